@@ -23,7 +23,7 @@ from autotune.execution.environment import tell_deepspeed
 from autotune.execution.evaluating import EvaluationData, keeps_predictions
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.trial import Trial, trained
-from autotune.execution.user_data import RowCount, UserData, longest_of, view
+from autotune.execution.user_data import RowCount, longest_of, ordered, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import fit_user_model, prepare_model
 from autotune.training.arguments import laid_over, plan
@@ -227,9 +227,10 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     if not code.reorders:
         return Reading(evaluation, not_saved=not_saved)
     samples = trial.max_steps * trial.samples_per_step
-    data = UserData(trial.request, trainer.train_dataset, trial.data_directory, samples=samples)
-    trainer.train_dataset = data.in_order()
-    return Reading(evaluation, data.padding_share, not_saved)
+    trainer.train_dataset, padding_share = ordered(
+        trial.request, trainer.train_dataset, trial.data_directory, samples=samples
+    )
+    return Reading(evaluation, padding_share, not_saved)
 
 
 def _to_evaluate_on(trainer: Any) -> EvaluationData | None:

@@ -8,6 +8,7 @@ ends inside it. Where the code makes its batches by itself, or reads from a stre
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -111,53 +112,39 @@ def recorded_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
     return lengths if len(lengths) == samples else None
 
 
-class UserData:
-    """At most so many samples of the Trainer's data set for one trial, in the order in which it reads them.
+def ordered(
+    request: TrialRequest, dataset: Any, directory: Path, *, samples: int
+) -> tuple[Any, Callable[[int], float | None]]:
+    """Return so many samples of the Trainer's data set, in the order in which a trial reads them, and their padding.
 
-    Their lengths are read from `directory`, where `record_lengths` has written them.
+    The latter is a function of a number of steps: the share of positions that were padding in them but the first, of
+    the longest samples; None: not known. Lengths are read from `directory`, where `record_lengths` has written them.
     """
+    lengths, own = recorded_lengths(directory, len(dataset)), request.workload.own_code
+    micro = request.config.per_device_train_batch_size
+    per_step = request.accumulation_steps * micro
+    distinct, config = distinct_samples(request, samples)
+    if lengths is None:
+        order = np.random.default_rng(request.workload.seed).permutation(len(dataset))
+    else:
+        order = row_order(
+            lengths,
+            longest_first=per_step,
+            rows=samples,
+            config=config,
+            per_step=request.workload.samples_per_step(config),
+            seed=request.workload.seed,
+        )
+    order = np.resize(order[:distinct], samples).astype(np.int64)
 
-    def __init__(self, request: TrialRequest, dataset: Any, directory: Path, *, samples: int) -> None:
-        self._request = request
-        self._dataset = dataset
-        self._lengths = recorded_lengths(directory, len(dataset))
-        per_step = request.accumulation_steps * request.config.per_device_train_batch_size
-        self._order = self._ordered(samples, longest_first=per_step)
-        self._per_step = per_step
-
-    def in_order(self) -> Any:
-        """Return the data set that is trained on."""
-        return view(self._dataset, self._order)
-
-    def padding_share(self, steps: int) -> float | None:
-        """Return the share of positions that were padding in so many steps but the first, of the longest samples.
-
-        None: not known.
-        """
-        own, micro = self._request.workload.own_code, self._request.config.per_device_train_batch_size
-        if self._lengths is None or own is None or not own.pads:
+    def padding_share(steps: int) -> float | None:
+        if lengths is None or own is None or not own.pads:
             return None
-        timed = self._lengths[self._order][STEPS_TO_PEAK * self._per_step : steps * self._per_step]
+        timed = lengths[order][STEPS_TO_PEAK * per_step : steps * per_step]
         batches = timed[: len(timed) // micro * micro].reshape(-1, micro)
-        if batches.size == 0:
-            return None
-        return 1 - float(batches.sum() / (batches.max(axis=1).sum() * micro))
+        return 1 - float(batches.sum() / (batches.max(axis=1).sum() * micro)) if batches.size else None
 
-    def _ordered(self, samples: int, *, longest_first: int) -> NDArray[np.int64]:
-        request, count = self._request, len(self._dataset)
-        distinct, config = distinct_samples(request, samples)
-        if self._lengths is None:
-            order = np.random.default_rng(request.workload.seed).permutation(count)
-        else:
-            order = row_order(
-                self._lengths,
-                longest_first=longest_first,
-                rows=samples,
-                config=config,
-                per_step=request.workload.samples_per_step(config),
-                seed=request.workload.seed,
-            )
-        return np.resize(order[:distinct], samples).astype(np.int64)
+    return view(dataset, order), padding_share
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:

@@ -10,7 +10,7 @@ from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
 from autotune.cost.family import shape_of
-from autotune.execution.user_data import UserData, View, lengths_of, longest_of, record_lengths, trained_by, view
+from autotune.execution.user_data import View, lengths_of, longest_of, ordered, record_lengths, trained_by, view
 from autotune.values.checks import LossTask
 from autotune.values.model import Task
 from autotune.values.user_code import OwnCode
@@ -62,12 +62,12 @@ def data_of(directory, samples, *, micro_batch=2, **fields):
     workload = make_workload(own_code=CODE, global_batch_size=4)
     steps = workload.global_batch_size // micro_batch
     request = make_request(config=make_config(micro_batch), workload=workload, accumulation_steps=steps, **fields)
-    return UserData(request, Plain(), directory, samples=samples)
+    return ordered(request, Plain(), directory, samples=samples)
 
 
 def test_the_longest_come_first_and_then_all_at_random(tmp_path):
     record_lengths(np.array(LENGTHS), tmp_path)
-    numbers = [s["number"] for s in data_of(tmp_path, 20).in_order()]
+    numbers = [s["number"] for s in data_of(tmp_path, 20)[0]]
     assert numbers[:8] == [1, 6, 3, 4] * 2  # the first step makes the optimizer's states, the second has them
     assert sorted(numbers[8:16]) == list(range(8))
     assert numbers[8:16] != list(range(8))
@@ -76,21 +76,21 @@ def test_the_longest_come_first_and_then_all_at_random(tmp_path):
 
 def test_padding_is_counted_after_the_steps_of_the_longest(tmp_path):
     record_lengths(np.array(LENGTHS), tmp_path)
-    data = data_of(tmp_path, 12)
-    sizes = [LENGTHS[s["number"]] for s in data.in_order()][8:12]
+    data, padding_share = data_of(tmp_path, 12)
+    sizes = [LENGTHS[s["number"]] for s in data][8:12]
     positions = 2 * (max(sizes[:2]) + max(sizes[2:]))
-    assert data.padding_share(3) == pytest.approx(1 - sum(sizes) / positions)
-    assert data.padding_share(2) is None, "nothing but the longest"
+    assert padding_share(3) == pytest.approx(1 - sum(sizes) / positions)
+    assert padding_share(2) is None, "nothing but the longest"
 
 
 def test_lengths_of_another_data_set_are_not_taken(tmp_path):
     record_lengths(np.array([1, 2, 3]), tmp_path)
-    assert data_of(tmp_path, 12).padding_share(3) is None
+    assert data_of(tmp_path, 12)[1](3) is None
 
 
 def test_loss_runs_see_the_same_samples_again_and_again_whatever_the_micro_batch(tmp_path):
     task = LossTask(steps=6, pass_steps=1, seed=1)
-    orders = [[s["number"] for s in data_of(tmp_path, 12, micro_batch=m, task=task).in_order()] for m in (1, 2, 4)]
+    orders = [[s["number"] for s in data_of(tmp_path, 12, micro_batch=m, task=task)[0]] for m in (1, 2, 4)]
     assert orders[0] == orders[1] == orders[2]
     assert orders[0][:4] == orders[0][4:8] == orders[0][8:]
 
