@@ -25,8 +25,9 @@ from autotune.space.history import LOADING
 from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
+from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import CostEstimate
+from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
 
@@ -158,15 +159,37 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
     config = request.config_of(plan, question.point)
     _check_possible(forecast, config)
     found = forecast.predicted(config)
+    of_evaluation = _evaluation_note(found.memory)
     return ConfigReport(
         workload=plan.workload,
         device=device,
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
-        would_fit=(None if found.fits_at_all else would_fit(forecast, config, Allowance.METHOD, given=question.point)),
+        would_fit=(
+            None
+            if found.fits_at_all
+            else of_evaluation or would_fit(forecast, config, Allowance.METHOD, given=question.point)
+        ),
         alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found, device.name),
-        notes=(*notes, *_knob_notes(config, question.point), *forecast.basis(config, found.traced_by), *found.notes),
+        notes=(
+            *filter(None, [of_evaluation]),
+            *notes,
+            *_knob_notes(config, question.point),
+            *forecast.basis(config, found.traced_by),
+            *found.notes,
+        ),
+    )
+
+
+def _evaluation_note(memory: MemoryBreakdown) -> str | None:
+    """Return a clause that says so if evaluation takes the most, with what would shrink it; else None."""
+    if memory.phase != "evaluation":
+        return None
+    training = max(phase.allocated_bytes for phase in memory.phases if phase.name not in ("evaluation", "saving"))
+    return (
+        f"the peak is that of the evaluation, and training has {show_memory(training)} allocated at most: a smaller "
+        "--eval-batch takes less, and so do fewer --eval-samples (eval_accumulation_steps moves logits to the host)"
     )
 
 

@@ -194,8 +194,8 @@ def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
     is_every = len(switched_on) == -(-len(layers) // kind.every)
     require(is_every, f"every {kind.every} layers were to be checkpointed, but {len(switched_on)} of them are")
     for layer in switched_on:
-        actual = getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", kind.reentrant)
-        require(actual == kind.reentrant, f"use_reentrant={kind.reentrant} was asked for, but it is {actual}")
+        actual = getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        require(actual in (None, kind.reentrant), f"use_reentrant={kind.reentrant} was asked for, but it is {actual}")
 
 
 def _names(dtypes: Any) -> str:

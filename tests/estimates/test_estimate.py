@@ -13,6 +13,7 @@ from autotune.estimates.estimate import shortfall
 from autotune.storage.home import rates_of
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
+from autotune.units import show_memory
 from autotune.values.adapters import LoraAdapter
 from autotune.values.catalogue.gpus import gpu_named, hypothetical
 from autotune.values.config import TrainConfig
@@ -161,7 +162,10 @@ def test_explain_needs_a_configuration(estimated):
 
 def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):
     knobs = {"micro-batch": "1", "precision": "bf16"}
-    plain = estimated(fix=knobs).predicted
-    kept = estimated(fix=knobs, eval_samples=100_000).predicted
-    assert (plain.memory.phase, plain.fits) == ("forward and backward", "yes")
-    assert (kept.memory.phase, kept.fits) == ("evaluation", "no")
+    plain, kept = estimated(fix=knobs), estimated(fix=knobs, eval_samples=100_000)
+    assert (plain.predicted.memory.phase, plain.predicted.fits) == ("forward and backward", "yes")
+    assert (kept.predicted.memory.phase, kept.predicted.fits) == ("evaluation", "no")
+    training = show_memory(plain.predicted.memory.allocated_peak_bytes)
+    assert f"that of the evaluation, and training has {training} allocated at most" in kept.would_fit
+    assert kept.would_fit in kept.notes
+    assert not any("evaluation" in note for note in plain.notes)
