@@ -121,6 +121,8 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
         what = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(error, ModuleNotFoundError):
             what += f"; it runs in the environment of autotune, {sys.prefix}: install it there, or autotune where it is"
+        if isinstance(error, EOFError):
+            what += "; it runs with an empty standard input, so that it can't ask: give the answer as an option"
         raise InputError(f"{code.shown} failed before it trained: {what} {output}") from error
 
 

@@ -66,6 +66,15 @@ def theirs(arguments: Any) -> dict[str, Any]:
     return dict(vars(arguments).get(_THEIRS, {}))
 
 
+def as_written(arguments: Any) -> dict[str, Any]:
+    """Return the arguments as the code has them, whatever was laid over them since.
+
+    What it has set itself after something was laid over them counts as well.
+    """
+    since = strayed(arguments)
+    return {**vars(arguments), **{name: v for name, v in theirs(arguments).items() if name not in since}}
+
+
 def strayed(arguments: Any) -> list[str]:
     """Return the names of arguments that are no longer as they were laid over the code's own."""
     laid: dict[str, Any] | None = vars(arguments).get(_LAID)
@@ -85,9 +94,10 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
     def lay(arguments: Any, *, leave: tuple[str, ...] = _READ) -> None:
         laid = overlay.arguments(arguments)
         given = {name: v for name, v in laid.items() if hasattr(arguments, name) and name not in leave}
+        written = as_written(arguments)
         own = vars(arguments).setdefault(_THEIRS, {})
         for name, value in given.items():
-            own.setdefault(name, getattr(arguments, name))
+            own[name] = written.get(name, getattr(arguments, name))
             setattr(arguments, name, value)
         post_init(arguments)
         vars(arguments)[_LAID] = {name: getattr(arguments, name) for name in given}

@@ -2,7 +2,8 @@
 
 The same arguments and changes of the model as in trials are applied, without those that only a trial needs: the script
 saves, evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. An
-answer that was found for another model, other data or another batch is said to be so in a line, and applied.
+answer that was found for another model, other data or another batch is said to be so in a line, and applied; but the
+number of samples a step stays the script's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from autotune.storage.results import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData
 from autotune.values.user_code import OwnCode
+
+# The arguments that split a step's samples; what generates names its own share of them.
+_MICRO_BATCH, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+_SPLIT = (_MICRO_BATCH, _ACCUMULATION, "generation_batch_size")
 
 
 class Run(NamedTuple):
@@ -51,7 +56,7 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
 
 def run(prepared_run: Run) -> None:
     """Run the script to its end."""
-    from autotune.execution.user_overlay import Overlay, overlaid, run_script
+    from autotune.execution.user_overlay import Overlay, as_written, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.adapters import fit_user_model
     from autotune.training.arguments import laid_over, plan
@@ -74,24 +79,31 @@ def run(prepared_run: Run) -> None:
         seen.append(sum(parameter.numel() for parameter in model.parameters()))
         return fit_user_model(model, mapping.model, mapping.adapter, code)
 
-    with overlaid(Overlay(lambda _: arguments, fitted, made)):
+    def laid(given: Any) -> dict[str, Any]:
+        own = as_written(given)
+        if own[_MICRO_BATCH] * own[_ACCUMULATION] == result.workload.global_batch_size:
+            return arguments
+        return arguments | {name: own[name] for name in _SPLIT if name in own}
+
+    with overlaid(Overlay(laid, fitted, made)):
         run_script(code)
 
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
     """Yield how a Trainer, whose model had so many parameters, trains otherwise than what the answer was found for."""
     from autotune.execution.user_data import lengths_of
-    from autotune.execution.user_overlay import theirs
+    from autotune.execution.user_overlay import as_written
 
     workload, known = result.workload, result.facts.parameters
     if parameters is not None and known and parameters != known:
         yield f"a model of {known:,} parameters, not {parameters:,}"
-    if workload.own_code is None:  # whose batch and data are those of a search by name
-        return
-    own = {**vars(trainer.args), **theirs(trainer.args)}
-    batch = own["per_device_train_batch_size"] * own["gradient_accumulation_steps"]
+    own = as_written(trainer.args)
+    batch = own[_MICRO_BATCH] * own[_ACCUMULATION]
     if batch != workload.global_batch_size:
-        yield f"{workload.global_batch_size} samples a step, not {batch}"
+        split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}"
+        yield f"{workload.global_batch_size} samples a step, not {batch} (this training keeps its own, {split})"
+    if workload.own_code is None:  # whose data are those of a search by name
+        return
     has_rows = workload.lengths is not None and hasattr(trainer.train_dataset, "__len__")
     lengths = lengths_of(trainer.train_dataset) if has_rows else None
     if workload.lengths is not None and lengths is not None:

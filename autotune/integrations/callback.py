@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from autotune.errors import AutotuneError, InputError
@@ -135,7 +136,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._read()
         self.report = self._production(args, model)
         if state.is_world_process_zero:
-            sys.stderr.write(visible(f"autotune: {self.report}") + "\n")
+            tqdm.write(visible(f"autotune: {self.report}"), file=sys.stderr)  # not behind the Trainer's progress bar
             self._write(Path(args.output_dir))
 
     def _read(self) -> None:

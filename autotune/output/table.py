@@ -237,7 +237,9 @@ def show_interval(measured: Measurement) -> str:
 
 def _proof_lines(result: ResultData) -> list[str]:
     """Return the results of the winner's checks."""
-    lines = [f"checked on the longest samples: {result.soaked}"] if result.soaked is not None else []
+    code = result.workload.own_code
+    samples = "the longest samples" if code is None or code.reorders else "samples in your code's order"
+    lines = [f"checked on {samples}: {result.soaked}"] if result.soaked is not None else []
     if result.skewed_routing is not None:
         lines.append(f"with uneven routing: {result.skewed_routing}")
     if result.loss_check is not None:

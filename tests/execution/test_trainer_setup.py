@@ -163,6 +163,7 @@ FAILING = {
     "raise SystemExit(2)": r"options that it doesn't know \(those of autotune stand before --\), without having",
     "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",
     "import no_such_module": "ModuleNotFoundError: .*; it runs in the environment of autotune, /",
+    "input('Go on? ')": "EOFError: .*; it runs with an empty standard input, so that it can't ask",
 }
 
 

@@ -57,7 +57,7 @@ def answer(here):
 def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_fast(answer, here, capfd):
     best = make_config(4, attn_implementation=None, precision="bf16", optim="adafactor")
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "16", "--disable_tqdm", "True"]
-    run(prepared(answer(best), words))
+    run(prepared(answer(best), [*words, "--gradient_accumulation_steps", "2"]))
     told = capfd.readouterr()
     assert "trained to step 16" in told.out
     assert "samples/s over" in told.err
@@ -80,12 +80,34 @@ def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, her
     said = "autotune: the answer was found for another training: "
     (line,) = [line for line in told.err.splitlines() if line.startswith(said)]
     known = read_result(path).facts.parameters
-    assert line == f"{said}a model of {known:,} parameters, not {parameters:,}; 16 samples a step, not 24"
+    batch = "16 samples a step, not 24 (this training keeps its own, 8 x 3)"
+    assert line == f"{said}a model of {known:,} parameters, not {parameters:,}; {batch}"
+    assert json.loads((here / "out" / "checkpoint-1" / "trainer_state.json").read_text())["train_batch_size"] == 8
     result = json.loads(path.read_text())
     result["facts"]["parameters"] = parameters
     path.write_text(json.dumps(result))
     run(prepared(path, [*words, "--gradient_accumulation_steps", "2"]))
     assert said not in capfd.readouterr().err
+
+
+SECOND = """
+args = TrainingArguments("second", max_steps=1, remove_unused_columns=False, report_to="none")
+args.per_device_train_batch_size = {batch}
+args.gradient_accumulation_steps = 2
+second = NetTrainer(model=Net(), args=args, train_dataset=Rows())
+second.train()
+print("split", second.args.per_device_train_batch_size, second.args.gradient_accumulation_steps, second.args.bf16)
+"""
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("batch", "split"), [(8, "split 4 4 True"), (2, "split 2 2 True")], ids=["same", "smaller"])
+def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, capfd, batch, split):
+    write(here, SCRIPT + SECOND.format(batch=batch))
+    path = answer(make_config(4, attn_implementation=None, precision="bf16"), measurement=None)
+    words = ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--gradient_accumulation_steps", "2"]
+    run(prepared(path, words))
+    assert split in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("one_thread")

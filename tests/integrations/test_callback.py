@@ -90,6 +90,14 @@ def test_a_training_says_at_its_end_how_fast_it_was(path, tmp_path, capfd):
     assert Production.model_validate_json(line) == report
 
 
+def test_its_line_does_not_stand_behind_a_progress_bar(result, tmp_path, capfd):
+    callback = AutotuneCallback(result)
+    trained(callback, tmp_path, disable_tqdm=False)
+    err = capfd.readouterr().err
+    assert "12/12" in err
+    assert [line for line in err.splitlines() if "autotune: " in line] == [f"autotune: {callback.report}"]
+
+
 def test_each_training_adds_a_line(result, tmp_path):
     for _ in range(2):
         trained(AutotuneCallback(result), tmp_path, max_steps=1)

@@ -12,8 +12,10 @@ from autotune.output.report_html import html_of, html_report, report_of
 from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.planning.plan import SearchState
+from autotune.values.checks import Soaked
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, TrialStatus
+from autotune.values.user_code import OwnCode
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
@@ -50,6 +52,18 @@ def test_a_search_that_waited_in_vain_has_no_gap_where_the_table_would_be():
     assert first.startswith("couldn't tell: other processes took 70%")
     assert second.startswith("tiny (causal-lm)")
     assert all(rest)
+
+
+@pytest.mark.parametrize(
+    ("reorders", "samples"), [(None, "the longest samples"), (True, "the longest samples"), (False, "samples in your")]
+)
+def test_samples_that_come_in_an_order_of_their_own_are_not_said_to_be_the_longest(reorders, samples):
+    code = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/", reorders=bool(reorders))
+    workload = make_workload(own_code=None if reorders is None else code)
+    soaked = Soaked(eval_batch_size=None, checkpoint_bytes=1000)
+    result = answer([(BASE, 10.0), (BIG, 15.0)]).model_copy(update={"workload": workload, "soaked": soaked})
+    (line,) = [line for line in shown(result) if line.startswith("checked on")]
+    assert line.startswith(f"checked on {samples}")
 
 
 def test_padding_of_the_baseline_is_told():
