@@ -142,7 +142,7 @@ LOOKS = {
 def styled(theme: str | None, salt: str = "") -> Iterator[None]:
     """Let figures be drawn in the colours of 'light' or 'dark', or in those that `svg` replaces; `salt` makes ids."""
     import matplotlib.style
-    from cycler import cycler
+    from matplotlib.rcsetup import cycler
 
     colors = list(_SENTINELS) if theme is None else [getattr(shade, theme) for shade in _COLOURS.values()]
     chosen: dict[Any, Any] = {**_STYLE, "axes.prop_cycle": cycler(color=colors), "svg.hashsalt": salt}
@@ -254,8 +254,8 @@ def svg(draw: Callable[[float], Figure | None], width: float, name: str, kind: s
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     _, _, body = file.getvalue().partition("</style>\n </defs>")
     body = _PAINT.sub(lambda found: f"{found[1]}: var(--{_SENTINELS[found[2]]})", body)
-    body = body.replace('<g id="tip:', '<g data-tip="').replace("xlink:href", "href")
-    body = re.sub(r'<g id="[^"]*">', "<g>", body)
+    body = re.sub(r"<g id=([\"'])tip:", r"<g data-tip=\1", body).replace("xlink:href", "href")
+    body = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", body)
     size = f"0 0 {width:g} {figure.get_figheight() * 72:g}"
     label = escape(visible(str(figure.get_label())))
     return Markup(f'<svg viewBox="{size}" role="img" aria-label="{label}" class="{kind}">{body.strip()}')
