@@ -50,7 +50,8 @@ def test_nothing_drawn_is_no_element():
 def test_texts_and_tips_stay_texts():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = ET.fromstring(svg(lambda width: drawn(width, EVIL, f"{EVIL}\nsecond"), 300, "chart"))
+        text = svg(lambda width: drawn(width, EVIL, f"{EVIL}\nsecond"), 300, "chart")
+    found = ET.fromstring(text)
     shown = EVIL.replace("\u202e", "\\u202e")
     assert found.get("aria-label") == shown
     assert EVIL in [e.text for e in found.iter("text")]
