@@ -186,7 +186,7 @@ def limited(axes: Axes, way: str, low: float, high: float, width: float, *, logs
 
     axis = axes.xaxis if way == "x" else axes.yaxis
     axes.set(**{f"{way}lim": (low, high), f"{way}scale": "log" if logs else "linear"})
-    few = max(3, int(width / 70)) if way == "x" else 6
+    few = max(3, int(width / 60)) if way == "x" else 6
     wide = logs and high / low > 10
     axis.set_major_locator(
         ticker.LogLocator(subs=(1, 2, 5), numticks=few) if wide else ticker.MaxNLocator(few, steps=[1, 2, 5, 10])
@@ -204,7 +204,7 @@ def with_legend(
     columns = 2 if width > 500 else 1
     words = [textwrap.fill(label, int((width / columns - 44) / _LETTER)) for label in found]
     half = math.ceil(len(words) / columns)
-    more = 6 + max(sum(6 + 15 * len(w.split("\n")) for w in part) for part in (words[:half], words[half:]))
+    more = 8 + max(sum(4 + 15 * len(w.split("\n")) for w in part) for part in (words[:half], words[half:]))
     height = figure.get_figheight() * 72 + more
     figure.set_figheight(height / 72)
     figure.subplots_adjust(left / width, (bottom + more) / height, 1 - right / width, 1 - top / height)
