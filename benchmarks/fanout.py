@@ -195,11 +195,9 @@ def scaled(trial: TableTrial, factor: float, slower: float) -> TableTrial:
 
 
 def plot(rows: Sequence[dict[str, Any]], slower: float, path: Path) -> None:
-    """Draw wall time against the ideal, where matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
+    """Draw wall time against the ideal."""
+    from matplotlib.figure import Figure
+
     workers = sorted({row["workers"] for row in rows})
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()

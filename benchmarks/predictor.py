@@ -319,7 +319,7 @@ def save(
             series[f"allocated, {p.setup.origin}"].append((p.row.allocated_bytes / 1e9, p.allocated / 1e9))
         if p.row.ran and p.row.device_bytes:
             series[f"device, {p.setup.origin}"].append((p.row.device_bytes / 1e9, p.device / 1e9))
-    path.with_suffix(".svg").write_text(scatter(series, title="Predicted and measured peak memory"), encoding="utf-8")
+    scatter(series, path.with_suffix(".svg"), title="Predicted and measured peak memory")
     return path
 
 

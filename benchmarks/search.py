@@ -159,14 +159,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--effort", choices=list(map(str, Effort)), default="standard", help="default: %(default)s")
     parser.add_argument("--max-trials", type=int, help="of each search")
     parser.add_argument("--strategy", choices=list(STRATEGIES), action="append", help="default: all")
-    parser.add_argument("--out", type=Path, help="folder for the figures and a plot of each table (needs matplotlib)")
+    parser.add_argument("--out", type=Path, help="folder for the figures and a plot of each table")
     options = parser.parse_args()
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-    needed = {"matplotlib": options.out is not None, "scipy": "gp" in (options.strategy or STRATEGIES)}
-    missing = [name for name, is_needed in needed.items() if is_needed and find_spec(name) is None]
-    if missing:
-        parser.error(f"pip install {' '.join(missing)}: --out needs matplotlib, the strategy gp needs scipy")
+    if "gp" in (options.strategy or STRATEGIES) and find_spec("scipy") is None:
+        parser.error("pip install scipy: the strategy gp needs it")
     return options
 
 

@@ -39,6 +39,7 @@ MOST_LINES = 320
 
 HEAVY = {
     "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",
+    "matplotlib",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from autotune import __version__
 ROOT = Path(__file__).parents[1]
 
 # Imports whose package is called otherwise, that come with another dependency, or that are only looked for.
-OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "vl_convert": "vl-convert-python"}
+OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 BROUGHT_BY_OTHERS = {
     "tokenizers": "transformers",
     "huggingface_hub": "transformers",

@@ -72,11 +72,7 @@ def format_of(out: Path | None) -> Format:
 
 
 def render(found: RunReport, chosen: Format) -> bytes:
-    """Return the report as the content of a file.
-
-    Raises:
-        MachineError: The library that draws PNG pictures isn't installed.
-    """
+    """Return the report as the content of a file."""
     if chosen is Format.HTML:
         from autotune.output.report_html import html_report
 

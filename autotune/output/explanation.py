@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.output import svg
+from autotune.output.drawing import COLOURS, ROW, bar, blank, cut, limited, mark, row_axes, row_text, with_legend
 from autotune.output.table import show_ratio
 from autotune.output.terminal import table_of
 from autotune.space.knobs import SHORT_NAMES
@@ -17,8 +16,9 @@ from autotune.units import show_rate
 from autotune.values.problem import Change
 from autotune.values.result import Contribution, Explanation
 
-_ROW = 42.0  # a line of text with its bar below, so that texts have room on narrow screens
-_BAR = 14.0
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HEADINGS = ("factor", "how it is known")
 
@@ -124,63 +124,47 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     return found
 
 
-def waterfall(explanation: Explanation, width: float) -> svg.Chart | None:
+def waterfall(found: Explanation | None, width: float) -> Figure | None:
     """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
-    steps = waterfall_steps(explanation)
-    drawn = [s for s in steps if s.start is not None]
-    winner, base = explanation.winner_samples_per_second, explanation.baseline_samples_per_second
-    if winner is None or not drawn:
+    steps = waterfall_steps(found) if found is not None else []
+    told = [v for s in steps for v in (s.start, s.end, s.low, s.high) if v]
+    if found is None or found.winner_samples_per_second is None or not told:
         return None
-    values = [v for s in drawn for v in (s.start, s.end, s.low, s.high) if v] + [winner] + ([base] if base else [])
-    left, right = 8.0, width - 8.0
-    low, high = min(values) / 1.04, max(values) * 1.04
-    x = svg.logarithmic(low, high, left, right)
-    bottom = (len(steps) + 1 + (base is not None)) * _ROW + 6
-    tops = itertools.count(0.0, _ROW)
-    parts = [_axis(low, high, x, bottom, left, right)]
-    if base is not None:
-        parts.append(_end("baseline", base, x, next(tops), width))
-    parts += [_waterfall_row(step, x, next(tops), width) for step in steps]
-    parts.append(_end("winner", winner, x, next(tops), width))
-    parts.append(svg.text(width / 2, bottom + 34, "samples/s", anchor="middle", kind="muted"))
-    label = f"What each of {len(explanation.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
-    return svg.Chart("".join(parts), width, bottom + 42, label)
+    base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
+    ends = ([("baseline", base, 0)] if base else []) + [("winner", winner, len(steps) + bool(base))]
+    label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
+    rows = len(steps) + len(ends)
+    figure = blank(width, rows * ROW + 44, label)
+    axes = row_axes(figure, rows)
+    told += [rate for _, rate, _ in ends]
+    axes.set(xscale="log", xlabel="samples/s")
+    axes.grid(visible=True, axis="x")
+    limited(axes, "x", min(told) / 1.04, max(told) * 1.04, width, logs=True)
+    for words, rate, row in ends:
+        row_text(axes, row, words, f"{show_rate(rate)} samples/s", width, weight="bold")
+        mark(axes, words, rate, row + 0.7, f"{words}: {show_rate(rate)} samples/s", "_")
+    for row, step in enumerate(steps, int(bool(base))):
+        _waterfall_row(axes, row, step, width)
+    return with_legend(figure, width, left=4, right=4, top=0)
 
 
-def _axis(low: float, high: float, x: svg.Scale, bottom: float, left: float, right: float) -> str:
-    parts = [svg.line(left, bottom, right, bottom, "axis")]
-    most = max(4, int((right - left) / 110))
-    found = svg.round_values(low, high, most, logs=True)
-    for value in found if len(found) > 1 else svg.ticks(low, high, most):
-        if value > 0 and left + 12 <= x(value) <= right - 12:
-            parts.append(svg.line(x(value), 0, x(value), bottom, "grid"))
-            parts.append(svg.text(x(value), bottom + 17, svg.number(value), anchor="middle"))
-    return "".join(parts)
+# Kinds of bars in the waterfall: words of the legend, opacity, line around it.
+_BARS = {
+    "weak": ("told by trials of the search, or not surely", 0.35, "--"),
+    "rest": ("together", 0.15, "-"),
+    "": ("measured in turn, with its 95 % interval", 1.0, "none"),
+}
 
 
-def _end(words: str, value: float, x: svg.Scale, top: float, width: float) -> str:
-    shape, kind = ("star", "best") if words == "winner" else ("square", "baseline")
-    return (
-        svg.text(2, top + 14, words, kind="strong")
-        + svg.text(width - 2, top + 14, f"{show_rate(value)} samples/s", anchor="end", kind="strong")
-        + svg.mark(shape, x(value), top + 28, kind, f"{words}: {show_rate(value)} samples/s", 6.0)
-    )
-
-
-def _waterfall_row(step: Step, x: svg.Scale, top: float, width: float) -> str:
-    value_width = svg.text_width(step.value)
-    parts = [
-        svg.text(2, top + 14, step.words, limit=width - value_width - 16),
-        svg.text(width - 2, top + 14, step.value, anchor="end", kind="strong"),
-    ]
+def _waterfall_row(axes: Axes, row: int, step: Step, width: float) -> None:
+    row_text(axes, row, step.words, step.value, width)
     if step.start is None or step.end is None:
-        parts.append(svg.text(2, top + 32, step.tip, kind="muted", limit=width - 4))
-        return "".join(parts)
-    first, last = sorted((x(step.start), x(step.end)))
-    parts.append(svg.line(x(step.start), top - 14, x(step.start), top + 21 + _BAR, "link"))
-    parts.append(svg.rectangle(first, top + 21, last - first, _BAR, f"bar {step.kind}", step.tip))
+        place = axes.get_yaxis_transform()
+        axes.text(0, row + 0.7, cut(step.tip, width), transform=place, va="center", color=COLOURS["muted"])
+        return
+    words, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
+    axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
+    colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
+    bar(axes, row, step.start, step.end - step.start, colour, step.tip, label=words, edgecolor=COLOURS["ink"], ls=style)
     if step.low is not None and step.high is not None:
-        middle = top + 21 + _BAR / 2
-        parts.append(svg.line(x(step.low), middle, x(step.high), middle, "whisker"))
-        parts += [svg.line(x(v), middle - 4, x(v), middle + 4, "whisker") for v in (step.low, step.high)]
-    return "".join(parts)
+        axes.plot([step.low, step.high], [row + 0.7] * 2, color=COLOURS["ink"], marker="|", gid="tip:95 % interval")

@@ -6,20 +6,21 @@ The icicle shows kind, module by module, and operator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
 
-from autotune.output.svg import COMPONENTS, Chart, mark, rectangle, text, text_width
+from autotune.output.drawing import COLOURS, COMPONENTS, ROW, bar, blank, cut, mark, row_axes, row_text, with_legend
 from autotune.output.terminal import table_of
 from autotune.units import GIB, show_memory
 from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.result import RunReport
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Rows of the table; what takes less is in the icicle and in JSON.
 MOST_ROWS = 20
-
-_HEIGHT = 22.0
 
 
 def phases_line(memory: MemoryBreakdown) -> str:
@@ -50,60 +51,37 @@ def _name(row: Alive) -> str:
     return ": ".join(filter(None, (row.module, row.operator)))
 
 
-@dataclass
-class _Node:
-    """A kind, a part of a module's name or an operator, with what is inside."""
+class Slice(NamedTuple):
+    """A column of the icicle: a kind, parts of a module's name or an operator, with what is inside."""
 
-    nbytes: int = 0
-    rows: list[Alive] = field(default_factory=list)
-    parts: dict[str, _Node] = field(default_factory=dict)
-
-    def add(self, path: Sequence[str], row: Alive) -> None:
-        """Put a row where its path says."""
-        self.nbytes += row.allocated_bytes
-        self.rows.append(row)
-        if path:
-            self.parts.setdefault(path[0], _Node()).add(path[1:], row)
-
-    def depth(self) -> int:
-        """Return how many levels there are, this one included."""
-        return 1 + max((part.depth() for _, part in self.inside()), default=0)
-
-    def inside(self) -> Iterator[tuple[str, _Node]]:
-        """Yield the parts by falling size; one that has a single part is joined with it."""
-        for first, part in sorted(self.parts.items(), key=lambda item: -item[1].nbytes):
-            name, node = first, part
-            while len(node.parts) == 1:
-                ((inner, node),) = node.parts.items()
-                name += f" {inner}"
-            yield name, node
+    name: str
+    level: int  # 0: a kind
+    start: int  # bytes to the left of it
+    nbytes: int
+    kind: str
+    knobs: tuple[str, ...]  # that would shrink it
 
 
-def icicle(rows: Sequence[Alive], width: float) -> Chart | None:
-    """Return a chart whose top is all that is alive and whose columns get finer downwards; None if nothing is known."""
-    top = _Node()
-    for row in rows:
-        modules = row.module.replace(".*", "*").split(".") if row.module else []
-        top.add([row.kind, *modules, row.operator], row)
-    if not top.nbytes:
-        return None
-    body = "".join(_drawn(top, 1.0, 0, (width - 2) / top.nbytes))
-    label = f"What is alive at the predicted peak of {show_memory(top.nbytes)}, by kind, module and operator"
-    return Chart(body, width, (top.depth() - 1) * _HEIGHT, label)
+def alive_slices(rows: Sequence[Alive]) -> list[Slice]:
+    """Return the columns of the icicle; the parts of each by falling size, a single part joined with the whole."""
+    paths = [((row.kind, *filter(None, row.module.replace(".*", "*").split(".")), row.operator), row) for row in rows]
+    return list(_slices(paths, 0, 0))
 
 
-def _drawn(node: _Node, left: float, level: int, scale: float) -> Iterator[str]:
-    for name, part in node.inside():
-        wide = part.nbytes * scale
-        if wide < 1:
-            break
-        knobs = sorted({row.knob for row in part.rows if row.knob})
-        tip = f"{name}\n{show_memory(part.nbytes)}" + (f"\nshrunk by {', '.join(knobs)}" if knobs else "")
-        yield rectangle(left, level * _HEIGHT, wide, _HEIGHT - 1, _part_class(part.rows[0].kind), tip)
-        if wide > text_width("mm....") + 6:
-            yield text(left + 3, level * _HEIGHT + 15, name, limit=wide - 6)
-        yield from _drawn(part, left, level + 1, scale)
-        left += wide
+def _slices(paths: Sequence[tuple[tuple[str, ...], Alive]], level: int, start: int) -> Iterator[Slice]:
+    parts: dict[str, list[tuple[tuple[str, ...], Alive]]] = {}
+    for (first, *others), row in (each for each in paths if each[0]):
+        parts.setdefault(first, []).append((tuple(others), row))
+    sizes = {name: sum(row.allocated_bytes for _, row in inside) for name, inside in parts.items()}
+    for name, nbytes in sorted(sizes.items(), key=lambda item: -item[1]):
+        inside, words = parts[name], name
+        while inside[0][0] and len({path[:1] for path, _ in inside}) == 1:
+            words += f" {inside[0][0][0]}"
+            inside = [(path[1:], row) for path, row in inside]
+        knobs = sorted({row.knob for _, row in inside if row.knob})
+        yield Slice(words, level, start, nbytes, inside[0][1].kind, tuple(knobs))
+        yield from _slices(inside, level + 1, start)
+        start += nbytes
 
 
 def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
@@ -123,40 +101,67 @@ def component_sizes(report: RunReport) -> dict[str, list[int]]:
     return {name: [stack[name] for stack in stacks] for name in names if any(stack[name] for stack in stacks)}
 
 
-def component_icon(name: str) -> str:
-    """Return the legend's icon of a component, as SVG."""
-    return rectangle(1, 2, 16, 12, _part_class(name))
-
-
-def _part_class(name: str) -> str:
-    """Return the CSS class of a component's colour; see `svg`."""
+def colour_of(name: str) -> str:
+    """Return the name of a component's colour; see `drawing`."""
     first = name.partition(" ")[0]
-    return f"part part-{first if first in COMPONENTS else 'beyond'}"
+    return f"part-{first if first in COMPONENTS else 'beyond'}"
 
 
-def memory_bars(report: RunReport, width: float) -> Chart | None:
+def memory_bars(report: RunReport, width: float) -> Figure | None:
     """Return a stacked bar for each breakdown, with a mark at the measured peak."""
     found = report.breakdowns
     if not found:
         return None
-    stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in found]
-    most = max(max(sum(stack.values()), b.measured_bytes or 0) for stack, b in zip(stacks, found, strict=True))
-    scale = (width - 16) / most
-    parts = []
-    for row, (stack, breakdown) in enumerate(zip(stacks, found, strict=True)):
-        top, at = row * 66.0, 8.0
+    label = "Predicted peak memory by component, and what was measured"
+    figure = blank(width, len(found) * (ROW + 16) + 6, label)
+    axes = row_axes(figure, len(found))
+    axes.axis("off")
+    for row, breakdown in enumerate(found):
         said = f"predicted {show_memory(breakdown.predicted.device_peak_bytes)}"
-        measured = breakdown.measured_bytes
-        if measured is not None:
-            said += f", measured {show_memory(measured)}"
-        parts.append(text(2, top + 14, breakdown.name, kind="strong"))
-        parts.append(text(width - 2, top + 14, said, anchor="end"))
-        for name, size in stack.items():
+        at = 0
+        for name, size in memory_parts(breakdown.predicted, on_cpu=report.hardware.is_cpu).items():
             if size > 0:
                 tip = f"{breakdown.name}: {name} {show_memory(size)}"
-                parts.append(rectangle(at, top + 22, size * scale, 22, _part_class(name), tip))
-                at += size * scale
-        if measured is not None:
-            tip = f"{breakdown.name}: measured {show_memory(measured)}"
-            parts.append(mark("triangle", 8 + measured * scale, top + 52, "best", tip, 6.0))
-    return Chart("".join(parts), width, len(found) * 66.0, "Predicted peak memory by component, and what was measured")
+                bar(axes, row, at, size, COLOURS[colour_of(name)], tip, label=name)
+                at += size
+        if breakdown.measured_bytes is not None:
+            shown = f"measured {show_memory(breakdown.measured_bytes)}"
+            said += f", {shown}"
+            mark(
+                axes,
+                "measured peak",
+                breakdown.measured_bytes,
+                row + 0.98,
+                f"{breakdown.name}: {shown}",
+                "measured peak",
+            )
+        row_text(axes, row, breakdown.name, said, width)
+    return with_legend(figure, width, left=4, right=16, top=0, bottom=6)
+
+
+def icicle(rows: Sequence[Alive], width: float) -> Figure | None:
+    """Return a chart whose top is all that is alive and whose columns get finer downwards; None if nothing is known."""
+    found = alive_slices(rows)
+    total = sum(s.nbytes for s in found if s.level == 0)
+    if not total:
+        return None
+    levels = 1 + max(s.level for s in found)
+    label = f"What is alive at the predicted peak of {show_memory(total)}, by kind, module and operator"
+    figure = blank(width, levels * 24.0 + 6, label)
+    axes = row_axes(figure, levels)
+    axes.axis("off")
+    axes.set_xlim(0, total)
+    for part in found:
+        room = part.nbytes / total * width
+        if room < 2:
+            continue
+        tip = f"{part.name}\n{show_memory(part.nbytes)}" + (
+            f"\nshrunk by {', '.join(part.knobs)}" if part.knobs else ""
+        )
+        bar(axes, part.level - 0.2, part.start, part.nbytes, COLOURS[colour_of(part.kind)], tip, height=1.0)
+        if room > 50:
+            behind = {"facecolor": COLOURS["card"], "edgecolor": "none", "pad": 1}
+            axes.text(
+                part.start + 6 / width * total, part.level + 0.5, cut(part.name, room - 10), va="center", bbox=behind
+            )
+    return figure

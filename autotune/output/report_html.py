@@ -1,7 +1,7 @@
 """A report as one self-contained HTML page, without network, fonts or other files; and a result for a notebook.
 
 The page is a Jinja template with the charts of `panels`, each drawn for wide and for narrow screens. The template, and
-`svg` within charts, escape all texts. What a notebook shows is a fragment of another page: its styles are confined to
+`svg` for charts, escape all texts. What a notebook shows is a fragment of another page: its styles are confined to
 it, it has no script, and it follows the theme of JupyterLab, VS Code and Colab, or else the system's.
 """
 
@@ -17,9 +17,9 @@ from markupsafe import Markup, escape
 
 from autotune.exports import targets
 from autotune.output import report_facts as facts
-from autotune.output.memory import component_icon, component_sizes
+from autotune.output.drawing import svg, variables
+from autotune.output.memory import colour_of, component_sizes
 from autotune.output.panels import panels
-from autotune.output.svg import tag, variables
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes
@@ -71,10 +71,7 @@ def _context(report: RunReport) -> dict[str, Any]:
     result = report.result
     heading, memory_rows = facts.memory_rows(report)
     answer = f"{report.run_directory}/{ANSWER_FILE}"
-    icons = {
-        name: Markup(tag("svg", component_icon(name), viewBox="0 0 18 16", aria_hidden="true", class_="key"))
-        for name in component_sizes(report)
-    }
+    colours = {name: colour_of(name) for name in component_sizes(report)}
     return {
         **summary(report),
         "report": report,
@@ -85,7 +82,7 @@ def _context(report: RunReport) -> dict[str, Any]:
         "explained": with_code(facts.explained(report)),
         "accuracy": facts.accuracy(report),
         "memory_heading": heading,
-        "memory_rows": [{"icon": icons.get(row[0], ""), "cells": row} for row in memory_rows],
+        "memory_rows": [{"colour": colours.get(row[0]), "cells": row} for row in memory_rows],
         "machine": facts.machine(report),
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
@@ -131,11 +128,11 @@ def with_code(words: str) -> Markup:
 
 def _drawings(report: RunReport) -> dict[str, Markup]:
     """Return the charts by name, each at both widths; empty: there is nothing to draw."""
-    found = {}
-    for panel in panels(report):
-        charts = {kind: panel.draw(width) for kind, width in (("wide", WIDE), ("narrow", NARROW))}
-        found[panel.name] = Markup("".join(chart.svg(kind) for kind, chart in charts.items() if chart is not None))
-    return found
+    widths = {"wide": WIDE, "narrow": NARROW}
+    return {
+        panel.name: Markup().join(svg(panel.draw, width, panel.name, kind) for kind, width in widths.items())
+        for panel in panels(report)
+    }
 
 
 def _trial_row(trial: TrialRow, position: int, report: RunReport) -> dict[str, Any]:
@@ -173,21 +170,19 @@ def report_of(result: ResultData) -> RunReport:
 
 def result_html(report: RunReport) -> str:
     """Return the HTML fragment of a report with a result."""
-    environment = page_environment()
-    sheet = Markup(_style(environment.get_template("chart.css").render()))
     charts = [
-        {"title": panel.title, "drawing": Markup(chart.svg())}
+        {"title": panel.title, "drawing": drawing}
         for panel in panels(report)
-        if panel.name in _CHARTS and (chart := panel.draw(WIDE)) is not None
+        if panel.name in _CHARTS and (drawing := svg(panel.draw, WIDE, panel.name))
     ]
-    return environment.get_template("result.html.j2").render(**summary(report), style=sheet, charts=charts)
+    template = page_environment().get_template("result.html.j2")
+    return template.render(**summary(report), themes=Markup(_themes()), charts=charts)
 
 
-def _style(chart_css: str) -> str:
-    """Return the style sheet of charts and themes, confined to `SCOPE`; each line of `chart_css` is a rule."""
+def _themes() -> str:
+    """Return the declarations of colours for all themes, confined to `SCOPE`."""
     rules = [f"{SCOPE} {{ {variables('light')} }}"]
     rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
     for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):
         rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
-    rules += [f"{SCOPE} {rule}" for rule in chart_css.splitlines() if rule.strip()]
     return "\n".join(rules)

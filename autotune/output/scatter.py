@@ -1,6 +1,6 @@
-"""Scatter charts of trials: throughput against memory, best over time, predicted against measured.
+"""Charts of trials, and what they show: throughput against memory, best over time, predicted against measured.
 
-Each is drawn for a given width, since its texts keep their size on wide and on narrow screens.
+Each is drawn within `drawing.styled` for a given width in pixels, since texts keep their size on narrow screens.
 """
 
 from __future__ import annotations
@@ -8,22 +8,25 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autotune.output import svg
+from autotune.output.drawing import COLOURS, limited, mark, padded, trial_axes, with_legend
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.result import RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
-_MIB = 1 << 20
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
 _FAR = 1.6
 
 # Ratio of the largest to the smallest value from which on axes are logarithmic.
 _WIDE = 20.0
+
+_ON_TOP = ("trial", "baseline", "winner")  # marks in the order in which they are drawn
 
 
 class Spot(NamedTuple):
@@ -66,76 +69,79 @@ def pareto(found: Sequence[Spot]) -> list[Spot]:
     return front
 
 
-def throughput_against_memory(report: RunReport, width: float) -> svg.Chart | None:
+def throughput_against_memory(report: RunReport, width: float) -> Figure | None:
     """Return the chart of configurations by peak memory and throughput, with budget and Pareto front."""
     found = spots(report)
     if not found:
         return None
-    height = 330.0
-    budget = report.memory_bytes
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
-    far = budget > _FAR * max(s.peak for s in found) and not lacking
-    frame = svg.Frame(52.0, 36.0, width - (54.0 if far else 12.0), height - 46.0)
-    low, high = svg.padded([s.peak for s in found] + ([] if far else [budget]))
-    unit, name = (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
-    x = svg.linear(low, high, frame.left, frame.right)
-    y_low, y_high = svg.padded([s.rate for s in found], 0.1)
-    y = svg.linear(y_low, y_high, frame.bottom - 14, frame.top)
-    parts = [
-        svg.x_axis(frame, svg.labelled(low, high, svg.most_labels(frame), unit), x),
-        svg.rows(frame, svg.labelled(y_low, y_high, 6), y),
-        svg.text(width / 2, height - 6, f"peak memory, {name}", anchor="middle", kind="muted"),
-        svg.text(4, 12, "samples/s", kind="muted"),
-        _budget_line(frame, budget, x, width, far=far),
-    ]
-    for trial in lacking:
-        needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
-        at = min(max(x(max(needed or budget, budget)), frame.left), frame.right)
-        tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
-        parts.append(svg.mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
+    budget, most = report.memory_bytes, max(s.peak for s in found)
+    far = budget > _FAR * most and not lacking
+    low, high = padded([s.peak for s in found] + ([] if far else [budget]), 0.06)
+    unit, name = _memory_unit(high)
+    label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
+    figure, axes = trial_axes(width, label, f"peak memory, {name}", "samples/s")
+    limited(axes, "x", low / unit, high / unit, width)
+    limited(axes, "y", *padded([s.rate for s in found], 0.1), width)
     best = report.result.best if report.result is not None else None
     winner = best.measurement if best is not None and best.confirmed else None
     fastest = winner.samples_per_second if winner is not None else math.inf
     front = pareto([s for s in found if not s.is_once or s.rate <= fastest])
-    parts.append(svg.path(svg.stairs([(x(s.peak), y(s.rate)) for s in front]), "front-line"))
-    parts += [_marked(report, s, x(s.peak), y(s.rate), s in front) for s in _best_last(report, found)]
-    label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
-    return svg.Chart("".join(parts), width, height, label)
+    stairs = [s.peak / unit for s in front], [s.rate for s in front]
+    words = "Pareto front: nothing is faster with as little memory"
+    axes.step(*stairs, where="post", color=COLOURS["front"], label=words)
+    for spot in sorted(found, key=lambda s: _ON_TOP.index(_kind(report, s.config))):
+        peak, kind = spot.peak / unit, _kind(report, spot.config)
+        if kind != "trial":
+            mark(axes, kind, peak, spot.rate, f"{kind}: {spot.tip}", kind)
+        elif spot in front:
+            mark(axes, "front", peak, spot.rate, spot.tip, words)
+        else:
+            mark(axes, "trial", peak, spot.rate, spot.tip, "other configurations; above the winner those measured once")
+    bottom = axes.get_xaxis_transform()
+    for trial in lacking:
+        needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
+        at = min(max(needed or budget, budget), high) / unit
+        tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
+        mark(axes, "failed", at, 0.025, tip, "ran out of memory, at what was predicted", transform=bottom)
+    edge, place = (1.06, axes.transAxes) if far else (budget / unit, bottom)
+    look: dict[str, Any] = {"color": COLOURS["budget"], "transform": place}
+    dashes = (0, (3, 2))
+    axes.plot([edge, edge], [0, 1], label="memory budget", linewidth=2, linestyle=dashes, clip_on=False, **look)
+    axes.text(edge, 1.02, f"budget {show_memory(budget)}", ha="right", **look)
+    if far:
+        axes.text(1.03, 0, "//", transform=place, ha="center", va="center", color=COLOURS["muted"])
+    return with_legend(figure, width, right=0.09 * width if far else 12)
 
 
-def best_over_time(report: RunReport, width: float) -> svg.Chart | None:
+def best_over_time(report: RunReport, width: float) -> Figure | None:
     """Return the chart of the best throughput so far over the time of trials; after the finals it is the winner's."""
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
     completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
     if not completed:
         return None
-    height = 300.0
     again = [t for t in report.trials if t.is_compared and t.purpose is Purpose.FINAL]
     last = max(t.ended_s or 0.0 for t in [*explored, *again])
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes") if last > 120 else (1.0, "seconds")
-    frame = svg.Frame(52.0, 24.0, width - 12.0, height - 46.0)
-    x = svg.linear(0.0, last, frame.left, frame.right - 8)
-    y_low, y_high = svg.padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1)
-    y = svg.linear(y_low, y_high, frame.bottom - 14, frame.top)
-    parts = [
-        svg.x_axis(frame, svg.labelled(0.0, last, svg.most_labels(frame), unit), x),
-        svg.rows(frame, svg.labelled(y_low, y_high, 6), y),
-        svg.text(width / 2, height - 6, f"{name} for which trials had run", anchor="middle", kind="muted"),
-        svg.text(4, 12, "samples/s", kind="muted"),
-        svg.path(
-            svg.stairs([(x(at), y(rate)) for at, rate in best_so_far(report, completed, again, last)]), "best-line"
-        ),
-    ]
+    label = f"Best throughput so far over {show_time(last)} of trials"
+    figure, axes = trial_axes(width, label, f"{name} for which trials had run", "samples/s")
+    limited(axes, "x", 0, last * 1.02 / unit, width)
+    limited(axes, "y", *padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1), width)
+    times, rates = zip(*best_so_far(report, completed, again, last), strict=True)
+    words = "best so far; after the finals the winner"
+    axes.step([t / unit for t in times], rates, where="post", color=COLOURS["best"], linewidth=2.2, label=words)
     for trial in [*explored, *again]:
-        at = x(trial.ended_s or 0.0)
-        tip = _trial_tip(trial)
-        if trial.samples_per_second is not None:
-            shape = "diamond" if trial.purpose is Purpose.FINAL else "circle"
-            kind = _kind(report, trial.config) if shape == "diamond" else "trial"
-            parts.append(svg.mark(shape, at, y(trial.samples_per_second), kind, tip, 4.0))
+        at, rate = (trial.ended_s or 0.0) / unit, trial.samples_per_second
+        kind = _kind(report, trial.config)
+        if rate is None:
+            mark(axes, "failed", at, 0.025, _tip(trial), "failed", transform=axes.get_xaxis_transform())
+        elif trial.purpose is not Purpose.FINAL:
+            mark(axes, "trial", at, rate, _tip(trial), "a trial of the search")
+        elif kind == "trial":
+            mark(axes, "trial again", at, rate, _tip(trial), "a trial of the finals")
         else:
-            parts.append(svg.mark("cross", at, frame.bottom - 7, "failed", tip, 4.0))
-    return svg.Chart("".join(parts), width, height, f"Best throughput so far over {show_time(last)} of trials")
+            mark(axes, f"{kind} again", at, rate, _tip(trial), f"the {kind}, measured again in the finals")
+    return with_legend(figure, width)
 
 
 def best_so_far(
@@ -190,71 +196,37 @@ def median_error(found: Sequence[Miss]) -> float:
     return statistics.median(abs(m.error) for m in found)
 
 
-def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> svg.Chart | None:
+def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> Figure | None:
     """Return the chart of predicted against measured values, with the line on which they agree."""
     found = misses(report, what)
     if not found:
         return None
-    height = min(width, 330.0)
     everything = [v for m in found for v in (m.predicted, m.measured)]
     low, high = min(everything) * 0.93, max(everything) * 1.07
-    unit, name = (1, "samples/s") if what == "rate" else (GIB, "GiB") if high >= GIB else (_MIB, "MiB")
-    frame = svg.Frame(52.0, 24.0, width - 12.0, height - 46.0)
-    scale = svg.logarithmic if high / low > _WIDE else svg.linear
-    x, y = scale(low, high, frame.left, frame.right), scale(low, high, frame.bottom, frame.top)
-    values = svg.labelled(low, high, svg.most_labels(frame), unit, logs=scale is svg.logarithmic)
-    parts = [
-        svg.x_axis(frame, values, x),
-        svg.rows(frame, values, y),
-        svg.line(x(low), y(low), x(high), y(high), "agree"),
-        svg.text(width / 2, height - 6, f"measured, {name}", anchor="middle", kind="muted"),
-        svg.text(4, 12, f"predicted, {name}", kind="muted"),
-    ]
-    for miss in found:
-        tip = f"{_trial_tip(miss.trial)}\npredicted {miss.error:+.0%}"
-        parts.append(svg.mark("circle", x(miss.measured), y(miss.predicted), "trial", tip, 4.0))
+    unit, name = (1, "samples/s") if what == "rate" else _memory_unit(high)
     quantity = "throughput" if what == "rate" else "memory"
     label = f"Predicted against measured {quantity} of {len(found)} trials, median error {median_error(found):.0%}"
-    return svg.Chart("".join(parts), width, height, label)
+    figure, axes = trial_axes(width, label, f"measured, {name}", f"predicted, {name}")
+    for way in ("x", "y"):
+        limited(axes, way, low / unit, high / unit, width, logs=high / low > _WIDE)
+    for miss in found:
+        tip = f"{_tip(miss.trial)}\npredicted {miss.error:+.0%}"
+        mark(axes, "trial", miss.measured / unit, miss.predicted / unit, tip, "a trial")
+    ends = [low / unit, high / unit]
+    axes.plot(ends, ends, color=COLOURS["muted"], linewidth=1, linestyle="--", label="predicted = measured")
+    return with_legend(figure, width)
 
 
-def _budget_line(frame: svg.Frame, budget: int, x: svg.Scale, width: float, *, far: bool) -> str:
-    words = f"budget {show_memory(budget)}"
-    if not far:
-        at = x(budget)
-        return svg.line(at, frame.top - 4, at, frame.bottom, "budget") + svg.text(
-            at + 4, frame.top - 8, words, anchor="end", kind="budget-text"
-        )
-    at, gap = width - 18, frame.right + 12
-    broken = svg.path([(gap - 4, frame.bottom + 5), (gap, frame.bottom - 5)], "axis") + svg.path(
-        [(gap + 3, frame.bottom + 5), (gap + 7, frame.bottom - 5)], "axis"
-    )
-    axis = svg.line(gap + 6, frame.bottom, width - 6, frame.bottom, "axis")
-    label = svg.text(width - 6, frame.top - 8, words, anchor="end", kind="budget-text")
-    return broken + axis + svg.line(at, frame.top - 4, at, frame.bottom, "budget") + label
-
-
-def _best_last(report: RunReport, found: Sequence[Spot]) -> list[Spot]:
-    """Return the spots in the order of drawing: baseline and winner last, so that they are on top."""
-    best = report.result.best.config if report.result is not None else None
-    return sorted(found, key=lambda s: (s.config == report.baseline) + 2 * (s.config == best))
+def _memory_unit(most: float) -> tuple[int, str]:
+    return (GIB, "GiB") if most >= GIB else (1 << 20, "MiB")
 
 
 def _kind(report: RunReport, config: TrainConfig) -> str:
-    """Return the CSS class of a configuration's mark."""
     if report.result is not None and config == report.result.best.config:
-        return "best"
+        return "winner"
     return "baseline" if config == report.baseline else "trial"
 
 
-def _marked(report: RunReport, spot: Spot, x: float, y: float, on_front: bool) -> str:
-    kind = _kind(report, spot.config)
-    if kind == "trial":
-        return svg.mark("circle", x, y, "front" if on_front else "trial", spot.tip, 4.0)
-    shape, size, words = ("star", 6.0, "winner") if kind == "best" else ("square", 5.0, "baseline")
-    return svg.mark(shape, x, y, kind, f"{words}: {spot.tip}", size)
-
-
-def _trial_tip(trial: TrialRow) -> str:
+def _tip(trial: TrialRow) -> str:
     rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
     return f"trial {trial.label}: {shown_changes(trial.changes or ())}\n{trial.status}{rate}"

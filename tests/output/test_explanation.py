@@ -2,12 +2,12 @@
 
 import itertools
 import math
-import xml.etree.ElementTree as ET
 
 import pytest
 from factories import make_config
 from factories import make_contribution as part
 
+from autotune.output.drawing import styled
 from autotune.output.explanation import how_known, ratio_words, waterfall, waterfall_steps
 from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Interval
@@ -83,14 +83,14 @@ def test_without_a_baseline_each_bar_ends_at_the_winner():
 
 @pytest.mark.parametrize("width", [346.0, 620.0])
 def test_bars_join_where_the_last_one_ended(width):
-    chart = waterfall(explained(part("precision", 2.0), part("optim", 1.2)), width)
-    bars = [e for e in ET.fromstring(chart.svg()).iter() if (e.get("class") or "").startswith("bar")]
-    ends = [(float(b.get("x")), float(b.get("x")) + float(b.get("width"))) for b in bars]
+    with styled("light"):
+        axes = waterfall(explained(part("precision", 2.0), part("optim", 1.2)), width).axes[0]
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert len(ends) == 3
     for (_, end), (start, _) in itertools.pairwise(ends):
-        assert start == pytest.approx(end, abs=0.11)  # positions have one decimal
-    assert math.isclose(
-        (ends[0][1] - ends[0][0]) / (ends[1][1] - ends[1][0]), math.log(2) / math.log(1.2), rel_tol=0.01
-    )
+        assert start == pytest.approx(end)
+    assert axes.get_xscale() == "log"
+    assert len([line for line in axes.lines if "interval" in (line.get_gid() or "")]) == 2
 
 
 def test_nothing_is_drawn_where_nothing_is_told():

@@ -1,12 +1,11 @@
 """Predicted memory, drawn: bars that add up; what is alive is as wide as its bytes, and no row of the table is lost."""
 
-import re
-import xml.etree.ElementTree as ET
 from io import StringIO
 
 from finished_searches import make_alive, make_breakdown, make_report
 from rich.console import Console
 
+from autotune.output.drawing import styled
 from autotune.output.memory import MOST_ROWS, alive_table, icicle, memory_bars, memory_parts, phases_line
 from autotune.units import GIB
 from autotune.values.estimate import Phase
@@ -17,26 +16,26 @@ def row(kind: str = "activations", module: str = "model.layers.*.mlp", operator:
     return make_alive(kind=kind, module=module, operator=operator, allocated_bytes=size)
 
 
-def widths(chart) -> dict[str, float]:
-    found = re.findall(r'<rect [^>]*width="([0-9.]+)"[^>]*data-tip="([^"\n]*)', chart.svg())
-    return {name: float(width) for width, name in found}
+def drawn(rows, width: float) -> dict[str, tuple[float, int]]:
+    """Widths and levels of an icicle's columns, by name."""
+    with styled("light"):
+        bars = icicle(rows, width).axes[0].patches
+    return {b.get_gid().removeprefix("tip:").split("\n")[0]: (b.get_width(), round(b.get_y())) for b in bars}
 
 
 def test_columns_are_as_wide_as_their_bytes():
-    chart = icicle([row(size=3 << 30), row("weights", "lm_head", "parameter")], 402)
-    assert chart is not None
-    found = widths(chart)
-    assert found["activations model layers* mlp mm"] == 300
-    assert found["weights lm_head parameter"] == 100
+    found = drawn([row(size=3 << 30), row("weights", "lm_head", "parameter")], 402)
+    assert found == {
+        "activations model layers* mlp mm": (3 << 30, 0),
+        "weights lm_head parameter": (1 << 30, 0),
+    }
 
 
 def test_what_is_inside_of_a_module_is_below_it():
-    chart = icicle([row(operator="mm"), row(operator="gelu"), row(module="model.layers.*.attention")], 302)
-    assert chart is not None
-    found = widths(chart)
-    assert found["activations model layers*"] == 300
-    assert found["mlp"] == 200
-    assert found["gelu"] == 100
+    found = drawn([row(operator="mm"), row(operator="gelu"), row(module="model.layers.*.attention")], 302)
+    assert found["activations model layers*"] == (3 << 30, 0)
+    assert found["mlp"] == (2 << 30, 1)
+    assert found["gelu"] == (1 << 30, 2)
 
 
 def test_nothing_is_drawn_of_nothing():
@@ -86,10 +85,10 @@ def test_stacks_share_one_scale_and_the_measured_peak_is_on_it(tmp_path):
         Breakdown(name="best", predicted=make_breakdown(activations_bytes=0), measured_bytes=None),
     )
     report = make_report(tmp_path / "run").model_copy(update={"breakdowns": found})
-    chart = ET.fromstring(memory_bars(report, 620.0).svg())
-    told = {e.get("data-tip"): e for e in chart.iter() if e.get("data-tip")}
-    weights = [float(e.get("width")) for tip, e in told.items() if ": weights " in tip]
+    with styled("light"):
+        axes = memory_bars(report, 620.0).axes[0]
+    weights = [bar.get_width() for bar in axes.patches if ": weights " in bar.get_gid()]
     assert len(weights) == 2
     assert weights[0] == weights[1]
-    marks = [tip for tip in told if "measured" in tip]
-    assert len(marks) == 1
+    (measured,) = [line for line in axes.lines if "measured" in line.get_gid()]
+    assert list(measured.get_xdata()) == [GIB]

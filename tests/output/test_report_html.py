@@ -76,7 +76,7 @@ def test_every_trial_and_every_refusal_is_a_row(report):
 def test_nothing_is_loaded_from_anywhere(report):
     text = html_report(report)
     assert Page(text).loaded == ["data:,"]
-    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest", text)
+    assert not re.search(r"https?:|url\((?!#)|@import|fetch\(|XMLHttpRequest", text)
 
 
 def test_texts_stay_texts(report):
@@ -121,7 +121,7 @@ def test_a_baseline_that_won_says_there_is_nothing_to_explain(tmp_path):
 
 
 def test_a_page_is_small(report):
-    assert len(html_report(report)) < 150_000
+    assert len(html_report(report)) < 200_000
 
 
 def test_commands_are_code_and_stay_texts():

@@ -1,13 +1,11 @@
 """Charts of marks: who is on the front, where the budget is, what is so far the best."""
 
-import re
-import xml.etree.ElementTree as ET
-
 import pytest
 from answers import BF16, BIG, answer
 from factories import make_budget, make_config
 from finished_searches import BASE, BEST, make_report, outcome
 
+from autotune.output.drawing import styled
 from autotune.output.report_html import report_of
 from autotune.output.scatter import (
     Spot,
@@ -31,12 +29,23 @@ def report(tmp_path_factory):
     return make_report(tmp_path_factory.mktemp("search") / "run")
 
 
-def drawn(chart) -> ET.Element:
-    return ET.fromstring(chart.svg())
+@pytest.fixture(autouse=True)
+def style():
+    with styled("light"):
+        yield
 
 
-def marks(chart, kind: str) -> list[ET.Element]:
-    return [e for e in drawn(chart).iter() if e.get("class") == kind]
+def lines(chart, words: str):
+    """The lines and marks of a chart whose entry in the legend begins with these words."""
+    return [line for line in chart.axes[0].lines if str(line.get_label()).startswith(words)]
+
+
+def marks(chart, words: str):
+    return [line for line in lines(chart, words) if line.get_gid()]
+
+
+def at(line) -> tuple[float, float]:
+    return float(line.get_xdata()[0]), float(line.get_ydata()[0])
 
 
 def spot(rate: float, peak: int) -> Spot:
@@ -72,9 +81,9 @@ def test_who_was_faster_than_the_winner_in_a_single_trial_is_not_on_the_front():
     searched = [(BASE, 10.0), (BIG, 50.0), (BF16, 49.0)]
     result = answer(searched, [(BASE, 10.0), (BIG, 20.0)] * 2, budget=make_budget(finalists=1))
     chart = throughput_against_memory(report_of(result), 620.0)
-    assert len(marks(chart, "front")) == 0
-    (lucky,) = marks(chart, "trial")
-    assert lucky.get("data-tip").endswith("measured once")
+    assert len(marks(chart, "Pareto front")) == 0
+    (lucky,) = marks(chart, "other")
+    assert lucky.get_gid().endswith("measured once")
 
 
 def test_so_it_has_in_a_result_of_an_older_version():
@@ -93,23 +102,24 @@ def test_trials_to_explain_the_winner_are_of_another_day(report):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_baseline_and_best_are_marked_among_all_that_completed(report, width):
     chart = throughput_against_memory(report, width)
-    assert len(marks(chart, "best")) == len(marks(chart, "baseline")) == 1
-    others = len(marks(chart, "trial")) + len(marks(chart, "front"))
+    assert len(marks(chart, "winner")) == len(marks(chart, "baseline")) == 1
+    others = len(marks(chart, "other")) + len(marks(chart, "Pareto front"))
     assert others == len(spots(report)) - 2
-    assert len(marks(chart, "budget")) == 1
+    assert len(lines(chart, "memory budget")) == 1
     lacking = [t for t in report.trials if t.status == "out of memory"]
-    assert len(marks(chart, "failed")) == len(lacking) > 0
+    assert len(marks(chart, "ran out of memory")) == len(lacking) > 0
 
 
 def test_a_budget_far_off_is_beyond_a_break_of_the_axis(tmp_path):
     report = make_report(tmp_path / "run", outcome)
     chart = throughput_against_memory(report, 620.0)
-    (budget,) = marks(chart, "budget")
-    marked = [float(m.get("cx")) for kind in ("trial", "front") for m in marks(chart, kind)]
-    assert max(marked) < float(budget.get("x1")) < 620
+    (budget,) = lines(chart, "memory budget")
+    assert budget.get_transform() == chart.axes[0].transAxes
+    assert at(budget)[0] > 1  # beyond the right end
+    assert "budget 8.00 GiB" in [text.get_text() for text in chart.axes[0].texts]
     near = report.model_copy(update={"memory_bytes": int(2.1 * GIB)})
-    (line,) = marks(throughput_against_memory(near, 620.0), "budget")
-    assert float(line.get("x1")) > max(marked)
+    (line,) = lines(throughput_against_memory(near, 620.0), "memory budget")
+    assert at(line)[0] == pytest.approx(2.1)
 
 
 def test_the_best_so_far_rises_until_the_finals_and_is_then_the_winners():
@@ -124,9 +134,9 @@ def test_the_best_so_far_rises_until_the_finals_and_is_then_the_winners():
 
 
 def test_the_best_so_far_only_rises_where_the_finals_agree(report):
-    (line,) = marks(best_over_time(report, 620.0), "best-line")
-    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d").replace(" L", "L"))]
-    assert heights == sorted(heights, reverse=True)
+    (line,) = lines(best_over_time(report, 620.0), "best so far")
+    heights = list(line.get_ydata())
+    assert heights == sorted(heights)
     assert len(set(heights)) > 1
 
 
@@ -134,9 +144,9 @@ def test_every_trial_of_the_search_is_on_the_line_of_time(report):
     chart = best_over_time(report, 620.0)
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores]
     completed = [t for t in explored if t.samples_per_second]
-    assert len(marks(chart, "trial")) == len(completed)
+    assert len(marks(chart, "a trial of the search")) == len(completed)
     assert len(marks(chart, "failed")) == len(explored) - len(completed)
-    again = len(marks(chart, "best")) + len(marks(chart, "baseline"))
+    again = len(marks(chart, "the winner, measured again")) + len(marks(chart, "the baseline, measured again"))
     assert again == sum(t.purpose == "final" for t in report.trials)
 
 
@@ -150,15 +160,19 @@ def test_errors_are_shares_of_the_measured(report):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_predictions_stand_beside_the_line_of_agreement(report, what, width):
     chart = predicted_against_measured(report, what, width)
-    assert len(marks(chart, "trial")) == len(misses(report, what))
-    (line,) = marks(chart, "agree")
-    assert float(line.get("x1")) < float(line.get("x2"))
-    assert float(line.get("y1")) > float(line.get("y2"))
-    if what == "rate":  # all predicted too high: above the line
-        slope = (float(line.get("y2")) - float(line.get("y1"))) / (float(line.get("x2")) - float(line.get("x1")))
-        for mark in marks(chart, "trial"):
-            on_line = float(line.get("y1")) + slope * (float(mark.get("cx")) - float(line.get("x1")))
-            assert float(mark.get("cy")) < on_line
+    assert len(marks(chart, "a trial")) == len(misses(report, what))
+    (line,) = lines(chart, "predicted = measured")
+    assert list(line.get_xdata()) == list(line.get_ydata())
+    if what == "rate":
+        assert all(predicted > measured for measured, predicted in map(at, marks(chart, "a trial")))
+
+
+def test_axes_are_logarithmic_where_values_differ_by_much(report):
+    assert predicted_against_measured(report, "rate", 620.0).axes[0].get_xscale() == "linear"
+    first, *others = report.trials
+    slow = first.model_copy(update={"samples_per_second": first.samples_per_second / 100})
+    chart = predicted_against_measured(report.model_copy(update={"trials": (slow, *others)}), "rate", 620.0)
+    assert (chart.axes[0].get_xscale(), chart.axes[0].get_yscale()) == ("log", "log")
 
 
 def test_where_nothing_completed_nothing_is_drawn(report):
@@ -171,11 +185,12 @@ def test_where_nothing_completed_nothing_is_drawn(report):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everything_is_drawn_inside(report, width):
     for chart in (throughput_against_memory(report, width), best_over_time(report, width)):
-        for element in drawn(chart).iter():
-            for name in ("x", "x1", "x2", "cx"):
-                assert 0 <= float(element.get(name, 0)) <= width
-            for name in ("y", "y1", "y2", "cy"):
-                assert 0 <= float(element.get(name, 0)) <= chart.height
+        axes = chart.axes[0]
+        for line in axes.lines:
+            if line.get_gid():
+                x, y = axes.transAxes.inverted().transform(line.get_transform().transform(at(line)))
+                assert -0.01 <= x <= 1.01
+                assert -0.01 <= y <= 1.01
 
 
 def test_the_baseline_is_the_plans(report):
