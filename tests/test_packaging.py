@@ -25,7 +25,7 @@ BROUGHT_BY_OTHERS = {
     "markupsafe": "jinja2",
     "pyarrow": "datasets",
 }
-NOT_REQUIRED = {"liger_kernel"}
+NOT_REQUIRED = {"liger_kernel", "comet_ml"}
 
 
 def project() -> dict:

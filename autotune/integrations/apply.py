@@ -81,7 +81,7 @@ def run(prepared_run: Run) -> None:
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)
-        if own[_MICRO_BATCH] * own[_ACCUMULATION] == result.workload.global_batch_size:
+        if result.workload.global_batch_size in (None, own[_MICRO_BATCH] * own[_ACCUMULATION]):  # None: any was allowed
             return arguments
         return arguments | {name: own[name] for name in _SPLIT if name in own}
 
@@ -99,7 +99,7 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
         yield f"a model of {known:,} parameters, not {parameters:,}"
     own = as_written(trainer.args)
     batch = own[_MICRO_BATCH] * own[_ACCUMULATION]
-    if batch != workload.global_batch_size:
+    if workload.global_batch_size not in (None, batch):
         split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}"
         yield f"{workload.global_batch_size} samples a step, not {batch} (this training keeps its own, {split})"
     if workload.own_code is None:  # whose data are those of a search by name

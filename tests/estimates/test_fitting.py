@@ -4,13 +4,15 @@ from plans import planned
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.profiler import profile
+from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting
 from autotune.storage.home import rates_of
 from autotune.value import read_value, write_value
 from autotune.values.knob import Allowance
 
 
-def test_the_answer_names_the_change_that_fits_though_the_search_may_not_make_it(wide_llama, tmp_path):
+def test_the_answer_names_the_change_that_fits_though_the_search_may_not_make_it(wide_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "read_observations", lambda *_: ())  # those of other tests
     plan = planned(model=str(wide_llama), allow=Allowance.EXACT, memory="90MiB")
     traced = profile(plan.workload.model, family_of(plan.baseline, plan.hardware), shape_of(plan.workload))
     write_value(
