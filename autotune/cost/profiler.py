@@ -24,6 +24,7 @@ from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
 from autotune.errors import InputError, one_line
+from autotune.training.build import build_config, frozen_layers
 from autotune.training.depth import Stack, shallower, stacks, without_chance
 from autotune.values.adapters import is_new_weight
 from autotune.values.estimate import TracedBy
@@ -101,12 +102,10 @@ class _Profiler:
 
     def profile(self, parameters: int | None) -> Profile:
         """Return the profile, extended from few layers if that comes to so many parameters, else traced whole."""
-        from autotune.training.build import build_config
-
         config = part_of(without_chance(build_config(self.spec, self.shape.task)), self.family)
         if (self.family.tensor_parallel, self.family.pipeline_parallel) != (1, 1):
             parameters = None  # those of the whole model
-        found = stacks(config, self.family.checkpointed_every)
+        found = stacks(config, self.family.checkpointed_every, frozen_layers(self.spec.frozen))
         if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
                 return self._extended(config, found, parameters)

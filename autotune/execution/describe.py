@@ -29,7 +29,7 @@ from autotune.execution.user_overlay import CodeError, Overlay, harness, overlai
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.batches import profile_of, row_lengths
-from autotune.training.build import describe
+from autotune.training.build import describe, frozen_paths
 from autotune.training.corpus import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
@@ -245,20 +245,33 @@ def _spec(base: Any, code: OwnCode) -> ModelSpec:
     if isinstance(base, PreTrainedModel):
         model_type, figures = str(base.config.model_type), json.loads(base.config.to_json_string(use_diff=False))
         kind = kind_of(base.config, tasks_for(model_type, ()))
-    return ModelSpec(reference=code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures)
+    return ModelSpec(
+        reference=code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures,
+        frozen=frozen_paths(base),
+    )  # fmt: skip
 
 
 def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
-    parameters = sum(p.numel() for p in trainer.model.parameters())
+    model = trainer.model
+    counts = {
+        "parameters": sum(map(_elements, model.parameters())),
+        "frozen_parameters": sum(_elements(p) for p in model.parameters() if not p.requires_grad),
+    }
     if isinstance(base, PreTrainedModel):
-        return facts_of(base, task).model_copy(update={"parameters": parameters})
+        return facts_of(base, task).model_copy(update=counts)
     return ModelFacts(
         task=task,
-        parameters=parameters,
+        **counts,
         attn_implementations=(),
         supports_checkpointing=False,
         has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in base.modules()),
     )
+
+
+def _elements(parameter: Any) -> int:
+    """Return the number of a parameter's elements, which bitsandbytes packs two into a byte."""
+    packed = getattr(parameter, "quant_state", None)
+    return int(parameter.numel() if packed is None else packed.shape.numel())
 
 
 def _whose_loss(trainer: Any, base: Any) -> str:

@@ -178,8 +178,7 @@ def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
 
 def least_states(plan: SearchPlan, config: TrainConfig) -> float:
     """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace."""
-    facts = plan.facts
-    return states_bytes(facts.parameters, config, frozen=facts.vision_parameters * plan.workload.model.freeze_vision)
+    return states_bytes(plan.facts.parameters, config, frozen=plan.facts.frozen_parameters)
 
 
 def request_of(

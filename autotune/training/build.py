@@ -7,7 +7,9 @@ are never read.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from autotune.training.inputs import special_ids
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # What the library and torch raise at a request that they can't fulfil; a build of torch without CUDA an AssertionError.
@@ -27,6 +30,9 @@ _REFUSALS = (
     ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError, AssertionError,
     ArithmeticError,
 )  # fmt: skip
+
+# The number of a layer in a parameter's name.
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
@@ -125,6 +131,8 @@ def build_model(
         model = share_matrices(model, distributed_config)
     if spec.freeze_vision:
         freeze_vision(model)
+    if spec.frozen:
+        _freeze(model, spec.frozen)
     return model.train()
 
 
@@ -136,6 +144,47 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
     """
     model = build_model(spec, task, dtype="float32", attn_implementation=None, device="meta")
     return facts_of(model, task)
+
+
+def frozen_paths(model: nn.Module) -> tuple[str, ...]:
+    """Return what of `model` isn't trained: the modules of which nothing is, and the parameters of the others.
+
+    What is so in every layer is named once, with * for the layer's number.
+    """
+    parameters = dict(model.named_parameters())
+    trained = {path for name, p in parameters.items() if p.requires_grad for path in _paths(name)}
+    found = dict.fromkeys(
+        next(path for path in _paths(name) if path not in trained)
+        for name, p in parameters.items()
+        if not p.requires_grad
+    )
+    alike: dict[str, list[str]] = {}
+    for path in found:
+        alike.setdefault(_LAYER.sub(".*", path, count=1), []).append(path)
+    named: list[str] = []
+    for path, paths in alike.items():
+        stack, star, _ = path.partition(".*")
+        is_every = star and len(paths) == len(list(model.get_submodule(stack).children()))
+        named += [path] if is_every else paths
+    return tuple(named)
+
+
+def frozen_layers(paths: tuple[str, ...]) -> int:
+    """Return the number of the first layers among which one is frozen otherwise than those that follow them."""
+    return max((int(found[0][1:]) + 1 for path in paths if (found := _LAYER.search(path))), default=0)
+
+
+def _freeze(model: nn.Module, paths: tuple[str, ...]) -> None:
+    """Have the parameters not trained that `frozen_paths` names."""
+    named = "|".join(re.escape(path).replace(r"\*", r"\d+") for path in paths)
+    for name, parameter in model.named_parameters():
+        if re.match(rf"({named})(\.|$)", name):
+            parameter.requires_grad_(False)
+
+
+def _paths(name: str) -> list[str]:
+    """Return the modules that hold a parameter, from the outermost to the parameter itself."""
+    return list(itertools.accumulate(name.split("."), "{}.{}".format))
 
 
 def library_config(spec: ModelSpec) -> PreTrainedConfig:

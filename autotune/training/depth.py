@@ -44,21 +44,21 @@ class Stack:
         return (self.depth - self.base) / self.period
 
 
-def stacks(config: Any, every: int = 1) -> tuple[Stack, ...]:
+def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     """Return the stacks of layers of a library config; none if it doesn't say its depth.
 
-    With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed. Fields of a config
-    inside are named with it, as "text_config.num_hidden_layers".
+    With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed; the first `leading`
+    layers aren't like the others. Fields of a config inside are named with it, as "text_config.num_hidden_layers".
     """
     if getattr(config, "image_token_id", None) is not None:
-        return _of_parts(config, every)
+        return _of_parts(config, every, leading)
     fields: tuple[str, ...] | None = next((pair for pair in _PAIRS if all(_depth(config, name) for name in pair)), None)
     if fields is None and _depth(config, "num_hidden_layers"):
         fields = ("num_hidden_layers",)
-    return tuple(_stack(config, name, every) for name in fields or ())
+    return tuple(_stack(config, name, every, leading) for name in fields or ())
 
 
-def _of_parts(config: Any, every: int) -> tuple[Stack, ...]:
+def _of_parts(config: Any, every: int, leading: int) -> tuple[Stack, ...]:
     """Return the stacks of a language model and, if its layers are alike, of the vision part before it.
 
     Qwen3-VL adds features of some of its vision layers to the first layers of the language model (DeepStack), and some
@@ -66,9 +66,9 @@ def _of_parts(config: Any, every: int) -> tuple[Stack, ...]:
     """
     vision = config.vision_config
     deep = getattr(vision, "deepstack_visual_indexes", None) or ()
-    found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, leading=len(deep))}
+    found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, max(leading, len(deep)))}
     if not deep and not getattr(vision, "fullatt_block_indexes", None) and _depth(vision, "num_hidden_layers"):
-        found["vision_config"] = _stack(vision, "num_hidden_layers", every)
+        found["vision_config"] = _stack(vision, "num_hidden_layers", every, leading)
     return tuple(replace(s, field=f"{part}.{s.field}") for part, s in found.items() if s.depth > s.base)
 
 
@@ -97,7 +97,7 @@ def without_chance(config: Any) -> Any:
     return config
 
 
-def _stack(config: Any, name: str, every: int, leading: int = 0) -> Stack:
+def _stack(config: Any, name: str, every: int, leading: int) -> Stack:
     depth = int(getattr(config, name))
     leading = max(leading, *(int(getattr(config, field, 0) or 0) for field in _LEADING))
     period = _period(getattr(config, "layer_types", None), depth, leading)

@@ -53,7 +53,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     return ModelFacts(
         task=task,
         parameters=sum(p.numel() for p in model.parameters()),
-        vision_parameters=sum(p.numel() for name, p in model.named_parameters() if is_vision(name)),
+        frozen_parameters=sum(p.numel() for p in model.parameters() if not p.requires_grad),
         attn_implementations=_attention(model),
         supports_checkpointing=bool(model.supports_gradient_checkpointing),
         layers=sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None,

@@ -70,6 +70,11 @@ class ModelSpec(Value):
     revision: str | None = None
     trust_remote_code: bool = False
     freeze_vision: bool = Field(default=False, description="whether the weights of the vision part stay as they are")
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        exclude_if=lambda paths: not paths,
+        description="modules and parameters that the user's code doesn't train; * stands for the number of every layer",
+    )
 
     @property
     def hub_kernels(self) -> tuple[str, ...]:
@@ -88,11 +93,11 @@ HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})  # kernels from the hub
 class ModelFacts(Value):
     """Properties of a model for one task, read from its classes and its instance on the meta device."""
 
-    retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed"})
+    retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed", "vision_parameters"})
 
     task: Task
     parameters: int = Field(description="number of parameters, tied ones counted once")
-    vision_parameters: int = Field(default=0, description="number of those in the part that sees images")
+    frozen_parameters: int = Field(default=0, description="number of those that aren't trained")
     attn_implementations: tuple[str, ...] = Field(
         description="attention kernels that the class supports, transformers' default first; empty: no attention"
     )

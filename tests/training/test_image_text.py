@@ -54,7 +54,7 @@ def test_the_parameters_that_a_frozen_vision_part_has_are_counted(tmp_path, name
     spec = tiny_vision_language(tmp_path, name).model_copy(update={"freeze_vision": True})
     model = build_model(spec, TASK, dtype="float32", device="meta")
     left = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    assert 0 < left == facts_of(model, TASK).vision_parameters
+    assert 0 < left == facts_of(model, TASK).frozen_parameters
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "smolvlm"])
