@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.adapters import AnyAdapter
+from autotune.values.adapters import AnyAdapter, OwnAdapter
 from autotune.values.config import Precision, Quantization, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING, Checkpointing
+from autotune.values.user_code import OwnCode
 from autotune.values.workload import RECIPES, RecipeKind, RecipeName, Workload
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
@@ -36,7 +37,7 @@ class Family(Value):
     experts_per_token: int | None = None
     expert_capacity: int | None = None
     chunked_loss: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
-    adapter: AnyAdapter | None = None
+    adapter: AnyAdapter | OwnAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
@@ -77,9 +78,11 @@ class Shape(Value):
         return self if devices == 1 else self.model_copy(update={"length": self.length // devices})
 
 
-def family_of(config: TrainConfig, hardware: Hardware) -> Family:
-    """Return the family of a configuration on a device."""
+def family_of(config: TrainConfig, hardware: Hardware, code: OwnCode | None = None) -> Family:
+    """Return the family of a configuration on a device; `code` is what made the model, if that is the user's."""
     dtype, autocast = _arithmetic(config)
+    if code is not None and code.weights in get_args(Half):
+        dtype = cast(Half, code.weights)
     return Family(
         device="cpu" if hardware.is_cpu else "cuda",
         dtype=dtype,
@@ -90,8 +93,8 @@ def family_of(config: TrainConfig, hardware: Hardware) -> Family:
         experts_per_token=config.experts_per_token,
         expert_capacity=config.expert_capacity,
         chunked_loss=config.chunked_loss,
-        adapter=config.adapter,
-        quantization=config.quantization,
+        adapter=config.adapter or (code and code.adapter),
+        quantization=config.quantization or (code and code.quantization),
         tensor_parallel=config.parallelism.tensor_parallel,
         pipeline_parallel=config.parallelism.pipeline_parallel,
         sequence_parallel=config.parallelism.sequence_parallel,

@@ -78,7 +78,10 @@ class CostModel:
 
     def profile(self, config: TrainConfig) -> Profile | None:
         """Return the profile of a configuration's family, if it was traced."""
-        return self.profiles.get(family_of(config, self.hardware))
+        return self.profiles.get(self._family(config))
+
+    def _family(self, config: TrainConfig) -> Family:
+        return family_of(config, self.hardware, self.workload.own_code)
 
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
         """Return the predictions for many configurations."""
@@ -120,7 +123,7 @@ class CostModel:
         """Return what micro-batches of one kind take, uncorrected; counted now or before."""
         key = (kind_of(kind), *micro_batches)
         if key not in self.counts:
-            profile = self.profiles[family_of(kind, self.hardware)]
+            profile = self.profiles[self._family(kind)]
             self.counts[key] = self._count(kind, profile, np.array(micro_batches, dtype=float))
         return self.counts[key]
 
@@ -198,7 +201,7 @@ class CostModel:
 
     def paged_bytes(self, config: TrainConfig) -> float:
         """Return the optimizer states of a traced configuration that lie beyond the allocator."""
-        profile = self.profiles[family_of(config, self.hardware)]
+        profile = self.profiles[self._family(config)]
         return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).paged
 
     def _waiting(self, config: TrainConfig, profile: Profile) -> float:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
-from autotune.execution import user_limits
+from autotune.execution import user_limits, user_model
 from autotune.execution.gradients import reported_split
 from autotune.execution.step_facts import examined
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, trained_by, view
@@ -29,7 +29,7 @@ from autotune.execution.user_overlay import CodeError, Overlay, harness, overlai
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.batches import profile_of, row_lengths
-from autotune.training.build import describe, frozen_paths
+from autotune.training.build import describe
 from autotune.training.corpus import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
@@ -141,7 +141,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         record_lengths(tokens, data_directory)
     rows = batches is None and has_rows(trainer, lengths)
     batch, width, pads = _batch(trainer, batches, lengths)
-    seen = Seen(trainer, model, base, batches, lengths, batch, user_limits.weights_of(model))
+    seen = Seen(trainer, model, base, batches, lengths, batch, user_model.weights_of(model))
     normalizes = user_limits.is_normalizable(trainer, base)
     searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
     held = user_limits.held(seen)
@@ -154,7 +154,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     )
     facts, line = reported_split(facts, split, None if normalizes else f"the loss is {_whose_loss(trainer, base)}")
     found = OwnFound(
-        spec=_spec(base, code),
+        spec=_spec(model, base, code),
         task=task,
         sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
         target_length=width_of(batch, "labels") if task.has_targets else None,
@@ -163,6 +163,8 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         held=held,
         barred=user_limits.barred(seen),
         weights=seen.weights,
+        adapter=user_model.adapter(model),
+        quantization=user_model.quantization(base),
         reorders=batches is None,
         pads=pads,
         has_rows=rows,
@@ -239,24 +241,21 @@ def _task(base: Any) -> Task:
     return Task.OWN
 
 
-def _spec(base: Any, code: OwnCode) -> ModelSpec:
+def _spec(model: Any, base: Any, code: OwnCode) -> ModelSpec:
     name = model_type = type(base).__name__
     kind, figures = "own", {}
     if isinstance(base, PreTrainedModel):
         model_type, figures = str(base.config.model_type), json.loads(base.config.to_json_string(use_diff=False))
+        figures.pop("quantization_config", None)
         kind = kind_of(base.config, tasks_for(model_type, ()))
     return ModelSpec(
         reference=code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures,
-        frozen=frozen_paths(base),
+        frozen=user_model.frozen(model, base),
     )  # fmt: skip
 
 
 def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
-    model = trainer.model
-    counts = {
-        "parameters": sum(map(_elements, model.parameters())),
-        "frozen_parameters": sum(_elements(p) for p in model.parameters() if not p.requires_grad),
-    }
+    counts = user_model.counts_of(trainer.model)
     if isinstance(base, PreTrainedModel):
         return facts_of(base, task).model_copy(update=counts)
     return ModelFacts(
@@ -266,12 +265,6 @@ def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
         supports_checkpointing=False,
         has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in base.modules()),
     )
-
-
-def _elements(parameter: Any) -> int:
-    """Return the number of a parameter's elements, which bitsandbytes packs two into a byte."""
-    packed = getattr(parameter, "quant_state", None)
-    return int(parameter.numel() if packed is None else packed.shape.numel())
 
 
 def _whose_loss(trainer: Any, base: Any) -> str:

@@ -6,18 +6,17 @@ another training is measured: a few samples' gradients are compared (`gradients`
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 from transformers.trainer_utils import has_length
 
+from autotune.execution import user_model
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import (
     ROUNDING,
@@ -61,7 +60,7 @@ class Seen(NamedTuple):
     batches: str | None  # why the order of the samples is the code's own; None: it isn't
     lengths: Any  # of the samples, None: they have none
     batch: Any  # of a few of them
-    weights: str  # the dtype of most
+    weights: str  # the dtype of most that aren't packed
 
 
 def overrides(trainer: Any, name: str) -> bool:
@@ -86,14 +85,6 @@ def is_normalizable(trainer: Any, base: Any) -> bool:
     return isinstance(base, PreTrainedModel) and not own and type(base).__module__.startswith("transformers.")
 
 
-def weights_of(model: nn.Module) -> str:
-    """Return the dtype of most weights."""
-    sizes: Counter[str] = Counter()
-    for parameter in model.parameters():
-        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    return sizes.most_common(1)[0][0] if sizes else "float32"
-
-
 def held(seen: Seen) -> dict[str, str]:
     """Return the knobs that can't be changed of this code, with the reasons."""
     trainer, base, name = seen.trainer, seen.base, type(seen.base).__name__
@@ -106,7 +97,7 @@ def held(seen: Seen) -> dict[str, str]:
         "experts_per_token": made,
         "expert_capacity": made,
         "adapter": _no_adapter(seen),
-        "precision": f"the weights are {seen.weights}, as your code makes them" if seen.weights != "float32" else None,
+        "precision": _no_precision(seen),
         "optim": _user_optimizer(trainer),
         "attn_implementation": None if can_switch else f"{name} can't switch its attention once it is made",
         "train_sampling_strategy": seen.batches,
@@ -127,6 +118,12 @@ def _user_optimizer(trainer: Any) -> str | None:
         if overrides(trainer, method):
             return f"{type(trainer).__name__} has a {method} of its own"
     return None
+
+
+def _no_precision(seen: Seen) -> str | None:
+    if user_model.is_packed(seen.base):
+        return "packed weights compute in what your code says"
+    return f"the weights are {seen.weights}, as your code makes them" if seen.weights != "float32" else None
 
 
 def _no_adapter(seen: Seen) -> str | None:
@@ -160,11 +157,10 @@ def not_predicted(seen: Seen, task: Task) -> str | None:
     """Return why the cost model can't trace this training, None if it can."""
     if task is Task.OWN:
         return f"{type(seen.base).__name__} is no model of transformers with a head that is known"
-    if seen.model is not seen.base or getattr(seen.base, "quantization_method", None) is not None:
-        return "the model has an adapter or packed weights of its own"
-    args = seen.trainer.args
-    if seen.weights != "float32" and (args.bf16 or args.fp16 or seen.weights != "bfloat16"):
-        return f"weights in {seen.weights} under mixed precision"
+    if (reason := user_model.not_traced(seen.model, seen.base)) is not None:
+        return reason
+    if seen.weights not in ("float32", "bfloat16", "float16"):
+        return f"weights in {seen.weights}"
     if task.takes_text and width_of(seen.batch, "input_ids") is None:
         return "batches have no rows of input_ids"
     return None

@@ -19,7 +19,7 @@ from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.budget import Budget, Effort
 from autotune.values.checks import CheckTask, LossTask, RoutingTask
-from autotune.values.config import TrainConfig
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult
 
@@ -177,8 +177,17 @@ def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
 
 
 def least_states(plan: SearchPlan, config: TrainConfig) -> float:
-    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace."""
-    return states_bytes(plan.facts.parameters, config, frozen=plan.facts.frozen_parameters)
+    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace.
+
+    Of a user's own optimizer nothing is known.
+    """
+    frozen, code = plan.facts.frozen_parameters, plan.workload.own_code
+    if code is not None:
+        is_short = code.weights in ("bfloat16", "float16")
+        made = {"quantization": code.quantization, "precision": Precision.PURE_BF16 if is_short else config.precision}
+        config = config.model_copy(update=made)
+        frozen = plan.facts.parameters if "optim" in code.held else frozen
+    return states_bytes(plan.facts.parameters, config, frozen=frozen)
 
 
 def request_of(

@@ -242,7 +242,7 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     Those of configurations that can't fit by arithmetic alone are left out.
     """
     configs = [plan.baseline, *(c for c in configs_of(plan.search_space()) if too_large(plan, c) is None)]
-    families = tuple(dict.fromkeys(family_of(config, plan.hardware) for config in configs))
+    families = tuple(dict.fromkeys(family_of(config, plan.hardware, plan.workload.own_code) for config in configs))
     return TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=limit_s)
 
 

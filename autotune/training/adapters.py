@@ -7,11 +7,12 @@ for a user's own code, so that they train the same model.
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
 from autotune.training.image_text import VISION_PARTS
-from autotune.values.adapters import Adapter
+from autotune.values.adapters import Adapter, OwnAdapter
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.user_code import OwnCode
@@ -78,6 +79,8 @@ _SAID: dict[str, dict[str, Any]] = {
 
 def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
     """Return the keyword arguments of peft's config class, and `peft_type`."""
+    if isinstance(adapter, OwnAdapter):
+        return dict(json.loads(adapter.arguments))
     peft_type, names = _IN_PEFT[adapter.kind]
     arguments = {"peft_type": peft_type, **{name: getattr(adapter, field) for field, name in names.items()}}
     if targets := getattr(adapter, "target_modules", None):

@@ -185,6 +185,14 @@ AnyAdapter = Annotated[
     Field(discriminator="kind"),
 ]
 
+
+class OwnAdapter(Adapter):
+    """The adapter that a user's code puts on its model itself."""
+
+    kind: Literal["own"] = "own"
+    arguments: str = Field(description="of peft's config class where they aren't its defaults, and peft_type, as JSON")
+
+
 # Every kind by its name, in the order of the union.
 ADAPTERS: dict[str, type[Adapter]] = {
     str(kind.model_fields["kind"].default): kind for kind in get_args(get_args(AnyAdapter)[0])

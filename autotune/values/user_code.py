@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from autotune.value import Value
+from autotune.values.adapters import OwnAdapter
+from autotune.values.config import Quantization
 from autotune.values.model import ModelSpec, Task
 
 # Files in the folder `data` of the run directory.
@@ -64,7 +66,11 @@ class Traits(Value):
         default_factory=dict, description="the code's own values of the TrainingArguments that a search decides"
     )
     barred: tuple[Barred, ...] = ()
-    weights: str = Field(default="float32", description="dtype of most weights of the model")
+    weights: str = Field(default="float32", description="dtype of most weights that aren't packed or an adapter's")
+    adapter: OwnAdapter | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=lambda kind: kind is None, description="format of the packed weights"
+    )
     reorders: bool = Field(default=False, description="whether trials set the order of the samples")
     pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
     has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
