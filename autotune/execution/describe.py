@@ -144,6 +144,7 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
     seen = Seen(trainer, model, base, batches, lengths, batch, user_model.weights_of(model))
     normalizes = user_limits.is_normalizable(trainer, base)
     searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
+    checkpoints = user_model.checkpointing(base, arguments)
     held = user_limits.held(seen)
     if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
         searched["tf32"], held["tf32"] = True, "your code switches TF32 on, which the Trainer's arguments don't undo"
@@ -158,7 +159,8 @@ def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description
         task=task,
         sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
         target_length=width_of(batch, "labels") if task.has_targets else None,
-        arguments=searched,
+        arguments={**searched, **checkpoints},
+        checkpoints=bool(checkpoints),
         fixed=_fixed(trainer, arguments),
         held=held,
         barred=user_limits.barred(seen),

@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
+from autotune.execution import user_model
 from autotune.execution.checking import Reading, arguments_of, distinct_samples
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import tell_deepspeed
@@ -25,7 +26,7 @@ from autotune.execution.failures import is_out_of_memory
 from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import RowCount, longest_of, ordered, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
-from autotune.training.adapters import fit_user_model, prepare_model
+from autotune.training.adapters import prepare_model
 from autotune.training.arguments import laid_over, plan
 from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
@@ -204,7 +205,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
 
     overlay = Overlay(
         lambda own: {**harness(own), **wanted},
-        lambda model: fit_user_model(model, mapping.model, mapping.adapter, code),
+        lambda model: user_model.fitted(model, mapping, code),
     )
     with overlaid(overlay):
         return reach(code, trial.data_directory, on_train)

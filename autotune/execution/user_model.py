@@ -1,4 +1,4 @@
-"""The model that a user's own code has made, in the words of the cost model: its weights, its adapter, how it is packed."""
+"""The model that a user's own code has made: what it is, for the cost model, and how it becomes a configuration's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
+import torch
 from torch import nn
 
+from autotune.training.adapters import put_on
+from autotune.training.arguments import TrainingPlan
 from autotune.training.build import frozen_paths
+from autotune.training.loss import base_model, normalize_loss
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import OwnAdapter, is_new_weight
 from autotune.values.config import Quantization
+from autotune.values.user_code import OwnCode
 
 # Of peft's arguments those that say where an adapter came from, or how its values begin.
 _NOT_THE_STEP = frozenset(
@@ -71,8 +76,18 @@ def adapter(model: Any) -> OwnAdapter | None:
 
 
 def frozen(model: Any, base: Any) -> tuple[str, ...]:
-    """Return what the code doesn't train, as `ModelSpec.frozen` has it; with an adapter that is the adapter's to say."""
+    """Return what the code doesn't train, as `ModelSpec.frozen` has it; with an adapter it is the adapter's to say."""
     return () if hasattr(model, "peft_config") else frozen_paths(base)
+
+
+def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what TrainingArguments would have to say of checkpointing that a model has on without their asking."""
+    names = [name for name in ("activation_checkpointing", "gradient_checkpointing") if name in arguments]
+    on = [module for module in base.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not on or any(arguments[name] for name in names):
+        return {}
+    options = getattr(on[0]._gradient_checkpointing_func, "keywords", {})
+    return {names[0]: True, f"{names[0]}_kwargs": {n: v for n, v in options.items() if n == "use_reentrant"}}
 
 
 def not_traced(model: Any, base: Any) -> str | None:
@@ -90,6 +105,38 @@ def not_traced(model: Any, base: Any) -> str | None:
     return None
 
 
+def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
+    """Return a model that a user's own code has made as a configuration has it.
+
+    Its kernels, precision, adapter and loss are set. Checkpointing that the code has switched on is switched off where
+    the arguments don't ask for it; where they do, the Trainer switches it on as they say.
+
+    Args:
+        model: As the code made it.
+        mapping: The arguments of the configuration.
+        code: Says which knobs the code has set itself.
+
+    Raises:
+        ValueError: The adapter finds nothing in the model that it could be put on.
+    """
+    wanted, adapter = mapping.model, mapping.adapter
+    asked = (mapping.tuned.get(name) for name in ("activation_checkpointing", "gradient_checkpointing"))
+    if code.checkpoints and not any(asked):
+        base_model(model)._set_gradient_checkpointing(enable=False)
+    for name, setter in (
+        ("attn_implementation", "set_attn_implementation"),
+        ("experts_implementation", "set_experts_implementation"),
+    ):
+        is_ours = name in wanted and name not in code.held and hasattr(model, setter)
+        if is_ours and getattr(model.config, f"_{name}", None) != wanted[name]:
+            getattr(model, setter)(wanted[name])
+    if wanted.get("dtype") == "bfloat16" and "precision" not in code.held:
+        _cast(model)
+    if adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
+        model = put_on(model, adapter)
+    return normalize_loss(model) if code.normalizes else model
+
+
 def _without_adapter(model: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for name, parameter in model.named_parameters() if not is_new_weight(name))
 
@@ -103,3 +150,10 @@ def _elements(parameter: Any) -> int:
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: a set as a list, in place of an enumeration's member its value."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
+
+
+def _cast(model: Any) -> None:
+    """Make the weights bf16; buffers, such as the frequencies of rotary positions, stay as they are."""
+    for parameter in model.parameters():
+        if parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)

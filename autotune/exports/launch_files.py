@@ -40,6 +40,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 # Of an answer: what the device decides, so that no flag has to say it.
 _OF_DEVICE = frozenset({"use_cpu", "dataloader_pin_memory"})
 _OLDER_NAMES = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})
+_CHECKPOINTING = _OLDER_NAMES | {"activation_checkpointing", "activation_checkpointing_kwargs"}
 
 # Arguments of checkpointing that transformers takes when it is given none (5.17 to 5.23).
 _DEFAULT_CHECKPOINTING = {"use_reentrant": False}
@@ -275,11 +276,19 @@ def in_code(result: ResultData) -> tuple[str, ...]:
     lines = [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
     if any(change.knob == "precision" and change.after == "pure_bf16" for change in changes):
         lines.append("weights in bfloat16")
+    if _switches_off(result):
+        lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
     accumulates_otherwise = steps(result.best.config) not in (1, steps(result.baseline.config))
     if code is not None and code.normalizes and accumulates_otherwise:
         lines.append("autotune.normalize_loss(model), since it accumulates")
     return tuple(lines)
+
+
+def _switches_off(result: ResultData) -> bool:
+    """Return whether checkpointing has to be switched off that the user's code switches on beside its arguments."""
+    code = result.workload.own_code
+    return code is not None and code.checkpoints and result.best.config.checkpointing == "none"
 
 
 def _apply_command(result: ResultData, answer: str) -> str:
@@ -295,6 +304,8 @@ def _changed_arguments(result: ResultData) -> dict[str, Any]:
     assert code is not None
     mapping = plan(result.best.config, result.workload, result.hardware)
     left_out = _OF_DEVICE | (_OLDER_NAMES if "activation_checkpointing" in code.arguments else frozenset())
+    if _switches_off(result):
+        left_out |= _CHECKPOINTING
     changed = {}
     soaked = result.soaked.arguments if result.soaked is not None else {}
     for name, value in {**laid_over(mapping, result.workload), **soaked}.items():

@@ -50,15 +50,15 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
         raise InputError("the answer is that of one process, and this is one of several (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code
-    traits = {name: getattr(known, name) for name in ("held", "normalizes")} if known is not None else {}
+    traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
     return Run(code.model_copy(update=traits or {"normalizes": True}), result)
 
 
 def run(prepared_run: Run) -> None:
     """Run the script to its end."""
+    from autotune.execution import user_model
     from autotune.execution.user_overlay import Overlay, as_written, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
-    from autotune.training.adapters import fit_user_model
     from autotune.training.arguments import laid_over, plan
     from autotune.values.hardware import detect
 
@@ -77,7 +77,7 @@ def run(prepared_run: Run) -> None:
 
     def fitted(model: Any) -> Any:
         seen.append(sum(parameter.numel() for parameter in model.parameters()))
-        return fit_user_model(model, mapping.model, mapping.adapter, code)
+        return user_model.fitted(model, mapping, code)
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)

@@ -1,8 +1,8 @@
 """Adapters and quantized base weights: the arguments of peft and bitsandbytes, and an adapter put on a model.
 
 Arguments are plain JSON. An adapter's are those of peft's config class for its `peft_type`; BitFit, which peft doesn't
-have, is named :data:`BITFIT` there. Trials and trainings with the answer both use `prepare_model`, or `fit_user_model`
-for a user's own code, so that they train the same model.
+have, is named :data:`BITFIT` there. Trials and trainings with the answer both use `prepare_model`, or
+`execution.user_model.fitted` for a user's own code, so that they train the same model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from autotune.training.image_text import VISION_PARTS
 from autotune.values.adapters import Adapter, OwnAdapter
 from autotune.values.config import Precision
 from autotune.values.model import Task
-from autotune.values.user_code import OwnCode
 
 BITFIT = "BITFIT"
 
@@ -183,40 +182,3 @@ def _only_biases(model: Any) -> Any:
     if not found:
         raise ValueError("BitFit trains biases, and the model has none")
     return model
-
-
-def fit_user_model(model: Any, wanted: dict[str, Any], adapter: dict[str, Any] | None, code: OwnCode) -> Any:
-    """Return a model that a user's own code has made with the kernels, precision, adapter and loss of a configuration.
-
-    Args:
-        model: As the code made it.
-        wanted: The configuration's arguments of the model.
-        adapter: Of `adapter_arguments`, or None.
-        code: Says which knobs the code has set itself.
-
-    Raises:
-        ValueError: The adapter finds nothing in the model that it could be put on.
-    """
-    from autotune.training.loss import normalize_loss
-
-    for name, setter in (
-        ("attn_implementation", "set_attn_implementation"),
-        ("experts_implementation", "set_experts_implementation"),
-    ):
-        is_ours = name in wanted and name not in code.held and hasattr(model, setter)
-        if is_ours and getattr(model.config, f"_{name}", None) != wanted[name]:
-            getattr(model, setter)(wanted[name])
-    if wanted.get("dtype") == "bfloat16" and "precision" not in code.held:
-        _cast(model)
-    if adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
-        model = put_on(model, adapter)
-    return normalize_loss(model) if code.normalizes else model
-
-
-def _cast(model: Any) -> None:
-    """Make the weights bf16; buffers, such as the frequencies of rotary positions, stay as they are."""
-    import torch
-
-    for parameter in model.parameters():
-        if parameter.dtype is torch.float32:
-            parameter.data = parameter.data.to(torch.bfloat16)

@@ -71,6 +71,9 @@ class Traits(Value):
     quantization: Quantization | None = Field(
         default=None, exclude_if=lambda kind: kind is None, description="format of the packed weights"
     )
+    checkpoints: bool = Field(
+        default=False, description="whether the model itself has checkpointing on, which the arguments don't ask for"
+    )
     reorders: bool = Field(default=False, description="whether trials set the order of the samples")
     pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
     has_rows: bool = Field(default=False, description="whether batches have a row for each sample")

@@ -3,29 +3,23 @@
 One model in one process with the real Trainer; what a trial's own process adds is `test_worker`'s.
 """
 
-import json
 import warnings
 
 import pytest
 import torch
-from conftest import TINY_LLAMA
-from factories import make_config, make_hardware, make_workload
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from autotune.execution import model_effects
 from autotune.training.adapters import (
     CLASSIFICATION_HEADS,
     adapter_arguments,
-    fit_user_model,
     peft_config,
     prepare_model,
 )
-from autotune.training.arguments import plan
 from autotune.training.build import build_model
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelSpec, Task
-from autotune.values.user_code import Held, OwnCode
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
 T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
@@ -153,48 +147,3 @@ def test_an_adapter_other_than_asked_for_is_found():
     _, model = build("llama", "lora")
     with pytest.raises(Exception, match="dora was asked for, but use_dora is False, not True"):
         model_effects.adapter(TrainConfig(per_device_train_batch_size=8, adapter=ADAPTERS["dora"]()), model)
-
-
-CODE = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/", normalizes=True)
-
-
-@pytest.fixture
-def llama():
-    return LlamaForCausalLM(LlamaConfig.from_dict(json.loads(json.dumps(TINY_LLAMA))))
-
-
-def fit(model, code=CODE, **knobs):
-    mapping = plan(make_config(**knobs), make_workload(), make_hardware())
-    return fit_user_model(model, mapping.model, mapping.adapter, code)
-
-
-def test_kernels_are_switched(llama):
-    assert fit(llama, attn_implementation="eager").config._attn_implementation == "eager"
-
-
-def test_pure_bf16_is_of_the_weights_and_not_of_rotary_positions(llama):
-    made = fit(llama, precision="pure_bf16")
-    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
-    assert made.model.rotary_emb.inv_freq.dtype is torch.float32
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks by the older name
-def test_an_adapter_is_put_on_once_though_code_makes_several_trainers_of_a_model(llama):
-    once = fit(llama, adapter={"rank": 4})
-    again = fit(once, adapter={"rank": 4})
-    assert again is once
-    assert sum("lora_A" in name for name, _ in again.named_parameters()) == 2 * 7
-
-
-def test_the_loss_is_made_that_of_the_global_batch_where_it_is_the_librarys(llama):
-    assert fit(llama).accepts_loss_kwargs
-    assert type(fit(llama))._autotune_normalized
-
-
-def test_what_the_code_decides_stays(llama):
-    held = {name: Held(value=None, reason="its own") for name in ("precision", "attn_implementation")}
-    own = CODE.model_copy(update={"held": held, "normalizes": False})
-    made = fit(llama, own, precision="pure_bf16", attn_implementation="eager")
-    assert made.dtype is torch.float32
-    assert made.config._attn_implementation == "sdpa"
-    assert not hasattr(type(made), "_autotune_normalized")
