@@ -76,7 +76,7 @@ def run(prepared_run: Run) -> None:
             trainer.add_callback(AutotuneCallback(result))
 
     def fitted(model: Any) -> Any:
-        seen.append(sum(parameter.numel() for parameter in model.parameters()))
+        seen.append(user_model.counts_of(model)["parameters"])
         return user_model.fitted(model, mapping, code)
 
     def laid(given: Any) -> dict[str, Any]:

@@ -1,6 +1,11 @@
 """Every kind of model is traced, and what comes out is that model's."""
 
+import json
+
 import pytest
+import torch
+from profiles import make_family
+from transformers import BertConfig, BertForSequenceClassification
 
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
@@ -8,9 +13,10 @@ from autotune.cost.memory import components
 from autotune.cost.profile import TRANSFER
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
+from autotune.training.build import frozen_layers, frozen_paths
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
-from autotune.values.model import Task
+from autotune.values.model import ModelSpec, Task
 
 MIXED = {"device": "cuda", "autocast": "bfloat16"}
 HEADS = [
@@ -30,6 +36,9 @@ HEADS = [
     ("layers of two kinds", Task.CAUSAL_LM),
     ("an odd layer", Task.CAUSAL_LM),
 ]
+
+EMBEDDINGS = [f"bert.embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type")]
+PRODUCTS = ("attention.self", "attention.output.dense", "intermediate", "output.dense")
 
 
 def peak(traced, samples: int = 8) -> float:
@@ -222,3 +231,53 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
     assert full.evaluation == plain.evaluation
     assert full.evaluation is not None
     assert len(evaluated) == 4  # two depths with two micro-batches
+
+
+def freeze_all_but_the_head(model):
+    model.bert.requires_grad_(False)
+
+
+def freeze_the_first_layers(model):
+    model.bert.embeddings.requires_grad_(False)
+    model.bert.encoder.layer[:3].requires_grad_(False)
+
+
+def freeze_all_but_norms(model):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("LayerNorm" in name or "classifier" in name)
+
+
+def freeze_the_last_layers(model):
+    model.bert.encoder.layer[-2:].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "named", "layers"),
+    [
+        (freeze_all_but_the_head, ("bert",), 0),
+        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3),
+        (freeze_all_but_norms, (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler"), 0),
+        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, named, layers, device):
+    config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64)
+    with torch.device("meta"):
+        model = BertForSequenceClassification(config)
+    freeze(model)
+    paths = frozen_paths(model)
+    assert paths == named
+    assert frozen_layers(paths) == layers
+    spec = ModelSpec(
+        reference="mine", name="mine", source="own", model_type="bert", kind="encoder", frozen=paths,
+        config=json.loads(config.to_json_string(use_diff=False)),
+    )  # fmt: skip
+    family, shape = make_family(device=device), Shape(task=Task.SEQUENCE_CLASSIFICATION, length=8)
+    total = sum(p.numel() for p in model.parameters())
+    few, whole = (profile(spec, family, shape, parameters=count) for count in (total, -1))
+    assert (len(few.excerpt.parameters) < len(whole.excerpt.parameters)) is (layers < 8)
+    assert trained(few) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert few.needed_flops == whole.needed_flops
+    assert sum(w.count for w in few.work) == sum(w.count for w in whole.work)
+    assert peak(few) == pytest.approx(peak(whole), rel=1e-6)

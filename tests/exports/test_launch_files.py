@@ -281,6 +281,17 @@ def test_what_flags_can_not_say_is_said():
     }
 
 
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_checkpointing_that_the_code_switches_on_itself_no_flag_switches_off(checkpoints):
+    code = OwnCode(
+        kind="script", shown="python train.py", command=("train.py",), directory="/", checkpoints=checkpoints
+    )
+    found = user_answer(make_config(16), code)
+    assert ("model.gradient_checkpointing_disable()" in unsaid(found)) is checkpoints
+    kept = user_answer(make_config(16, checkpointing="full"), code)
+    assert "model.gradient_checkpointing_disable()" not in unsaid(kept)
+
+
 def test_a_script_is_run_again_by_a_command_that_can_be_copied():
     found = user_answer(make_config(16))
     first, second = user_launch(found, "runs/my run/best-config.json")
