@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from factories import make_hardware
 from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 
 from autotune.errors import InputError
+from autotune.training.baseline import UserArguments, baseline_config
 from autotune.values.checks import LossTask, SoakTask
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
@@ -32,7 +34,7 @@ def described(bench, code):
     workload = Workload(model=bench._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
     description = bench.runner.describe(DescribeRequest(workload=workload))
     found = description.own
-    known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes")}
+    known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes", "checkpoints")}
     fields = {
         "model": found.spec,
         "task": found.task,
@@ -132,6 +134,31 @@ def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, co
     result = run(bench, llama[1], **{"attn_implementation": "sdpa", **config})
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert result.outcome.effects == {**result.outcome.effects, **effects}
+
+
+def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can_be_switched_off(bench, tmp_path):
+    """As peft's `prepare_model_for_kbit_training` does, on which each script of QLoRA is built."""
+    text = LLAMA_SCRIPT.replace(
+        "model=LlamaForCausalLM(config),",
+        "model=get_peft_model(checkpointed, LoraConfig(target_modules='all-linear')),",
+    ).replace(
+        "trainer = Trainer(",
+        "from peft import LoraConfig, get_peft_model\n"
+        "checkpointed = LlamaForCausalLM(config)\ncheckpointed.gradient_checkpointing_enable()\ntrainer = Trainer(",
+    )
+    description, workload = described(bench, script(tmp_path, text, "--output_dir", "out", "--use_cpu", "True"))
+    found = description.own
+    assert found.checkpoints
+    assert found.not_predicted is None
+    assert found.adapter is not None
+    arguments = UserArguments(found.arguments, found.fixed, "the script")
+    assert baseline_config(arguments, 8, description.facts, make_hardware()).checkpointing == "full"
+    held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
+    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    for checkpointing, effect in (("none", "none"), ("full", "2 checkpointed calls in the first step")):
+        result = run(bench, workload, checkpointing=checkpointing)
+        assert result.status is TrialStatus.COMPLETED, result.outcome
+        assert result.outcome.effects["checkpointing"] == effect
 
 
 @pytest.mark.slow
