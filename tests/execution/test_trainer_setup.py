@@ -155,7 +155,8 @@ def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can
     assert baseline_config(arguments, 8, description.facts, make_hardware()).checkpointing == "full"
     held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
     workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
-    for checkpointing, effect in (("none", "none"), ("full", "2 checkpointed calls in the first step")):
+    # two layers of each of four micro-batches
+    for checkpointing, effect in (("none", "none"), ("full", "8 checkpointed calls in the first step")):
         result = run(bench, workload, checkpointing=checkpointing)
         assert result.status is TrialStatus.COMPLETED, result.outcome
         assert result.outcome.effects["checkpointing"] == effect
