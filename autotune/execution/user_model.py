@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from autotune.training.adapters import put_on
 from autotune.training.arguments import TrainingPlan
@@ -64,14 +66,13 @@ def adapter(model: Any) -> OwnAdapter | None:
     configs = list((getattr(model, "peft_config", None) or {}).values())
     if len(configs) != 1:
         return None
-    usual = type(configs[0])()
-    given = {name: _plain(value) for name, value in vars(configs[0]).items() if name not in _NOT_THE_STEP}
-    arguments = {name: value for name, value in given.items() if value != _plain(getattr(usual, name, None))}
+    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - _NOT_THE_STEP
+    given = {name: _plain(getattr(configs[0], name)) for name in sorted(names)}
     try:
-        return OwnAdapter(
-            arguments=json.dumps({"peft_type": _plain(configs[0].peft_type), **arguments}, sort_keys=True)
-        )
-    except TypeError:
+        usual = type(configs[0])()
+        arguments = {name: value for name, value in given.items() if value != _plain(getattr(usual, name, None))}
+        return OwnAdapter(arguments=json.dumps({"peft_type": _plain(configs[0].peft_type), **arguments}))
+    except (TypeError, ValueError):  # no JSON, or an adapter that has no defaults (AdaLoRA)
         return None
 
 
@@ -84,9 +85,9 @@ def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return what TrainingArguments would have to say of checkpointing that a model has on without their asking."""
     names = [name for name in ("activation_checkpointing", "gradient_checkpointing") if name in arguments]
     on = [module for module in base.modules() if getattr(module, "gradient_checkpointing", False)]
-    if not on or any(arguments[name] for name in names):
+    if not on or not isinstance(base, PreTrainedModel) or any(arguments[name] for name in names):
         return {}
-    options = getattr(on[0]._gradient_checkpointing_func, "keywords", {})
+    options = getattr(getattr(on[0], "_gradient_checkpointing_func", None), "keywords", {})
     return {names[0]: True, f"{names[0]}_kwargs": {n: v for n, v in options.items() if n == "use_reentrant"}}
 
 

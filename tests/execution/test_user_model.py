@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import TINY_LLAMA
 from factories import make_config, make_facts, make_hardware, make_workload
-from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from peft import AdaLoraConfig, LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from autotune.cost.family import family_of
@@ -82,6 +82,19 @@ def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_w
     assert not fit(llama, own).is_gradient_checkpointing
     llama.gradient_checkpointing_enable()
     assert fit(llama).is_gradient_checkpointing  # of a code of which that isn't known
+
+
+def test_an_adapter_without_defaults_is_not_told(llama):
+    config = AdaLoraConfig(init_r=6, target_r=4, total_step=100, target_modules="all-linear")
+    model = get_peft_model(llama, config)
+    assert user_model.adapter(model) is None
+    assert user_model.not_traced(model, llama) is not None
+
+
+def test_a_module_of_ones_own_checkpoints_as_it_likes():
+    net = torch.nn.Linear(2, 2)
+    net.gradient_checkpointing = True
+    assert user_model.checkpointing(net, {"gradient_checkpointing": False}) == {}
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
