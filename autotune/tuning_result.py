@@ -119,16 +119,21 @@ class TuningResult(ResultData):
         )
 
     def prepare_model(self, model: Any) -> Any:
-        """Return `model` as the trials trained it: frozen as asked, with its adapter, the loss normalised.
+        """Return `model` as the trials trained it: frozen as asked, its loss normalised, with its adapter.
+
+        Checkpointing that a user's own code has switched on is switched off where the answer has none.
 
         A user's own code that computes the loss itself is left as it is.
         """
         from autotune.training.adapters import prepare_model, put_on
         from autotune.training.image_text import freeze_vision
+        from autotune.training.loss import base_model
 
         code, adapter = self.workload.own_code, self.arguments.adapter
         if self.workload.model.freeze_vision:
             freeze_vision(model)
+        if code is not None and code.checkpoints and self.best.config.checkpointing == "none":
+            base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:
             config = self.best.config
             return prepare_model(

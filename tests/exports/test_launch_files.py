@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import TINY_LLAMA
 from exporting import GPU, answer_of, drafted
 from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
@@ -290,6 +292,10 @@ def test_checkpointing_that_the_code_switches_on_itself_no_flag_switches_off(che
     assert ("model.gradient_checkpointing_disable()" in unsaid(found)) is checkpoints
     kept = user_answer(make_config(16, checkpointing="full"), code)
     assert "model.gradient_checkpointing_disable()" not in unsaid(kept)
+    for answer, is_left in ((found, not checkpoints), (kept, True)):
+        model = LlamaForCausalLM(LlamaConfig.from_dict(TINY_LLAMA))
+        model._set_gradient_checkpointing()
+        assert answer.prepare_model(model).model.layers[0].gradient_checkpointing is is_left
 
 
 def test_a_script_is_run_again_by_a_command_that_can_be_copied():
