@@ -14,10 +14,7 @@ from pathlib import Path
 
 import autotune
 
-TARGETS = (
-    *("training-args", "python", "accelerate", "accelerate-loop", "deepspeed", "fsdp"),
-    *("trl", "axolotl", "llama-factory", "dockerfile"),
-)
+TARGETS = ("training-args", "python", "accelerate", "accelerate-loop", "deepspeed", "fsdp", "trl")
 
 
 def main() -> None:

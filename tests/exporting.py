@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import yaml
 from factories import make_config, make_gpu, make_hardware, make_plan, make_result, make_spec, make_workload
 
 from autotune.exports.targets import draft
@@ -98,7 +97,7 @@ def drafted(target: str, **answer: Any) -> Draft:
 
 CPU = make_hardware()
 
-# Answers for the parsers of other trainers.
+# Answers for the parsers of other libraries.
 ANSWERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bf16": {"precision": "bf16", "tf32": True, "optim": "paged_adamw_8bit"},
@@ -123,12 +122,3 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "offload": {"checkpointing": "offload"},
     "experts": {"experts_implementation": "grouped_mm"},
 }  # fmt: skip
-
-
-def ranks(name: str) -> int:
-    return ANSWERS[name].get("parallelism", {}).get("world_size", 1)
-
-
-def document(target: str, **answer: Any) -> dict[str, Any]:
-    (text,) = drafted(target, **answer).files.values()
-    return yaml.safe_load(text)

@@ -143,14 +143,16 @@ def dashboard(
             return
 
 
-_KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl, axolotl, llama-factory, dockerfile"
+_KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl"
 
 
 @guarded
 def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
     to: Annotated[str, typer.Option(help=f"{_KINDS}, or all that can train it.")] = "all",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; of several files, a directory.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File, or a directory; for all a directory.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -174,10 +176,9 @@ def export(
         _print(found[to], quiet=quiet)
         return
     folder = output
-    if to != targets.ALL:
-        if len(found[to].files) == 1:  # which goes there as it is called, or under another name
-            folder = output if output.is_dir() else output.parent
-            found[to] = found[to].placed(output / next(iter(found[to].files)) if output.is_dir() else output)
+    if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
+        folder = output if output.is_dir() else output.parent
+        found[to] = found[to].placed(output / next(iter(found[to].files)) if output.is_dir() else output)
         files, launch = found[to].files, found[to].launch
     with writing(f"--output {folder}"):
         written = launch_files.written(files, folder)
@@ -197,10 +198,7 @@ def export(
 
 
 def _print(draft: Draft, *, quiet: bool) -> None:
-    """Print the first file on stdout and, unless `quiet`, remarks on stderr."""
-    first, *others = draft.files
-    sys.stdout.write(draft.files[first])
-    if others and not quiet:
-        print_text(f"further files: {', '.join(others)} (--output DIR writes all)", file=sys.stderr)
+    """Print the file on stdout and, unless `quiet`, remarks on stderr."""
+    sys.stdout.writelines(draft.files.values())
     if not quiet:
         print_text(*(f"not expressed: {line}" for line in draft.lost), file=sys.stderr)

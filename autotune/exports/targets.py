@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.errors import InputError, suggestion
-from autotune.exports import images, launch_files, scripts
+from autotune.exports import launch_files, scripts
 from autotune.exports.accelerate_loop import accelerate_loop
-from autotune.exports.axolotl import axolotl
-from autotune.exports.llama_factory import llama_factory
 from autotune.exports.winner import Draft, Winner
 
 if TYPE_CHECKING:
     from autotune.values.result import ResultData
 
 ALL = "all"
-
-# Targets of earlier versions, and what to do instead.
-_GONE = {"torchtune": "torchtune is no longer developed; use --to axolotl or --to llama-factory"}
 
 
 class Exported(NamedTuple):
@@ -50,20 +45,15 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
     launch_files.DEEPSPEED: partial(_launch_file, launch_files.DEEPSPEED),
     launch_files.FSDP: partial(_launch_file, launch_files.FSDP),
     "trl": scripts.trl,
-    "axolotl": axolotl,
-    "llama-factory": llama_factory,
-    "dockerfile": images.dockerfile,
 }
 
 
 def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
-    """Return the files of a target, without writing them, and command lines that name the file `answer`.
+    """Return the file of a target, without writing it, and command lines that name the file `answer`.
 
     Raises:
         InputError: There is no such target, or it can't train this.
     """
-    if target in _GONE:
-        raise InputError(_GONE[target])
     if target not in TARGETS:
         known = (*TARGETS, ALL)
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")

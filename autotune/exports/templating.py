@@ -1,14 +1,13 @@
-"""The templates of files that are more text than data: scripts and a Dockerfile.
+"""The templates of scripts.
 
-A value is data unless the template says otherwise: what stands between braces is written as a literal of Python, or in
-a Dockerfile as a single harmless word, so that nothing that a result holds becomes code. :class:`Code` alone is written
-as it stands, and is made here and in `scripts` of names and literals; `text` and `comment` are for people.
+A value is data unless the template says otherwise: between braces it is written as a literal of Python, so that nothing
+in a result becomes code. :class:`Code` alone is written as it stands, and is made here and in `scripts` of names and
+literals; `text` and `comment` are for people.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 import textwrap
@@ -17,16 +16,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from autotune.errors import InputError
 from autotune.units import escaped, visible
 
 # A literal that is no longer than this is left on one line.
 _WIDTH = 90
 _PROSE_WIDTH = 112
 
-# Names of classes and modules, and what neither ends a word of a Dockerfile or a requirement nor is expanded there.
+# Names of classes and modules.
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
-_WORD = re.compile(r"[\w.+!:/-]+", re.ASCII)
 
 
 class Code(Markup):
@@ -34,26 +31,21 @@ class Code(Markup):
 
 
 def rendered(template: str, context: dict[str, Any]) -> str:
-    """Return the text that a template makes of `context`, which it calls `c`.
-
-    Raises:
-        InputError: A value can't be written there.
-    """
-    return _environment(is_python=template.endswith(".py.j2")).get_template(template).render(c=context)
+    """Return the text that a template makes of `context`, which it calls `c`."""
+    return _environment().get_template(template).render(c=context)
 
 
 @functools.cache
-def _environment(*, is_python: bool) -> jinja2.Environment:
+def _environment() -> jinja2.Environment:
     # With autoescape what a macro has written counts as written, and everything else goes through `finalize`.
-    write = literal if is_python else word
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune.exports", "templates"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Code(write(value)),
+        finalize=lambda value: value if isinstance(value, Markup) else Code(literal(value)),
     )
-    environment.filters |= {"name": name, "text": text, "comment": comment, "words": words}
+    environment.filters |= {"name": name, "text": text, "comment": comment}
     return environment
 
 
@@ -72,22 +64,6 @@ def text(value: str, indent: int = 0, *, wrap: bool = True) -> Code:
 def comment(value: str) -> Code:
     """Return words for people within a comment, which ends with the line."""
     return Code(visible(value))
-
-
-def words(value: list[str]) -> Code:
-    """Return a command as the JSON that a Dockerfile takes."""
-    return Code(json.dumps(value))
-
-
-def word(value: Any) -> str:
-    """Return a value as a word that neither a Dockerfile nor a file of requirements reads anything into.
-
-    Raises:
-        InputError: It has a space, a quote, `$` or the like.
-    """
-    if not _WORD.fullmatch(str(value)):
-        raise InputError(f"{visible(str(value))[:80]!r}: expected letters, digits, '.', '-', '+' and the like")
-    return str(value)
 
 
 def literal(value: Any, indent: int = 0) -> str:

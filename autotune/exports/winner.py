@@ -51,14 +51,14 @@ _PREPENDING = ("prompt", "p-tuning")
 
 
 class Draft(NamedTuple):
-    """The files of one target, before they are written."""
+    """The file of one target, before it is written."""
 
-    files: dict[str, str]  # by name
+    files: dict[str, str]  # one, by its name
     launch: tuple[str, ...] = ()  # command lines, the preferred one first
     lost: tuple[str, ...] = ()  # what the target can't express, a line each
 
     def placed(self, path: PurePath) -> Draft:
-        """Return the draft of a single file under the path that it is written to.
+        """Return the draft under the path that its file is written to.
 
         Command lines then name its path; the text of the file, where it says how it is run, its name.
         """

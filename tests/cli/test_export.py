@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from exporting import answer_of
 from factories import make_config, make_gpu, make_workload
 from typer.testing import CliRunner
@@ -46,7 +45,6 @@ def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
     assert told["launch"] == list(result.launch_commands)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt", "train.py", "train_trl.py",
-        "axolotl.yaml", "llama_factory.yaml", "Dockerfile", "compose.yaml", "requirements.txt",
     }  # fmt: skip
     assert set(told["left_out"]) == {"accelerate-loop", "fsdp"}
     assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
@@ -106,33 +104,21 @@ def test_a_name_that_a_docstring_can_not_hold_is_left_out_of_it(export, tmp_path
 
 
 def test_quiet_prints_the_names_of_the_files_alone(export, tmp_path):
-    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"), "--quiet")
-    assert written.stdout.splitlines() == [
-        str(tmp_path / "axolotl" / name) for name in ("axolotl.yaml", "deepspeed.json")
-    ]
+    written = export("--to", "deepspeed", "-o", str(tmp_path), "--quiet")
+    assert written.stdout.splitlines() == [str(tmp_path / "deepspeed.json")]
     assert written.stderr == ""
     everything = export("--to", "all", "-o", str(tmp_path / "all"), "--quiet")
     assert len(everything.stdout.splitlines()) == len(list((tmp_path / "all").iterdir()))
-    assert export("--to", "dockerfile", "--quiet").stderr == ""
 
 
-def test_what_is_not_expressed_is_told_beside_the_file(export, tmp_path):
-    line = "not expressed: your own argument label_smoothing_factor=0.25"
-    printed = export("--to", "axolotl")
+def test_what_is_not_expressed_is_told_beside_the_file(tmp_path):
+    answer_of(make_config(4, torch_empty_cache_steps=4)).save(tmp_path / ANSWER_FILE)
+    export = ["export", str(tmp_path), "--to", "accelerate-loop"]
+    line = "not expressed: torch_empty_cache_steps=4"
+    printed = CliRunner().invoke(app, export)
     assert line in printed.stderr
-    assert yaml.safe_load(printed.stdout)["micro_batch_size"] == 4
-    written = export("--to", "axolotl", "-o", str(tmp_path / "axolotl"))
-    assert line in written.stdout
-    assert "launch:  axolotl train axolotl.yaml" in written.stdout
-    assert {path.name for path in (tmp_path / "axolotl").iterdir()} == {"axolotl.yaml", "deepspeed.json"}
-
-
-def test_of_several_files_the_first_is_printed_and_the_others_named(export, tmp_path):
-    printed = export("--to", "dockerfile")
-    assert "FROM python:" in printed.stdout
-    assert "compose.yaml, requirements.txt, train.py" in printed.stderr
-    assert export("--to", "dockerfile", "-o", str(tmp_path / "image")).exit_code == 0
-    assert (tmp_path / "image/requirements.txt").is_file()
+    compile(printed.stdout, "script", "exec")
+    assert line in CliRunner().invoke(app, [*export, "-o", str(tmp_path / "loop.py")]).stdout
 
 
 @pytest.mark.parametrize(

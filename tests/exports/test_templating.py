@@ -170,8 +170,6 @@ def read(name: str, content: str, text: str) -> Any:
         return shape(content, text)
     if name.endswith(".json"):
         return calmed(json.loads(content), text)
-    if name == "compose.yaml":
-        content = content.replace("$$", "$")  # which Compose expands to a single one
     if name.endswith(".yaml"):
         return calmed(yaml.safe_load(content), text)
     lines = [line for line in content.splitlines() if not line.startswith("#")]
