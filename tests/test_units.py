@@ -2,7 +2,6 @@
 
 import html
 import io
-import re
 import sys
 import unicodedata
 
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.output.progress import Progress
 from autotune.output.report_html import html_of, html_report, report_of, text_of
-from autotune.output.report_text import csv_report, markdown_report
 from autotune.output.terminal import Console, Fitted
 from autotune.units import GIB, parse_count, parse_memory, parse_time_s, show_memory, show_rate, show_time, visible
 from autotune.values.events import Note
@@ -168,28 +166,11 @@ def test_progress_of_a_search_is_a_line_an_event():
     assert file.getvalue() == visible(NAME) + "\n"
 
 
-def test_a_markdown_report_has_neither_html_nor_links_nor_lines_of_others(result):
-    text = markdown_report(report_of(result))
-    assert not unseen(text)
-    heading, *lines = text.splitlines()
-    assert heading.startswith("# m")
-    assert not [line for line in lines if line.startswith("RUN")]
-    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    assert "<img" not in prose
-    assert not re.search(r"(?<!\\)\[a(?<!\\)\]", prose)
-
-
 def test_pages_show_what_can_not_be_seen(result):
     for page in (html_report(report_of(result)), html_of(result)):
         assert not unseen(page)
         assert "<img" not in page
         assert "\\x1b[2J" in html.unescape(page.replace("<wbr>", ""))
-
-
-def test_a_table_of_trials_shows_it_too(result):
-    text = csv_report(report_of(result))
-    assert not unseen(text)
-    assert visible(NAME) in text
 
 
 def test_an_error_about_a_name_is_a_line_without_control_characters(tmp_path):

@@ -16,17 +16,13 @@ from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.exports.winner import Draft
-    from autotune.values.result import RunReport
 
 
 class Format(StrEnum):
     """The format of a report."""
 
     HTML = "html"
-    MD = "md"
-    CSV = "csv"
     JSON = "json"
-    PNG = "png"
 
 
 @guarded
@@ -37,16 +33,21 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the name of the file alone.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write what a search found as one HTML page, or as Markdown, CSV, JSON or a picture."""
+    """Write what a search found as one HTML page, or as JSON."""
     chosen = form or format_of(out)
     path = out or run_dir / f"report.{chosen}"
     from autotune.output.gather import gather
     from autotune.value import save_bytes, write_bytes
 
     found = gather(run_dir)
-    content = render(found, chosen)
+    if chosen is Format.JSON:
+        content = found.model_dump_json(indent=2) + "\n"
+    else:
+        from autotune.output.report_html import html_report
+
+        content = html_report(found)
     with writing(f"--out {path}"):
-        (write_bytes if out is None else save_bytes)(content, path)
+        (write_bytes if out is None else save_bytes)(content.encode(), path)
     from autotune.output.report_facts import answer
 
     if as_json:
@@ -69,23 +70,6 @@ def format_of(out: Path | None) -> Format:
     if ending not in list(Format):
         raise InputError(f"--out {out}: its name doesn't say the format; add --format {'|'.join(Format)}")
     return Format(ending)
-
-
-def render(found: RunReport, chosen: Format) -> bytes:
-    """Return the report as the content of a file."""
-    if chosen is Format.HTML:
-        from autotune.output.report_html import html_report
-
-        return html_report(found).encode()
-    if chosen is Format.JSON:
-        return (found.model_dump_json(indent=2) + "\n").encode()
-    if chosen is Format.PNG:
-        from autotune.output.panels import png_report
-
-        return png_report(found)
-    from autotune.output.report_text import csv_report, markdown_report
-
-    return (csv_report(found) if chosen is Format.CSV else markdown_report(found)).encode()
 
 
 @guarded

@@ -1,4 +1,4 @@
-"""Colours of a light and a dark theme, and figures of matplotlib in them: as SVG that follows its page, or as pixels.
+"""Colours of a light and a dark theme, and figures of matplotlib in them, as SVG that follows its page.
 
 Series have the colours of Okabe and Ito (Color Universal Design, https://jfly.uni-koeln.de/color/), distinguishable
 with the common kinds of colour blindness; each has a shape or a label of its own as well. Some are made darker or
@@ -26,7 +26,6 @@ from autotune.units import visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 
 class Shade(NamedTuple):
@@ -56,18 +55,7 @@ SERIES = {
     "budget": Shade("#a8327d", "#e58fc4"),
 }
 
-# Colours of memory components, in the order of the stacked bar; neighbours differ in lightness.
-COMPONENTS = {
-    "weights": Shade("#0072b2", "#0072b2"),
-    "gradients": Shade("#56b4e9", "#56b4e9"),
-    "optimizer": Shade("#e69f00", "#e69f00"),
-    "activations": Shade("#009e73", "#009e73"),
-    "temporaries": Shade("#cc79a7", "#cc79a7"),
-    "communication": Shade("#f0e442", "#f0e442"),
-    "beyond": Shade("#8c8c8c", "#8c8c8c"),
-}
-
-_COLOURS = {**PAPER, **SERIES, **{f"part-{name}": shade for name, shade in COMPONENTS.items()}}
+_COLOURS = {**PAPER, **SERIES}
 
 
 def variables(theme: str) -> str:
@@ -134,18 +122,16 @@ LOOKS = {
     "trial again": _look("D", 7, "card", "trial", 1.6),
     "baseline again": _look("D", 7, "baseline"),
     "winner again": _look("D", 7, "best"),
-    "measured peak": _look("^", 11, "best"),
 }
 
 
 @contextmanager
-def styled(theme: str | None, salt: str = "") -> Iterator[None]:
-    """Let figures be drawn in the colours of 'light' or 'dark', or in those that `svg` replaces; `salt` makes ids."""
+def styled(salt: str = "") -> Iterator[None]:
+    """Let figures be drawn in the colours that `svg` replaces; `salt` makes ids."""
     import matplotlib.style
     from matplotlib.rcsetup import cycler
 
-    colors = list(_SENTINELS) if theme is None else [getattr(shade, theme) for shade in _COLOURS.values()]
-    chosen: dict[Any, Any] = {**_STYLE, "axes.prop_cycle": cycler(color=colors), "svg.hashsalt": salt}
+    chosen: dict[Any, Any] = {**_STYLE, "axes.prop_cycle": cycler(color=list(_SENTINELS)), "svg.hashsalt": salt}
     with warnings.catch_warnings(), matplotlib.style.context(["default", chosen]):
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has its own fonts
         yield
@@ -247,7 +233,7 @@ def svg(draw: Callable[[float], Figure | None], width: float, name: str, kind: s
     Its ids differ from those of other names and widths on the page.
     """
     file = io.StringIO()
-    with styled(None, f"{name} {width}"):
+    with styled(f"{name} {width}"):
         figure = draw(width)
         if figure is None:
             return Markup()
@@ -259,14 +245,3 @@ def svg(draw: Callable[[float], Figure | None], width: float, name: str, kind: s
     size = f"0 0 {width:g} {figure.get_figheight() * 72:g}"
     label = escape(visible(str(figure.get_label())))
     return Markup(f'<svg viewBox="{size}" role="img" aria-label="{label}" class="{kind}">{body.strip()}')
-
-
-def pixels(figure: Figure, scale: float) -> NDArray[Any]:
-    """Return a figure as pixels, an array of height x width x 4 bytes, `scale` times as large."""
-    import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure.set_dpi(72 * scale)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]

@@ -1,14 +1,14 @@
-"""The texts and figures of a report, as lines and rows for every format."""
+"""The texts and figures of a report, as lines and rows."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from autotune.output.explanation import contribution_rows
 from autotune.output.memory import component_sizes
-from autotune.output.scatter import median_error, misses
 from autotune.output.table import remark_lines, show_config, show_interval, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time
@@ -126,16 +126,30 @@ def explained(report: RunReport) -> str:
 
 
 def accuracy(report: RunReport) -> list[str]:
-    """Return the errors of the predictions, a line each for throughput and memory."""
+    """Return the errors of the predictions that were made before trials, a line each for throughput and memory."""
     lines = []
-    for words, found in (("throughput", misses(report, "rate")), ("peak memory", misses(report, "memory"))):
-        if found:
-            worst = max(found, key=lambda m: abs(m.error))
+    predicted = [(t, t.prediction) for t in report.trials if t.prediction is not None and t.is_compared]
+    for words, pairs in (
+        ("throughput", [(t, p.samples_per_second, t.samples_per_second) for t, p in predicted]),
+        ("peak memory", [(t, float(p.peak_bytes), t.peak_bytes) for t, p in predicted]),
+    ):
+        errors = [(said / seen - 1, trial) for trial, said, seen in pairs if seen and math.isfinite(said) and said > 0]
+        if errors:
+            median = statistics.median(abs(error) for error, _ in errors)
+            worst, trial = max(errors, key=lambda found: abs(found[0]))
             lines.append(
-                f"{words}: median error {median_error(found):.0%}, largest {worst.error:+.0%} (trial "
-                f"{worst.trial.label}), of {len(found)} predictions, each made before its trial"
+                f"{words}: median error {median:.0%}, largest {worst:+.0%} (trial {trial.label}), of {len(errors)} "
+                "predictions, each made before its trial"
             )
     return lines
+
+
+def time_rows(report: RunReport) -> list[Row]:
+    """Return rows of the kinds of work in a search's time, in descending order: kind, time, share."""
+    spent = report.spent
+    shares = spent.shares() if spent.total_s else {}
+    rows: list[Row] = [(what, show_time(share * spent.total_s), f"{share:.0%}") for what, share in shares.items()]
+    return rows + ([("waiting for a quiet machine", show_time(spent.waiting_s), "")] if rows and spent.waited else [])
 
 
 def memory_rows(report: RunReport) -> tuple[Row, list[Row]]:

@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page, without network, fonts or other files; and a result for a notebook.
 
-The page is a Jinja template with the charts of `panels`, each drawn for wide and for narrow screens. The template, and
+The page is a Jinja template with charts, each drawn for wide and for narrow screens. The template, and
 `svg` for charts, escape all texts. What a notebook shows is a fragment of another page: its styles are confined to
 it, it has no script, and it follows the theme of JupyterLab, VS Code and Colab, or else the system's.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -18,8 +19,8 @@ from markupsafe import Markup, escape
 from autotune.exports import targets
 from autotune.output import report_facts as facts
 from autotune.output.drawing import svg, variables
-from autotune.output.memory import colour_of, component_sizes
-from autotune.output.panels import panels
+from autotune.output.explanation import waterfall
+from autotune.output.scatter import best_over_time, throughput_against_memory
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
 from autotune.space.knobs import with_changes
@@ -28,6 +29,9 @@ from autotune.units import visible
 from autotune.values.result import ResultData, RunReport, TrialRow
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialStatus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Widths of charts in pixels, for screens of 1,400 and of 400 pixels.
 WIDE, NARROW = 620.0, 346.0
@@ -38,9 +42,6 @@ _LONG_WORD = re.compile(r"(\S+)")
 _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
 
 SCOPE = ".autotune-result"
-
-# Charts that need no more than the trials of a result.
-_CHARTS = ("pareto", "predicted_rate")
 
 _WIDTH = 120  # columns of a printed table
 
@@ -71,7 +72,6 @@ def _context(report: RunReport) -> dict[str, Any]:
     result = report.result
     heading, memory_rows = facts.memory_rows(report)
     answer = f"{report.run_directory}/{ANSWER_FILE}"
-    colours = {name: colour_of(name) for name in component_sizes(report)}
     return {
         **summary(report),
         "report": report,
@@ -82,7 +82,8 @@ def _context(report: RunReport) -> dict[str, Any]:
         "explained": with_code(facts.explained(report)),
         "accuracy": facts.accuracy(report),
         "memory_heading": heading,
-        "memory_rows": [{"colour": colours.get(row[0]), "cells": row} for row in memory_rows],
+        "memory_rows": memory_rows,
+        "time_rows": facts.time_rows(report),
         "machine": facts.machine(report),
         "versions": facts.versions(report),
         "columns": facts.TRIAL_COLUMNS,
@@ -129,9 +130,14 @@ def with_code(words: str) -> Markup:
 def _drawings(report: RunReport) -> dict[str, Markup]:
     """Return the charts by name, each at both widths; empty: there is nothing to draw."""
     widths = {"wide": WIDE, "narrow": NARROW}
+    charts: dict[str, Callable[[float], Figure | None]] = {
+        "waterfall": lambda width: waterfall(report.explanation, width),
+        "pareto": lambda width: throughput_against_memory(report, width),
+        "progress": lambda width: best_over_time(report, width),
+    }
     return {
-        panel.name: Markup().join(svg(panel.draw, width, panel.name, kind) for kind, width in widths.items())
-        for panel in panels(report)
+        name: Markup().join(svg(draw, width, name, kind) for kind, width in widths.items())
+        for name, draw in charts.items()
     }
 
 
@@ -170,13 +176,9 @@ def report_of(result: ResultData) -> RunReport:
 
 def result_html(report: RunReport) -> str:
     """Return the HTML fragment of a report with a result."""
-    charts = [
-        {"title": panel.title, "drawing": drawing}
-        for panel in panels(report)
-        if panel.name in _CHARTS and (drawing := svg(panel.draw, WIDE, panel.name))
-    ]
+    pareto = svg(lambda width: throughput_against_memory(report, width), WIDE, "pareto")
     template = page_environment().get_template("result.html.j2")
-    return template.render(**summary(report), themes=Markup(_themes()), charts=charts)
+    return template.render(**summary(report), themes=Markup(_themes()), pareto=pareto)
 
 
 def _themes() -> str:

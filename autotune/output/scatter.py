@@ -1,4 +1,4 @@
-"""Charts of trials, and what they show: throughput against memory, best over time, predicted against measured.
+"""Charts of trials: throughput against memory, and best over time.
 
 Each is drawn within `drawing.styled` for a given width in pixels, since texts keep their size on narrow screens.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.output.drawing import COLOURS, limited, mark, padded, trial_axes, with_legend
 from autotune.space.knobs import shown_changes
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 # A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
 _FAR = 1.6
-
-# Ratio of the largest to the smallest value from which on axes are logarithmic.
-_WIDE = 20.0
 
 _ON_TOP = ("trial", "baseline", "winner")  # marks in the order in which they are drawn
 
@@ -162,59 +159,6 @@ def best_so_far(
         best = measured.samples_per_second
         points.append((max(points[-1][0], *(t.ended_s or 0.0 for t in finals)), best))
     return [*points, (last_s, best)]
-
-
-class Miss(NamedTuple):
-    """A trial's prediction and what was measured."""
-
-    trial: TrialRow
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Relative error of the prediction."""
-        return self.predicted / self.measured - 1
-
-
-def misses(report: RunReport, what: Literal["rate", "memory"]) -> list[Miss]:
-    """Return the predictions of trials, made before they ran, with the measured values."""
-    found = []
-    for trial in report.trials:
-        prediction = trial.prediction
-        if prediction is None or not trial.is_compared or not trial.peak_bytes or not trial.samples_per_second:
-            continue
-        rate = what == "rate"
-        predicted = prediction.samples_per_second if rate else float(prediction.peak_bytes)
-        if math.isfinite(predicted) and predicted > 0:
-            found.append(Miss(trial, predicted, trial.samples_per_second if rate else float(trial.peak_bytes)))
-    return found
-
-
-def median_error(found: Sequence[Miss]) -> float:
-    """Return the median absolute relative error."""
-    return statistics.median(abs(m.error) for m in found)
-
-
-def predicted_against_measured(report: RunReport, what: Literal["rate", "memory"], width: float) -> Figure | None:
-    """Return the chart of predicted against measured values, with the line on which they agree."""
-    found = misses(report, what)
-    if not found:
-        return None
-    everything = [v for m in found for v in (m.predicted, m.measured)]
-    low, high = min(everything) * 0.93, max(everything) * 1.07
-    unit, name = (1, "samples/s") if what == "rate" else _memory_unit(high)
-    quantity = "throughput" if what == "rate" else "memory"
-    label = f"Predicted against measured {quantity} of {len(found)} trials, median error {median_error(found):.0%}"
-    figure, axes = trial_axes(width, label, f"measured, {name}", f"predicted, {name}")
-    for way in ("x", "y"):
-        limited(axes, way, low / unit, high / unit, width, logs=high / low > _WIDE)
-    for miss in found:
-        tip = f"{_tip(miss.trial)}\npredicted {miss.error:+.0%}"
-        mark(axes, "trial", miss.measured / unit, miss.predicted / unit, tip, "a trial")
-    ends = [low / unit, high / unit]
-    axes.plot(ends, ends, color=COLOURS["muted"], linewidth=1, linestyle="--", label="predicted = measured")
-    return with_legend(figure, width)
 
 
 def _memory_unit(most: float) -> tuple[int, str]:

@@ -11,14 +11,12 @@ import pytest
 
 from autotune.output.drawing import (
     COLOURS,
-    COMPONENTS,
     PAPER,
     SERIES,
     cut,
     limited,
     mark,
     padded,
-    pixels,
     styled,
     svg,
     trial_axes,
@@ -93,16 +91,6 @@ def test_settings_of_matplotlib_are_neither_used_nor_changed():
     assert odd == svg(drawn, 300, "chart")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pixels_have_the_colours_of_their_theme(theme):
-    with styled(theme):
-        found = pixels(drawn(300), 1.5)
-    assert found.shape[1:] == (450, 4)
-    best = getattr(SERIES["best"], theme)
-    wanted = [int(best[at : at + 2], 16) for at in (1, 3, 5)]
-    assert (found[..., :3] == wanted).all(axis=-1).any()
-
-
 def test_a_text_is_cut_to_its_room():
     assert cut("bf16", 100) == "bf16"
     assert cut("precision fp32 to bf16", 80) == "precision…"
@@ -119,7 +107,7 @@ def test_a_range_of_one_value_has_room():
     [(0, 10, False, [0, 2, 4, 6, 8, 10]), (93, 118, False, [95, 100, 105, 110, 115]), (0.9, 110, True, [1, 10, 100])],
 )
 def test_ticks_are_round_and_few(low, high, logs, found):
-    with styled("light"):
+    with styled():
         _, axes = trial_axes(346, "", "", "")
         limited(axes, "y", low, high, 346, logs=logs)
         shown = [at for at in axes.get_yticks() if low <= at <= high]
@@ -128,7 +116,7 @@ def test_ticks_are_round_and_few(low, high, logs, found):
 
 
 def test_numbers_are_as_short_as_they_may_be():
-    with styled("light"):
+    with styled():
         _, axes = trial_axes(346, "", "", "")
         limited(axes, "y", 0, 1, 346)
         words = axes.yaxis.get_major_formatter()
@@ -136,7 +124,7 @@ def test_numbers_are_as_short_as_they_may_be():
 
 
 def test_every_name_has_a_colour_of_its_own():
-    assert len(set(COLOURS.values())) == len(PAPER) + len(SERIES) + len(COMPONENTS)
+    assert len(set(COLOURS.values())) == len(PAPER) + len(SERIES)
 
 
 # Simulation of the three kinds of dichromacy on linear RGB (Machado, Oliveira and Fernandes 2009, severity 1.0).
@@ -202,10 +190,3 @@ def test_marks_stand_out_from_the_card(theme, name):
 def test_marks_of_one_chart_differ_for_every_eye(theme, deficiency):
     colors = [getattr(SERIES[name], theme) for name in ("best", "front", "failed", "budget")]
     assert min(difference(a, b, deficiency) for a, b in itertools.combinations(colors, 2)) > 10
-
-
-@pytest.mark.parametrize("theme", THEMES)
-@pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
-def test_neighbours_of_the_stack_differ_for_every_eye(theme, deficiency):
-    colors = [getattr(shade, theme) for shade in COMPONENTS.values()]
-    assert min(difference(a, b, deficiency) for a, b in itertools.pairwise(colors)) > 10

@@ -61,11 +61,10 @@ def test_it_shows_the_answer_the_sides_and_what_changes(result):
     assert shown.tags[0] == "div"
 
 
-def test_it_draws_the_charts_that_an_answer_is_enough_for(result):
+def test_it_draws_throughput_against_memory(result):
     shown = Fragment(html_of(result))
-    assert shown.tags.count("figure") == 2
+    assert shown.tags.count("figure") == 1
     assert "Throughput against memory" in shown.text
-    assert "Predicted against measured throughput" in shown.text
     assert "ran out of memory" in shown.text
 
 

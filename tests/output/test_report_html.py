@@ -51,16 +51,13 @@ def report(tmp_path_factory):
     return make_report(tmp_path_factory.mktemp("search") / "run")
 
 
-def test_the_page_has_the_phases_and_what_is_alive_at_the_peak(report):
-    page = html_report(report)
-    assert "allocated, optimizer step" in page
-    assert "What is alive at the peak" in page
-    assert "activations model layers* mlp mm" in page
+def test_the_page_has_the_phases(report):
+    assert "allocated, optimizer step" in html_report(report)
 
 
 def test_the_page_has_all_its_parts(report):
     page = Page(html_report(report))
-    parts = {"against", "waterfall", "pareto", "progress", "predicted-rate", "predicted-memory", "memory", "time"}
+    parts = {"against", "waterfall", "pareto", "progress", "predicted", "memory", "time"}
     assert {*parts, "trials", "machine", "again"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
 
@@ -95,7 +92,7 @@ def test_texts_stay_texts(report):
 
 def test_both_widths_are_drawn(report):
     text = html_report(report)
-    assert text.count('class="wide"') == text.count('class="narrow"') == 8
+    assert text.count('class="wide"') == text.count('class="narrow"') == 3
 
 
 def test_a_search_without_an_answer_has_a_page(report):

@@ -11,10 +11,7 @@ from autotune.output.scatter import (
     Spot,
     best_over_time,
     best_so_far,
-    median_error,
-    misses,
     pareto,
-    predicted_against_measured,
     spots,
     throughput_against_memory,
 )
@@ -31,7 +28,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def style():
-    with styled("light"):
+    with styled():
         yield
 
 
@@ -150,36 +147,10 @@ def test_every_trial_of_the_search_is_on_the_line_of_time(report):
     assert again == sum(t.purpose == "final" for t in report.trials)
 
 
-def test_errors_are_shares_of_the_measured(report):
-    found = misses(report, "rate")
-    assert len(found) == sum(t.is_compared for t in report.trials)
-    assert median_error(found) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("what", ["rate", "memory"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_predictions_stand_beside_the_line_of_agreement(report, what, width):
-    chart = predicted_against_measured(report, what, width)
-    assert len(marks(chart, "a trial")) == len(misses(report, what))
-    (line,) = lines(chart, "predicted = measured")
-    assert list(line.get_xdata()) == list(line.get_ydata())
-    if what == "rate":
-        assert all(predicted > measured for measured, predicted in map(at, marks(chart, "a trial")))
-
-
-def test_axes_are_logarithmic_where_values_differ_by_much(report):
-    assert predicted_against_measured(report, "rate", 620.0).axes[0].get_xscale() == "linear"
-    first, *others = report.trials
-    slow = first.model_copy(update={"samples_per_second": first.samples_per_second / 100})
-    chart = predicted_against_measured(report.model_copy(update={"trials": (slow, *others)}), "rate", 620.0)
-    assert (chart.axes[0].get_xscale(), chart.axes[0].get_yscale()) == ("log", "log")
-
-
 def test_where_nothing_completed_nothing_is_drawn(report):
     empty = report.model_copy(update={"trials": (), "result": None})
     assert throughput_against_memory(empty, 620.0) is None
     assert best_over_time(empty, 620.0) is None
-    assert predicted_against_measured(empty, "rate", 620.0) is None
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,7 +9,6 @@ from factories import make_config, make_failure, make_measurement, make_plan, ma
 from rich.console import Console
 
 from autotune.output.report_html import html_of, html_report, report_of
-from autotune.output.report_text import markdown_report
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
 from autotune.planning.plan import SearchState
 from autotune.values.checks import Soaked
@@ -115,7 +114,7 @@ def test_what_was_not_told_is_said_and_not_shown_as_figures():
     assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
     assert row(result, "runner-up")[1] == "couldn't tell"
     assert row(result, "runner-up")[2].startswith("about ")
-    texts = ["\n".join(shown(result)), str(result), markdown_report(report_of(result)), html_of(result)]
+    texts = ["\n".join(shown(result)), str(result), html_of(result)]
     for text in (*texts, html_report(report_of(result))):
         visible = re.sub(r"<(style|script|svg).*?</\1>", "", text, flags=re.DOTALL)
         for low, high in re.findall(r"\(([\d.,]+) to ([\d.,?]+)", visible):
