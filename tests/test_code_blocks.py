@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 import autotune as package
 from autotune.cli import options
 from autotune.cli.main import app
-from autotune.estimates import run_cost
 from autotune.planning.options import Fixed, project_defaults
 from autotune.space.file import builtin_spaces, read_space
 from autotune.training import baseline
@@ -37,7 +36,6 @@ BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json", "toml"), ("text",
 
 # What reads a file that a page shows.
 READERS = {
-    "prices.yaml": run_cost.read_prices,
     "mine.yaml": read_space,
     "args.json": baseline.read_arguments,
     "pyproject.toml": lambda path: project_defaults(path.parent),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.estimates.run_cost import read_prices
 from autotune.space.file import read_space
 
 PACKAGE = Path(autotune.__file__).parent
@@ -21,7 +20,7 @@ SOURCES = {
 WITH_DOCTESTS = [name for name, source in SOURCES.items() if re.search(r"^ *>>> ", source, re.MULTILINE)]
 
 # Files that docstrings show, and what reads them.
-FILES = {"autotune.space.file": read_space, "autotune.estimates.run_cost": read_prices}
+FILES = {"autotune.space.file": read_space}
 
 
 def shown(module: str) -> list[str]:

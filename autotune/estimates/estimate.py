@@ -8,7 +8,6 @@ of the Python API. The notes of a report name every default that was chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from autotune.errors import InputError, NothingFitsError
@@ -19,7 +18,7 @@ from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
-from autotune.estimates.run_cost import Prices, read_prices, tokens_per_sample
+from autotune.estimates.run_cost import tokens_per_sample
 from autotune.planning.options import options_of
 from autotune.space.history import LOADING
 from autotune.space.knobs import in_words
@@ -53,21 +52,18 @@ def report(options: request.EstimateOptions) -> Report:
             here: its report says so (see `shortfall`).
     """
     request.check(options)
-    prices = read_prices(Path(options.prices)) if options.prices is not None else None
     point = options.point
     target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
-    question = _question(options, point, workload, prices)
+    question = _question(options, point, workload)
     if target is None:
         return survey(question, said)
     if options.devices > 1 and not _WAY & point.keys():
         return spread(question, target, (*target.notes, *said))
     forecast = question.forecast(target, network=network_for(options, target, options.devices))
     notes = (*target.notes, *said)
-    if prices is not None and target.device.name not in prices.per_hour:
-        notes += (f"--prices {options.prices}: no price of {target.device.name}",)
     return _configuration(question, forecast, notes) if point else ranking(question, forecast, notes)
 
 
@@ -142,11 +138,9 @@ def estimate(
     )
 
 
-def _question(
-    options: request.EstimateOptions, point: Mapping[str, Scalar], workload: Workload, prices: Prices | None = None
-) -> Question:
+def _question(options: request.EstimateOptions, point: Mapping[str, Scalar], workload: Workload) -> Question:
     facts = build.describe(workload.model, workload.task)
-    return Question(options, point, prices, workload, facts, Profiles(workload, facts.parameters))
+    return Question(options, point, workload, facts, Profiles(workload, facts.parameters))
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
@@ -171,7 +165,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
             else of_evaluation or would_fit(forecast, config, Allowance.METHOD, given=question.point)
         ),
         alive=forecast.model.alive(config) if question.options.explain else (),
-        run=question.run(found, device.name),
+        run=question.run(found),
         notes=(
             *filter(None, [of_evaluation]),
             *notes,

@@ -20,7 +20,7 @@ from autotune.cost.optimizers import OPTIMIZERS
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted
 from autotune.estimates.request import EstimateOptions, Target, plan_of
-from autotune.estimates.run_cost import Prices, run_cost
+from autotune.estimates.run_cost import run_cost
 from autotune.planning.plan import SearchPlan, least_states
 from autotune.space.points import Scalar
 from autotune.space.space import MICRO_BATCH, micro_batches
@@ -47,7 +47,6 @@ class Question:
 
     options: EstimateOptions
     point: Mapping[str, Scalar]  # the knobs that the user gave, by the names of search spaces
-    prices: Prices | None  # None: money isn't asked for
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
@@ -72,12 +71,12 @@ class Question:
         )
         return Forecast(plan, target.device, model, self.profiles)
 
-    def run(self, found: Predicted, gpu: str) -> RunCost | None:
-        """Return the cost of a run of `--tokens` with a configuration on `gpu`; None without `--tokens`."""
+    def run(self, found: Predicted) -> RunCost | None:
+        """Return the cost of a run of `--tokens` with a configuration; None without `--tokens`."""
         tokens, size = self.options.tokens, self.facts.parameters
         if tokens is None:
             return None
-        return run_cost(found, tokens=tokens, workload=self.workload, parameters=size, prices=self.prices, gpu=gpu)
+        return run_cost(found, tokens=tokens, workload=self.workload, parameters=size)
 
     def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
         """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""

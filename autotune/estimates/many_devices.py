@@ -99,7 +99,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         network_gb_s=None if nodes == 1 else network.node / 1e9,
         host_memory_bytes=_host_memory(question.options, target.device),
         rows=ordered,
-        run=question.run(ordered[0].predicted, target.device.name),
+        run=question.run(ordered[0].predicted),
         refused={reason: tuple(names) for reason, names in refused.items()},
         notes=(
             *faster,

@@ -56,7 +56,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
         fitting=fitting,
         baseline=plan.baseline,
         best=rows,
-        run=question.run(rows[0], device.name),
+        run=question.run(rows[0]),
         notes=(
             *_by_method(forecast, configs, rows[0]),
             *notes,
@@ -172,7 +172,7 @@ def _row(question: Question, forecast: Forecast, configs: Sequence[TrainConfig])
         device=device,
         best=found,
         largest_micro_batch=forecast.largest_micro_batch(best[0]),
-        run=question.run(found, device.name),
+        run=question.run(found),
     )
 
 

@@ -105,10 +105,6 @@ class RunCost(Value):
     hours_interval: Interval | None
     devices: int = Field(default=1, description="devices that train together")
     gpu_hours: float | None = Field(description="hours times devices")
-    price_per_hour: float | None = None
-    money: float | None = None
-    money_interval: Interval | None = None
-    currency: str | None = None
 
 
 class EstimateReport(Value):

@@ -22,7 +22,6 @@ from autotune.planning.options import (
     Bytes,
     Count,
     Fixed,
-    Name,
     WorkloadOptions,
     option,
 )
@@ -69,7 +68,6 @@ class EstimateOptions(WorkloadOptions):
     )
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
-    prices: Name | None = option(OUTPUT, "YAML or JSON: a currency, prices per hour by GPU.")
     eval_batch: PositiveInt | None = option(
         MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].", le=LARGEST_BATCH
     )
@@ -132,8 +130,6 @@ def check(options: EstimateOptions) -> None:
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
     if options.explain and not options.fix:
         raise InputError("--explain: is of one configuration, such as --fix micro-batch=4")
-    if options.prices is not None and options.tokens is None:
-        raise InputError(f"--prices {options.prices}: needs --tokens, the length of the run")
 
 
 def target_of(options: EstimateOptions) -> Target:

@@ -145,8 +145,7 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
 
 def _devices(report: DevicesReport) -> list[RenderableType]:
     runs = [row.run for row in report.rows if row.run is not None]
-    currency = next((run.currency for run in runs if run.money is not None), None)
-    rows = [_device_cells(report.workload, row, row.best, str(currency)) for row in report.rows if row.best is not None]
+    rows = [_device_cells(report.workload, row, row.best) for row in report.rows if row.best is not None]
     left_out: dict[str, list[str]] = {}
     for row in report.rows:
         if row.best is None:
@@ -161,7 +160,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
     ]
 
 
-def _device_cells(workload: Workload, row: DeviceRow, best: Predicted, currency: str) -> dict[str, str]:
+def _device_cells(workload: Workload, row: DeviceRow, best: Predicted) -> dict[str, str]:
     speed, run = best.speed, row.run
     return {
         "device\nGiB": f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
@@ -169,7 +168,6 @@ def _device_cells(workload: Workload, row: DeviceRow, best: Predicted, currency:
         _unit(workload): "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
         "MFU": _share(speed),
         "hours": "" if run is None or run.hours is None else show_rate(run.hours),
-        currency: "" if run is None or run.money is None else f"{run.money:,.0f}",
         "best configuration, its memory": (
             f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
         ),
@@ -223,16 +221,12 @@ def _table_of_known(
 
 
 def _run_lines(run: RunCost | None) -> list[str]:
-    """Return operations, hours and price of a run."""
+    """Return operations and hours of a run."""
     lines = _work_lines(run)
     if run is not None and run.hours is not None and run.hours_interval is not None:
         hours = f"{show_rate(run.hours)} hours ({_interval(run.hours_interval)})"
         where = "one device" if run.devices == 1 else f"{run.devices} devices"
         lines.append(f"{hours} on {where}, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
-    if run is not None and run.money is not None and run.money_interval is not None:
-        low, high = run.money_interval.low, run.money_interval.high
-        price = f"{run.price_per_hour} {run.currency} an hour"
-        lines.append(f"{run.money:,.2f} {run.currency} ({low:,.2f} to {high:,.2f}) at {price}")
     return lines
 
 

@@ -16,7 +16,7 @@ from autotune.values.config import TrainConfig
 
 OPTIONS = {
     "--model", "--gpu", "--memory", "--task", "--seq-len", "--target-len", "--global-batch", "--allow", "--tokens",
-    "--prices", "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
+    "--nodes", "--network-gb-s", "--host-memory", "--device", "--revision", "--trust-remote-code", "--json",
     "--debug", "--help", "--quiet", "--fix", "--devices", "--eval-batch", "--eval-samples", "--explain",
     "--images", "--image-size", "--freeze-vision", "--recipe", "--prompt-len", "--completion-len", "--generations",
 }  # fmt: skip
@@ -99,13 +99,10 @@ def test_without_a_speed_the_table_has_no_column_for_it(estimate):
 
 
 @pytest.mark.slow
-def test_all_devices_are_drawn_with_what_a_run_costs(estimate, tmp_path):
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("currency: EUR\nh100-80gb: 2.9\n")
-    done = estimate("--gpu", "all", "--tokens", "20B", "--prices", prices, "--fix", "precision=bf16")
+def test_all_devices_are_drawn_with_what_a_run_costs(estimate):
+    done = estimate("--gpu", "all", "--tokens", "20B", "--fix", "precision=bf16")
     assert done.exit_code == 0
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "EUR" in done.stdout
     assert "PetaFLOP/s-days" in done.stdout
     assert "not, as it has no bf16 (compute capability 8.0 or newer): p100, " in done.stdout
     assert all(gpu.name.split("-")[0] in done.stdout for gpu in gpus())
@@ -173,8 +170,6 @@ ERRORS = {
     "knob the processor lacks": (("--device", "cpu", "--fix", "fp16=true"), 2, "fp16 on a CPU silently stays fp32"),
     "memory in bananas": (("--memory", "24 bananas"), 2, "--memory 24 bananas"),
     "tokens in words": (("--tokens", "lots"), 2, "--tokens lots: expected a number above 0, such as 20B"),
-    "prices without tokens": (("--prices", "prices.yaml"), 2, "--prices prices.yaml: needs --tokens"),
-    "missing prices": (("--prices", "no.yaml", "--tokens", "1B"), 2, "--prices no.yaml: No such file"),
     "device that isn't there": (("--device", "cuda:99"), 3, "cuda:99"),
     "nothing fits": (("--memory", "512MiB", "--allow", "exact"), 5, "nothing fits: micro-batch 1"),
 }  # fmt: skip

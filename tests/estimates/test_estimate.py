@@ -105,21 +105,6 @@ def test_compiling_is_said_to_be_a_rule_of_thumb(estimated):
     assert any("rule of thumb" in note for note in estimated(fix={"compile": "inductor"}).notes)
 
 
-@pytest.mark.slow
-def test_a_run_costs_money_where_a_price_is_known(estimated, tmp_path):
-    prices = tmp_path / "prices.json"
-    prices.write_text('{"currency": "EUR", "rtx-3070": 0.1}')
-    asked = {"tokens": 1e9, "prices": str(prices), "fix": {"micro-batch": "8"}}
-    run = estimated(**asked).run
-    assert run.money == pytest.approx(0.1 * run.hours)
-    unpriced = estimated(gpu="t4", **asked)
-    assert unpriced.run.money is None
-    assert any("no price of t4" in note for note in unpriced.notes)
-    rows = {row.device.name: row for row in estimated(gpu="all", **asked).rows}
-    assert rows["rtx-3070"].run.money == pytest.approx(run.money)
-    assert rows["t4"].run.money is None
-
-
 def test_from_python_it_is_the_same(estimated, tiny_llama):
     found = estimated(fix={"micro-batch": "8", "precision": "bf16"})
     asked = {"config": found.predicted.config, "gpu": GPU}

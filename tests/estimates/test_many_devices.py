@@ -58,7 +58,7 @@ def spread_over(**fields) -> SpreadReport:
     check(options)
     point = options.point
     workload = make_workload(global_batch_size=options.global_batch or 64)
-    question = Question(options, point, None, workload, make_facts(**PARTS), AnyFamily())
+    question = Question(options, point, workload, make_facts(**PARTS), AnyFamily())
     target = target_of(options)
     hardware = target.device.hardware
     versions = {**hardware.versions, **VERSIONS}  # a transformers that has all ways

@@ -31,8 +31,6 @@ REFUSED = {
     "a knob the GPU lacks": ({"gpu": "t4", "fix": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
     "a kernel the model lacks": ({"fix": {"attention": "paged"}}, "'paged' is unknown"),
     "a compiler nothing is known of": ({"fix": {"compile": "tvm"}}, "--fix compile=tvm: nothing is predicted for it"),
-    "prices without a run": ({"prices": "prices.yaml"}, "--prices prices.yaml: needs --tokens"),
-    "prices that aren't there": ({"prices": "nowhere.yaml", "tokens": 1e9}, "nowhere.yaml: No such file"),
     "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip

@@ -1,19 +1,16 @@
-"""Tokens, FLOP, hours and money."""
-
-import json
+"""Tokens, FLOP and hours."""
 
 import pytest
 from factories import make_config, make_gpu, make_workload
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device, predicted
-from autotune.estimates.run_cost import Prices, read_prices, run_cost, tokens_per_sample
+from autotune.estimates.run_cost import run_cost, tokens_per_sample
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.model import Task
 from autotune.values.trial import Interval
 
 T5_3B_PARAMETERS = 2_851_598_336
-PRICES = Prices(currency="EUR", per_hour={"a100-80gb": 2.0})
 
 
 def found(*, rates: str | None = "table"):
@@ -37,7 +34,7 @@ def found(*, rates: str | None = "table"):
 
 
 def cost(**fields):
-    defaults = {"tokens": 1e9, "workload": make_workload(), "parameters": 1000, "prices": PRICES, "gpu": "a100-80gb"}
+    defaults = {"tokens": 1e9, "workload": make_workload(), "parameters": 1000}
     return run_cost(fields.pop("of", found()), **{**defaults, **fields})
 
 
@@ -54,19 +51,14 @@ def test_what_the_model_needs_is_that_of_its_steps():
     assert run.needed_petaflop_s_days == pytest.approx(1 / 86400)
 
 
-def test_hours_follow_from_the_predicted_speed_and_money_from_them():
+def test_hours_follow_from_the_predicted_speed():
     run = cost(tokens=4096.0 * 3600 * 10)
-    assert (run.hours, run.gpu_hours, run.money) == pytest.approx((10, 10, 20))
+    assert (run.hours, run.gpu_hours) == pytest.approx((10, 10))
     assert (run.hours_interval.low, run.hours_interval.high) == pytest.approx((5, 20))
-    assert (run.money_interval.low, run.money_interval.high) == pytest.approx((10, 40))
-    assert run.currency == "EUR"
 
 
-def test_without_a_speed_there_are_no_hours_and_without_a_price_no_money():
-    timeless = cost(of=found(rates=None))
-    assert (timeless.hours, timeless.money) == (None, None)
-    assert cost(gpu="t4").money is None
-    assert cost(prices=None).money is None
+def test_without_a_speed_there_are_no_hours():
+    assert cost(of=found(rates=None)).hours is None
 
 
 def test_sound_has_no_tokens():
@@ -77,40 +69,3 @@ def test_sound_has_no_tokens():
 def test_images_have_no_tokens():
     with pytest.raises(InputError, match="--tokens: tiny is trained on images"):
         cost(workload=make_workload(task=Task.IMAGE_CLASSIFICATION))
-
-
-def test_prices_are_yaml_or_json_and_names_are_those_of_people(tmp_path):
-    (tmp_path / "prices.yaml").write_text("currency: EUR\nA100 80GB: 2\nrtx_4090: 0.4\n")
-    (tmp_path / "prices.json").write_text(json.dumps({"currency": "EUR", "a100-80gb": 2, "rtx-4090": 0.4}))
-    read = read_prices(tmp_path / "prices.yaml")
-    assert read == read_prices(tmp_path / "prices.json")
-    assert read.per_hour == {"a100-80gb": 2.0, "rtx-4090": 0.4}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a100-80gb: 2", "expected 'currency: EUR'"),
-        ("[1, 2]", "expected 'currency: EUR'"),
-        ("currency: 3\na100-80gb: 2", "expected 'currency: EUR'"),
-        ("currency: EUR\na100-80bg: 2", "did you mean 'a100-80gb'"),
-        ("currency: EUR\na100-80gb: free", "a100-80gb: expected a price per hour above 0, not 'free'"),
-        ("currency: EUR\na100-80gb: 0", "above 0, not 0"),
-        ("currency: EUR\na100-80gb: true", "above 0, not True"),
-        ("currency: EUR\na100-80gb: .nan", "above 0, not nan"),
-        ("currency: EUR\na100-80gb: 2\nNVIDIA A100 80GB: 3", "a100-80gb has a price already"),
-        ("currency: [", "line "),
-    ],
-)
-def test_prices_that_can_not_be_used_are_refused_in_one_line(tmp_path, text, said):
-    (tmp_path / "prices.yaml").write_text(text)
-    with pytest.raises(InputError) as error:
-        read_prices(tmp_path / "prices.yaml")
-    assert "prices.yaml: " in str(error.value)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_of_prices_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--prices .*nowhere.yaml: No such file"):
-        read_prices(tmp_path / "nowhere.yaml")

@@ -112,12 +112,6 @@ SPACES = [
     ),
 ]  # fmt: skip
 
-PRICES = [
-    "a: " + "[" * 5000 + "]" * 5000, DEEP["lists"], "", "a", "5", "{", "currency: 5", "prices: x", "&a [*a]",
-    "currency: EUR\nprices: {a100-80gb: -1}", "currency: EUR\nprices: {a100-80gb: x}",
-    "currency: EUR\nprices: {nothing: 1}", "!!python/object:os.system x", "a: b: c", b"\xff\xfe\x00", "\t- x",
-]  # fmt: skip
-
 # Name and content of data.
 DATA = [
     *(

@@ -64,8 +64,6 @@ def of_files() -> list[Case]:
     cases = [Case(ONE, {"m/config.json": content}) for content in models]
     cases += [Case([*FIND, "--baseline", "b.json"], {**MODEL, "b.json": content}) for content in baselines]
     cases += [Case([*FIND, "--space", "s.yaml"], {**MODEL, "s.yaml": content}) for content in files.SPACES]
-    prices = [*ONE, "--tokens", "1B", "--prices", "p.yaml"]
-    cases += [Case(prices, {**MODEL, "p.yaml": content}) for content in files.PRICES]
     cases += [Case([*FIND, "--data", name], {**MODEL, name: content}) for name, content in files.DATA]
     prompts = [*FIND, "--data", "d.jsonl", "--recipe"]
     cases += [Case([*prompts, name], {**MODEL, "d.jsonl": content}) for name, content in files.PROMPTS]
