@@ -92,8 +92,6 @@ REFUSED = [
     ("8 flex attention", {"attn_implementation": "flex_attention"}, "llama", "no backward on the CPU"),
     ("11 layer-wise", {"optim": "galore_adamw_layerwise"}, "llama", "needs the package galore-torch"),
     ("14 CUDA graphs", {"torch_compile_backend": "cudagraphs"}, "llama", "does nothing on a CPU"),
-    ("14 inference-only", {"torch_compile_backend": "onnxrt"}, "llama", "for inference, not for training"),
-    ("14 gone", {"torch_compile_backend": "aot_nvfuser"}, "llama", "is gone from torch; inductor replaced it"),
     ("13 emptied cache", {"torch_empty_cache_steps": 1}, "llama", "empties the cache of a GPU's allocator"),
     ("13 expandable segments", {"expandable_segments": True}, "llama", "are of a GPU's allocator"),
     ("19 balanced by tokens", {"train_sampling_strategy": "batch_rebalance"}, "llama", "all samples have one length"),

@@ -34,7 +34,7 @@ PARAMETERS = (
 _KNOWN_TEXTS = {
     "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     "experts_implementation": EXPERTS_IMPLEMENTATIONS,
-    "torch_compile_backend": tuple(BACKENDS),
+    "torch_compile_backend": BACKENDS,
 }
 
 

@@ -12,7 +12,7 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
 from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.techniques import BACKENDS, CHECKPOINTING
+from autotune.values.techniques import CHECKPOINTING
 from autotune.values.workload import Workload
 
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
@@ -138,9 +138,6 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return "activation_memory_budget: TRL's trainers are not measured with it"
     if config.torch_compile_backend is None:
         return "a mode of torch.compile needs a backend" if config.torch_compile_mode else None
-    backend = BACKENDS[config.torch_compile_backend]
-    if backend.use not in ("training", "debugging"):
-        return backend.reason
     if config.torch_compile_mode is not None and config.torch_compile_backend != "inductor":
         return f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
     if config.torch_compile_backend == "inductor":

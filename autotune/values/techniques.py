@@ -1,8 +1,7 @@
 """Tables of activation checkpointing, of backends of torch.compile, and of values that are not offered.
 
 Activation checkpointing stores the inputs of layers and computes their activations again in the backward pass
-(arXiv:1604.06174). Backends are those of accelerate's `DynamoBackend` (a test compares the table with the installed
-one) and a few that older guides recommend; their uses are from the documentation of torch and accelerate.
+(arXiv:1604.06174).
 """
 
 from __future__ import annotations
@@ -83,52 +82,17 @@ def checkpointing_of(options: dict[str, object]) -> Checkpointing:
     raise ValueError(f"checkpointing with {options} is none of {', '.join(CHECKPOINTING)}")
 
 
-Use = Literal["training", "debugging", "inference", "other device", "gone"]
-
-
-@dataclass(frozen=True)
-class Backend:
-    """What a backend is for and, if not for training, why not."""
-
-    use: Use
-    reason: str = ""
-
-
-def _inference(what: str) -> Backend:
-    return Backend("inference", f"{what} runs forward passes only: for inference, not for training")
-
-
-def _gone(what: str) -> Backend:
-    return Backend("gone", f"{what} is gone from torch; inductor replaced it")
-
-
-BACKENDS: dict[str, Backend] = {
-    "inductor": Backend("training"),
-    "cudagraphs": Backend("training"),
-    # These run the traced graph as it is, slower than without compiling, to find the stage that causes an error.
-    "aot_eager": Backend("debugging"),
-    "eager": Backend("debugging"),
-    "onnxrt": _inference("ONNX Runtime"),
-    "tensorrt": _inference("TensorRT"),
-    "fx2trt": _inference("TensorRT"),
-    "tvm": _inference("Apache TVM"),
-    "ofi": _inference("TorchScript's optimize_for_inference"),
-    "ipex": _inference("the Intel extension's backend"),
-    "torchxla_trace_once": _inference("this XLA backend"),
-    "openxla": Backend("other device", "openxla needs an XLA device (torch_xla)"),
-    "aot_torchxla_trace_once": Backend("other device", "aot_torchxla_trace_once needs an XLA device (torch_xla)"),
-    "hpu_backend": Backend("other device", "hpu_backend needs a Gaudi accelerator"),
-    "neuron": Backend("other device", "neuron needs an AWS Trainium or Inferentia"),
-    "nvfuser": _gone("nvfuser"),
-    "aot_nvfuser": _gone("aot_nvfuser"),
-    "aot_ts_nvfuser": _gone("aot_ts_nvfuser"),
-    "nvprims_nvfuser": _gone("nvprims_nvfuser"),
-}
+# Backends of torch.compile that train. `aot_eager` and `eager` run the traced graph as it is, slower than without
+# compiling, to find the stage that causes an error. All others (`torch._dynamo.list_backends(exclude_tags=())`) run
+# forward passes only, need an accelerator other than a GPU, or are gone from torch.
+BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
 
 
 def _known(name: str) -> str:
     if name not in BACKENDS:
-        raise ValueError(f"{name!r} is no backend of torch.compile{suggestion(name, BACKENDS)}")
+        suggested = suggestion(name, BACKENDS)
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"{name!r} is no backend of torch.compile for training: expected {known}{suggested}")
     return name
 
 

@@ -83,7 +83,6 @@ def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
     points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
     assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
     assert points["cpu"] > 100
-    assert 1 < points["inference_backends"] < 20
 
 
 @pytest.mark.slow

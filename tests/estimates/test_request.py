@@ -30,7 +30,7 @@ REFUSED = {
     "an optimizer that is gone": ({"fix": {"optim": "adamw_hf"}}, "--fix optim=adamw_hf: adamw_hf is gone"),
     "a knob the GPU lacks": ({"gpu": "t4", "fix": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
     "a kernel the model lacks": ({"fix": {"attention": "paged"}}, "'paged' is unknown"),
-    "a compiler nothing is known of": ({"fix": {"compile": "tvm"}}, "--fix compile=tvm: nothing is predicted for it"),
+    "a compiler that doesn't train": ({"fix": {"compile": "onnxrt"}}, "expected inductor, cudagraphs, aot_eager"),
     "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip

@@ -154,8 +154,6 @@ ILLEGAL = [
         why(torch_compile_backend="cudagraphs", micro_batch=8),
         "CUDA graphs (cudagraphs) overwrite gradients that accumulate",
     ),
-    (why(torch_compile_backend="onnxrt"), "ONNX Runtime runs forward passes only"),
-    (why(torch_compile_backend="nvfuser"), "nvfuser is gone from torch; inductor replaced it"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
     (why(experts_implementation="grouped_mm"), "llama has no experts"),
     (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama has experts of its own way"),

@@ -206,7 +206,6 @@ SIZES = [
     pytest.param(
         "speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
     ),
-    ("inference_backends", (Effort.QUICK, Allowance.NUMERICS), (Effort.STANDARD, Allowance.NUMERICS)),
     ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
     pytest.param(
@@ -232,7 +231,7 @@ def test_a_built_in_space_is_as_big_as_its_first_line_says(name, smallest, large
 def test_a_stricter_allowance_is_a_smaller_space(name):
     sizes = [len(list(builtin(name, allowance=allowance).points())) for allowance in Allowance]
     assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] or name in ("exact", "inference_backends")
+    assert sizes[0] < sizes[-1] or name == "exact"
 
 
 def test_the_strictest_allowance_leaves_the_training_as_it_is():
