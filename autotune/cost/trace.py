@@ -66,7 +66,7 @@ def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tap
         ):
             with semantics:
                 output = forward()
-            ignored = {"loss", *getattr(model.config, "keys_to_ignore_at_inference", ("past_key_values",))}
+            ignored = {"loss", *getattr(model.config, "keys_to_ignore_at_inference", ("cache", "past_key_values"))}
             kept = tensors_in([value for name, value in output.items() if name not in ignored])
             recorder.outputs_bytes = float(sum(tensor.nbytes for tensor in kept))
             recorder.end_of_forward()

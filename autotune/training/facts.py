@@ -238,9 +238,10 @@ def _expert_parameters(model: PreTrainedModel) -> tuple[str, ...]:
 def _takes_prefix(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether peft's prefixes fit: the head passes a cache on, and its heads make up the hidden size.
 
-    In T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes.
+    In T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes. The argument is called
+    `cache` from transformers 5.24 on.
     """
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+    if not {"past_key_values", "cache"} & inspect.signature(type(model).forward).parameters.keys():
         return False
     width = getattr(config, "d_kv", None)
     return width is None or width * config.num_heads == config.d_model
