@@ -5,6 +5,7 @@ Heavy modules are imported by the commands that need them, so that ``--help`` is
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Annotated, Any
@@ -81,5 +82,8 @@ app.add_typer(history.history, name="history")
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a standard stream that is closed leads nowhere, as files would take its number."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
     app(obj=time.perf_counter())  # commands find the time of their start in `typer.Context.obj`

@@ -1,7 +1,10 @@
 """The command line: errors are one line and an exit code, and its options don't change unnoticed."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -140,3 +143,17 @@ def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert expected in done.stderr
+
+
+def test_a_standard_stream_that_is_closed_has_its_number_taken_by_no_file(tmp_path):
+    """Of a file that takes it, what a process prints would become a part."""
+    program = tmp_path / "closed.py"
+    program.write_text(
+        "import os, sys\n"
+        "from autotune.cli import main\n"
+        "found = lambda **_: ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3))\n"
+        "main.app = lambda **_: open('found', 'w').write(found())\n"
+        "main.main()\n"
+    )
+    subprocess.run(f"exec {sys.executable} {program} <&- >&- 2>&-", shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "found").read_text().split() == [os.devnull] * 3
