@@ -1,4 +1,4 @@
-"""Quick searches for real models on the CPU, minutes each: `pytest -m slow`; the last run stands in docs/log.md."""
+"""Quick searches for real models on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
 
 import subprocess
 import sys
