@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
@@ -30,7 +31,7 @@ from autotune.training.adapters import prepare_model
 from autotune.training.arguments import laid_over, plan
 from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
-from autotune.training.dataset import Repeated, training_data
+from autotune.training.dataset import Repeated, token_lengths, training_data
 from autotune.training.parallel_arguments import building_device, parallel_variables
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
@@ -60,8 +61,8 @@ def run_named_model(trial: Trial) -> Outcome:
 
     def padding(steps: int) -> float | None:  # steps of the longest samples left out
         last = min(steps * per_step, len(trainer.train_dataset))
-        first = min(STEPS_TO_PEAK * per_step, last - per_step)
-        return padding_share(trainer.train_dataset, trial.request.config, first, last, per_step)
+        timed = np.arange(min(STEPS_TO_PEAK * per_step, last - per_step), last)
+        return padding_share(token_lengths(trainer.train_dataset, timed), trial.request.config, per_step)
 
     if (recipe := trial.request.workload.recipe) is not None:
         count = StepCount(trainer, recipe, per_step)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
 from autotune.execution.checking import distinct_samples
-from autotune.training.batches import STEPS_TO_PEAK, row_order
+from autotune.training.batches import STEPS_TO_PEAK, padding_share, row_order
 from autotune.value import write_bytes
 from autotune.values.model import Task
 from autotune.values.trial import TrialRequest
@@ -121,8 +121,7 @@ def ordered(
     the longest samples; None: not known. Lengths are read from `directory`, where `record_lengths` has written them.
     """
     lengths, own = recorded_lengths(directory, len(dataset)), request.workload.own_code
-    micro = request.config.per_device_train_batch_size
-    per_step = request.accumulation_steps * micro
+    per_step = request.accumulation_steps * request.config.per_device_train_batch_size
     distinct, config = distinct_samples(request, samples)
     if lengths is None:
         order = np.random.default_rng(request.workload.seed).permutation(len(dataset))
@@ -137,14 +136,13 @@ def ordered(
         )
     order = np.resize(order[:distinct], samples).astype(np.int64)
 
-    def padding_share(steps: int) -> float | None:
+    def padding(steps: int) -> float | None:
         if lengths is None or own is None or not own.pads:
             return None
-        timed = lengths[order][STEPS_TO_PEAK * per_step : steps * per_step]
-        batches = timed[: len(timed) // micro * micro].reshape(-1, micro)
-        return 1 - float(batches.sum() / (batches.max(axis=1).sum() * micro)) if batches.size else None
+        timed = lengths[order[STEPS_TO_PEAK * per_step : steps * per_step]]
+        return padding_share([timed], request.config, per_step)
 
-    return view(dataset, order), padding_share
+    return view(dataset, order), padding
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:

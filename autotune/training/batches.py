@@ -181,29 +181,23 @@ def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) ->
         yield from BatchRebalanceSampler(list(lengths), per_step, ranks, steps, shuffle=False, rank=rank)
 
 
-def padding_share(data: Any, config: TrainConfig, first: int, last: int, per_step: int) -> float | None:
-    """Return the share of padding among the positions of samples `first` to `last`; None for samples without tokens.
+def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per_step: int) -> float | None:
+    """Return the share of padding among the positions of samples; None without tokens or a whole micro-batch.
 
-    A step has `per_step` samples, those of all ranks.
+    Args:
+        lengths: Of the samples in the order in which they are read: of their ids, and of a decoder's own labels.
+        config: Says the micro-batches.
+        per_step: Samples of a step, those of all ranks.
     """
-    if last - first < config.per_device_train_batch_size or "input_ids" not in data[first]:
+    batches = list(micro_batches(lengths[0].tolist(), config, per_step)) if lengths else []
+    if not batches:
         return None
-    rows = [data[index] for index in range(first, last)]
-    real = run = 0
-    for batch in micro_batches([len(row["input_ids"]) for row in rows], config, per_step):
-        samples = [rows[index] for index in batch]
-        for name in ("input_ids", "labels"):
-            if samples[0][name].ndim == 0 or (name == "labels" and _same_lengths(samples)):
-                continue
-            sizes = [len(sample[name]) for sample in samples]
-            real += sum(sizes)
-            run += sum(sizes) if config.packing else max(sizes) * len(sizes)
-    return 1 - real / run if run else None
-
-
-def _same_lengths(samples: Sequence[Sample]) -> bool:
-    """Return whether labels are as long as the inputs, and not a decoder's own."""
-    return all(len(sample["labels"]) == len(sample["input_ids"]) for sample in samples)
+    if config.packing:
+        return 0.0
+    order, counts = np.concatenate(batches), np.array([len(batch) for batch in batches])
+    starts = np.cumsum(counts) - counts
+    run = sum(int((np.maximum.reduceat(sizes[order], starts) * counts).sum()) for sizes in lengths)
+    return 1 - sum(int(sizes[order].sum()) for sizes in lengths) / run
 
 
 def _padded(rows: Sequence[Tensor], value: int) -> Tensor:

@@ -144,6 +144,30 @@ class Column:
         return cell.values.to_numpy() if hasattr(cell, "values") else cell.as_py()
 
 
+def token_lengths(samples: Any, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the lengths of samples of `training_data` by their numbers, none of which is read.
+
+    They are those of the ids and of a decoder's own labels; nothing for samples without tokens.
+    """
+    from torch.utils.data import Subset
+
+    while isinstance(samples, Repeated | Subset):
+        if isinstance(samples, Repeated):
+            numbers, samples = numbers % len(samples.source), samples.source
+        else:
+            numbers, samples = np.asarray(samples.indices)[numbers], samples.dataset
+    columns: tuple[Any, ...] = (samples.texts,) if isinstance(samples, ImageTextSamples) else ()
+    if isinstance(samples, TextSamples):
+        columns = (samples.inputs, samples.labels)
+    found = []
+    for column in columns:
+        if isinstance(column, Column) and hasattr(column.rows.features[column.name], "feature"):
+            found.append(row_lengths(column.rows, column.name)[numbers])
+        elif isinstance(column, np.ndarray) and column.ndim > 1:
+            found.append(np.full(len(numbers), column.shape[1]))
+    return found
+
+
 @dataclass(frozen=True)
 class TextSamples:
     """Token ids and labels."""

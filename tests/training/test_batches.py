@@ -227,24 +227,18 @@ def test_balanced_micro_batches_of_many_lengths_are_padded_less():
 
 
 def test_the_padding_of_balanced_micro_batches_is_counted():
-    rows = samples(9, 9, 9, 9, 90, 30, 25, 20)
-    assert padding_share(rows, BALANCED, 4, 8, 4) == pytest.approx((5 + 10) / (90 + 3 * 30))
-    assert padding_share(rows, BALANCED, 0, 3, 4) is None, "no whole step"
+    lengths = np.array([90, 30, 25, 20])
+    assert padding_share([lengths], BALANCED, 4) == pytest.approx((5 + 10) / (90 + 3 * 30))
+    assert padding_share([lengths[:3]], BALANCED, 4) is None, "no whole step"
 
 
 def test_the_share_of_padding_is_that_of_the_micro_batches():
-    assert padding_share(samples(4, 8, 6, 6), make_config(2), 0, 4, 4) == pytest.approx(4 / 28)
-    assert padding_share(samples(4, 8, 6, 6), make_config(2), 2, 4, 4) == 0
-    assert padding_share(samples(4, 8, 6, 6), make_config(2, packing=True), 0, 4, 4) == 0
+    lengths = [np.array([4, 8, 6, 6])]
+    assert padding_share(lengths, make_config(2), 4) == pytest.approx(4 / 28)
+    assert padding_share([lengths[0][2:]], make_config(2), 4) == 0
+    assert padding_share(lengths, make_config(2, packing=True), 4) == 0
 
 
 def test_targets_of_a_decoder_are_padded_too():
-    rows = [{**row, "labels": torch.zeros(target)} for row, target in zip(samples(4, 8), (1, 3), strict=True)]
-    assert padding_share(rows, make_config(2), 0, 2, 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
-
-
-def test_images_have_no_padding_to_speak_of():
-    assert (
-        padding_share([{"pixel_values": torch.zeros(3), "labels": torch.zeros(())}] * 4, make_config(2), 0, 4, 4)
-        is None
-    )
+    lengths = [np.array([4, 8]), np.array([1, 3])]
+    assert padding_share(lengths, make_config(2), 2) == pytest.approx(1 - (12 + 4) / (16 + 6))

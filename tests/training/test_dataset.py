@@ -6,13 +6,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from corpora import USUAL_MODEL, VOCABULARY, config_of, prepared, real, texts, workload_of
 from torch.utils.data import DataLoader
 
-from autotune.training.dataset import IGNORED, IMAGES, training_data
+from autotune.training.dataset import IGNORED, IMAGES, Column, Repeated, token_lengths, training_data
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES
 
@@ -296,3 +297,24 @@ def test_an_end_token_beyond_the_vocabulary_is_left_out() -> None:
     config = config_of("llama", eos_token_id=10**6)
     data, _ = training_data(workload, config, samples=2, directory=None)
     assert int(data[0]["input_ids"].max()) < config.vocab_size
+
+
+@pytest.mark.parametrize("longest_first", [None, 2])
+def test_lengths_are_known_without_reading_a_sample_again(
+    longest_first: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = workload_of(dataset=texts(tmp_path / "a.jsonl", *("x" * (2 + i % 7) for i in range(40))))
+    prepared(workload, tmp_path / "run")
+    data, _ = training_data(
+        workload, config_of("llama"), samples=60, directory=tmp_path / "run", longest_first=longest_first
+    )
+    read = [len(sample["input_ids"]) for sample in data]
+    monkeypatch.setattr(Column, "__getitem__", None)
+    assert [lengths.tolist() for lengths in token_lengths(Repeated(data, 100), np.arange(100))] == [read + read[:40]]
+
+
+@pytest.mark.parametrize(
+    ("task", "columns"), [(Task.SEQ2SEQ_LM, 2), (Task.SEQUENCE_CLASSIFICATION, 1), (Task.IMAGE_CLASSIFICATION, 0)]
+)
+def test_the_targets_of_a_decoder_have_lengths_too(task: Task, columns: int) -> None:
+    assert len(token_lengths(synthetic(task)[0], np.arange(4))) == columns
