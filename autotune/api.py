@@ -67,8 +67,6 @@ def find(
     wait: bool = True,
     max_trials: int | None = None,
     max_time: str | float | None = None,
-    exhaustive: bool = False,
-    repeat: int = 1,
     train_steps: int | None = None,
     train_tokens: float | str | None = None,
     check_loss: int | None = None,
@@ -133,8 +131,6 @@ def find(
             they still take more than half of it, nothing is measured, and the verdict is "couldn't tell".
         max_trials: Most trials of the search, finals and checks not counted.
         max_time: Time limit of the whole search, in seconds or as '10m'.
-        exhaustive: Measure every legal point, unless limits are given, and write ``table.jsonl`` in the run directory.
-        repeat: How often an exhaustive search measures each point.
         train_steps: Optimizer steps of your run, whose total time is then minimised: compilation pays only in a long
             run. By default the throughput of the steady state is maximised.
         train_tokens: Length of your run in tokens instead of steps, such as "20B".
@@ -223,9 +219,8 @@ def _planned(
     """Describe what is tuned in a child process, and return the plan, after its notes."""
     backend.asker.launch()  # the child imports libraries while this process reads the model's config
     outline = planner.outline(subject.options, backend.allotment, subject)
-    if not subject.options.exhaustive or subject.options.max_time_s is not None:
-        backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
-        backend.asker.check_time()
+    backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
+    backend.asker.check_time()
     subject.keep(directory.path)
     here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
     for text in (*outline.notes, *here):

@@ -38,6 +38,7 @@ from published.setups import Setup, setup_of
 from published.zero import stages_of
 from search import TABLES
 from searching.samplers import model_of
+from searching.tables import load_table, plan_of
 
 from autotune.cost.attainable import table_rates
 from autotune.cost.model import CostModel
@@ -47,11 +48,9 @@ from autotune.cost.time import StepCost
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import measured_model, model_by_data_sheet, wanted_timings
-from autotune.search.exhaustive import plan_of
 from autotune.training.resolve import resolve
 from autotune.values.estimate import CostEstimate, Rates
 from autotune.values.hardware import default_budget_bytes, detect
-from autotune.values.recorded_table import load_table
 from autotune.values.trial import Purpose, TrialResult
 
 NEAR = 0.05

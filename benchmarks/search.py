@@ -26,14 +26,13 @@ from searching import rivals, samplers
 from searching.oracle import Replayed, searched, tightened
 from searching.plots import plot_regret
 from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
+from searching.tables import Table, load_table, plan_of
 
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
-from autotune.search.exhaustive import plan_of
 from autotune.value import write_text
 from autotune.values.budget import Effort
 from autotune.values.hardware import detect
-from autotune.values.recorded_table import Table, load_table
 from autotune.values.trial import TrialStatus
 
 TABLES = ROOT / "benchmarks" / "tables"

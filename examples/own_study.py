@@ -9,13 +9,17 @@ the table. How long: half a minute, since nothing is trained; the model is trace
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import optuna
 
 from autotune.search.cost_model import model_by_data_sheet
-from autotune.search.exhaustive import plan_of
 from autotune.search.sampler import CostModelSampler
-from autotune.values.recorded_table import load_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # which has the recorded tables and reads them
+
+from searching.tables import load_table, plan_of
 
 
 def main() -> None:
@@ -43,7 +47,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("table", help="table.jsonl of `autotune find --exhaustive`")
+    parser.add_argument("table", help="of benchmarks/tables")
     parser.add_argument("--seed", type=int, default=1, help="of the search (default: %(default)s)")
     return parser.parse_args()
 

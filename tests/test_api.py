@@ -19,7 +19,6 @@ from autotune.execution.processes import marked
 from autotune.tuning_result import TuningResult
 from autotune.tuning_result import load as load_result
 from autotune.values.events import TrialEnded
-from autotune.values.recorded_table import load_table
 from autotune.values.trial import TrialStatus
 
 EXPLORING = ("baseline", "search")
@@ -344,36 +343,6 @@ def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
     assert adapted
     method = result.best_by_allowance[autotune.Allowance.METHOD]
     assert method.measurement is not None
-
-
-SMALL_SPACE = """
-description: two points
-parameters:
-  attn_implementation: {choices: [sdpa, eager]}
-"""
-
-
-@pytest.mark.slow
-def test_a_recording_that_is_stopped_leaves_a_table_and_goes_on_to_a_whole_one(autotune, tiny_llama, tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL_SPACE)
-    run = tmp_path / "run"
-    recording = _start(tiny_llama, run, "--space", tmp_path / "small.yaml", "--exhaustive", "--repeat", 2)
-    _wait_for(lambda: (run / "trials/0001/process.json").exists(), recording)
-    recording.send_signal(signal.SIGINT)
-    _, errors = recording.communicate(timeout=60)
-    assert recording.returncode == 130, errors
-    assert "2 points to measure, each 2 times: roughly" in errors
-    part = load_table(run / "table.jsonl")
-    assert len(part.points) < 2
-
-    done = autotune("resume", run)
-    assert done.returncode == 0, done.stderr
-    whole = load_table(run / "table.jsonl")
-    assert whole.points[0].trials[0] == part.points[0].trials[0]
-    assert [len(p.trials) for p in whole.points] == [2, 2]
-    assert {p.config.attn_implementation for p in whole.points} == {"sdpa", "eager"}
-    assert len(results(run)) == 4
-    assert str(tmp_path) not in (run / "table.jsonl").read_text()
 
 
 def test_nothing_is_left_running_after_a_search(found):

@@ -75,7 +75,7 @@ def refused(**fields) -> ValidationError:
         ({"max_time_s": "long"}, "expected a time such as 90s, 10m or 1h30m"),
         ({"max_time_s": float("inf")}, "expected a finite number"),
         ({"check_loss": -1}, "expected 0 or more"),
-        ({"exhaustive": "perhaps"}, "expected true or false"),
+        ({"record": "perhaps"}, "expected true or false"),
         ({"model": 5}, "expected text"),
         ({"colour": "red"}, "is unknown"),
         ({"global_batch": "lots"}, "expected a whole number or any"),

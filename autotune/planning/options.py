@@ -129,8 +129,6 @@ class SearchOptions(WorkloadOptions):
     train_steps: PositiveInt | None = option(MODEL, "Minimise the time of a run of so many steps.", le=10**12)
     train_tokens: Count | None = option(MODEL, "Minimise the time of a run of so many tokens, as 20B.")
     check_loss: NonNegativeInt | None = option(LIMITS, "Steps whose losses must agree [20; quick 0].", le=100_000)
-    exhaustive: bool = option(LIMITS, "Measure every point; write table.jsonl.", False)
-    repeat: PositiveInt = option(LIMITS, "Times each point is measured (--exhaustive).", 1, le=1000)
     seed: int = option(MODEL, "Seed of weights, data and the search.", 42, ge=0, le=LARGEST_SEED)
     devices: PositiveInt | Literal["all"] | None = option(PLACES, "Spread each training over so many, or all [1].")
     workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from autotune.cost.memory import states_bytes
 from autotune.errors import InputError
@@ -45,8 +45,6 @@ class SearchPlan(Problem):
     schema_version: Literal[2] = SCHEMA_VERSION
     budget: Budget
     space: SpaceFile
-    exhaustive: bool = Field(default=False, description="every legal point is measured; nothing is searched")
-    repeats: PositiveInt = Field(default=1, description="trials of each point of an exhaustive plan")
     objective: Objective = Objective()
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")

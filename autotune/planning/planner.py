@@ -31,12 +31,6 @@ from autotune.values.workload import Workload
 
 LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
 
-# Seconds beyond its time limit that a trial takes at most: to be ended, and to release its memory.
-TRIAL_OVERHEAD_S = 60.0
-
-# Seconds of a trial before it measures, for a first estimate of how long a recording takes.
-USUAL_START_S = 3.0
-
 
 def subject_of(
     options: SearchOptions,
@@ -73,8 +67,6 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
         InputError: An option can't be used.
         MachineError: The device isn't present.
     """
-    if options.repeat > 1 and not options.exhaustive:
-        raise InputError(f"--repeat {options.repeat}: needs --exhaustive")
     if options.train_steps and options.train_tokens:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
@@ -119,11 +111,9 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         baseline=baseline_config(
             outline.arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1
         ),
-        exhaustive=options.exhaustive,
-        repeats=options.repeat,
         objective=objective_of(options, workload),
-        soak=not options.exhaustive,
-        skewed_routing=facts.experts > 0 and not options.exhaustive,
+        soak=True,
+        skewed_routing=facts.experts > 0,
         loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
         record=options.record and not outline.is_shared,
@@ -135,8 +125,6 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         notes=(*outline.notes, *notes),
     )
     plan = restricted(subject.planned(plan), options)
-    if plan.exhaustive:
-        plan = plan.model_copy(update={"budget": _budget_of_all(plan, options)})
     return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
 
 
@@ -170,8 +158,6 @@ def loss_steps_of(options: SearchOptions) -> int:
     asked, hindrance = options.check_loss, None
     if options.global_batch == "any":
         hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
-    elif options.exhaustive:
-        hindrance = "--exhaustive crowns no winner; leave one of the two out"
     elif asked and asked < LEAST_LOSS_STEPS:
         hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
     if asked and hindrance:
@@ -212,17 +198,6 @@ def _memory(options: SearchOptions, allotment: Allotment, notes: list[str]) -> i
     return options.memory_bytes
 
 
-def _budget_of_all(plan: SearchPlan, options: SearchOptions) -> Budget:
-    """Return a budget that all trials of an exhaustive plan fit in; limits that the user gave are kept."""
-    trials = len(plan.every_config()) * plan.repeats
-    changes: dict[str, float] = {}
-    if options.max_trials is None:
-        changes["max_trials"] = trials
-    if options.max_time_s is None:
-        changes["max_time_s"] = trials * (plan.budget.trial_timeout_s + TRIAL_OVERHEAD_S)
-    return plan.budget.model_copy(update=changes)
-
-
 def _states_note(plan: SearchPlan) -> tuple[str, ...]:
     """Return notes on the memory that the baseline needs at least, and on the extent of the search."""
     parameters = plan.facts.parameters
@@ -244,21 +219,12 @@ def _states_note(plan: SearchPlan) -> tuple[str, ...]:
 
 
 def _extent(plan: SearchPlan) -> str:
-    """Return words on how long a search may take; for a recording on its points and their expected time."""
-    budget = plan.budget
-    if not plan.exhaustive:
-        trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
-        given = plan.options
-        sources = (
-            "--max-time" if given is not None and given.max_time_s is not None else "--effort",
-            "--max-trials" if given is not None and given.max_trials is not None else "--effort",
-        )
-        time_from = "" if sources[0] == sources[1] else f" ({sources[0]})"
-        return f"at most {show_time(budget.max_time_s)}{time_from} and {trials} ({sources[1]})"
-    points = len(plan.every_config())
-    trial_s = USUAL_START_S + budget.discarded_s + budget.measure_time_s
-    times = f", each {plan.repeats} times" if plan.repeats > 1 else ""
-    return (
-        f"{points} points to measure{times}: roughly {show_time(points * plan.repeats * trial_s)} at {trial_s:.0f} s "
-        "a trial, less where steps are short; it can be stopped and resumed at any time"
+    """Return the limits of time and trials, each with the option that it comes from."""
+    budget, given = plan.budget, plan.options
+    trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
+    sources = (
+        "--max-time" if given is not None and given.max_time_s is not None else "--effort",
+        "--max-trials" if given is not None and given.max_trials is not None else "--effort",
     )
+    time_from = "" if sources[0] == sources[1] else f" ({sources[0]})"
+    return f"at most {show_time(budget.max_time_s)}{time_from} and {trials} ({sources[1]})"

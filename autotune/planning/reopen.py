@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import MachineError
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import loss_steps_of
 from autotune.units import show_time
@@ -40,15 +40,7 @@ def reopened(
 
     None leaves a limit as it was. The effort sets all limits, of which `max_trials` and `max_time_s` take precedence;
     `output` is another file to write the answer to.
-
-    Raises:
-        InputError: `effort` is given for an exhaustive search, whose points are fixed.
     """
-    if plan.exhaustive and effort is not None:
-        raise InputError(
-            f"--effort {effort}: what an exhaustive search measures was settled when it began; --max-time and "
-            "--max-trials can be changed"
-        )
     budget = (plan.budget if effort is None else Budget.of(effort)).limited(
         max_trials=max_trials, max_time_s=max_time_s
     )

@@ -80,7 +80,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         knobs=_values(space, list(legal)),
         values_refused=_values_refused(space),
         refused=dict(refused.most_common()),
-        first_trials=() if plan.exhaustive else tuple(_first_trials(plan, model)),
+        first_trials=tuple(_first_trials(plan, model)),
         notes=notes,
     )
 

@@ -78,11 +78,9 @@ class Pace:
     def reserved_s(self) -> float:
         """Return the seconds to keep for finals and checks: what they are expected to take, at most half of all time.
 
-        Nothing is reserved for a recording, which has no finals, nor if the rest would not suffice for a first trial:
+        Nothing is reserved if the rest would not suffice for a first trial:
         an unconfirmed answer is better than none.
         """
-        if self._plan.exhaustive:
-            return 0.0
         reserved_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self.searched() and self.left_s() <= reserved_s + self._typical_s():
             return 0.0
@@ -99,7 +97,7 @@ class Pace:
         if purpose is Purpose.SOAK and (measured := self._finals.state.measured(config)) and measured.memory.is_known:
             usual_s += measured.memory.peak_bytes / SLOW_DISK_BYTES_S
         limit_s = min(usual_s, self.left_s())
-        if purpose is Purpose.SEARCH and not self._plan.exhaustive:
+        if purpose is Purpose.SEARCH:
             limit_s = min(limit_s, self.left_s() - self.reserved_s())
             leader = self._history.best()
             if leader is not None and config.torch_compile_backend is None:  # a cold compile may take minutes
@@ -125,11 +123,11 @@ class Pace:
     def to_beat(self, purpose: Purpose) -> float | None:
         """Return the samples/s below which a trial can't become a finalist, so that it may measure less exactly.
 
-        None if every rate has to be exact: in finals, checks and recordings, before anything has completed, and if the
+        None if every rate has to be exact: in finals and checks, before anything has completed, and if the
         objective is the time of a run of given length.
         """
         best = self._history.best()
-        if purpose is not Purpose.SEARCH or best is None or self._plan.exhaustive:
+        if purpose is not Purpose.SEARCH or best is None:
             return None
         if self._plan.objective.run_samples is not None:
             return None

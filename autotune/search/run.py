@@ -76,8 +76,6 @@ def check(options: SearchOptions) -> None:
     given = "--engine ray" if fleet.engine == "ray" else f"--workers {fleet.workers}"
     if options.devices == "all":
         raise InputError(f"--devices all: with {given} say how many devices each trial has")
-    if options.exhaustive:
-        raise InputError(f"--exhaustive: every point is measured alone, on one machine; leave out {given}")
     if options.device.startswith("cuda:"):
         raise InputError(f"--device {options.device}: names one device alone; with {given} say --device cuda")
 
@@ -129,7 +127,7 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
 def conduct(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> ResultData:
-    """Run a search or a recording to its end and return the answer; observations are stored however it ends.
+    """Run a search to its end and return the answer; observations are stored however it ends.
 
     Raises:
         NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
@@ -140,7 +138,7 @@ def conduct(
         Tracking(plan, directory, observer) as trackers,
         record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
-        model = None if plan.exhaustive else _predicted(plan, directory, backend, writer, stopwatch)
+        model = _predicted(plan, directory, backend, writer, stopwatch)
         share = _too_busy(plan, directory, writer, stopwatch)
         if share is None:
             try:
@@ -219,9 +217,7 @@ def _searched(
     model: CostModel | None,
     stopwatch: Stopwatch,
 ) -> ResultData:
-    """Run the search with cost model and lasting record; an exhaustive search uses neither."""
-    if plan.exhaustive:
-        return Tuner(plan, directory, backend.pool, writer, starting=stopwatch.laps()).run()
+    """Run the search with cost model and lasting record."""
     recall = Recall(plan, writer.earlier())
     if recall.foreword is not None and not directory.results():
         writer(Note(text=recall.foreword))

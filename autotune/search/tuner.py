@@ -2,8 +2,7 @@
 
 While a place is free, the study is asked for the next configuration, whose trial begins there. The sampler decides
 which configuration is worth a trial (see `sampler`). With several places the baseline runs beside other trials. Finals
-and checks run one at a time at a single place, as their small differences matter. An exhaustive plan is measured point
-by point without a study (see `exhaustive`).
+and checks run one at a time at a single place, as their small differences matter.
 
 Every result is on disk before the next trial starts, so that a killed search can be resumed.
 """
@@ -22,7 +21,6 @@ from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan, request_of, too_large
 from autotune.planning.reopen import is_over, outlived
-from autotune.search import exhaustive
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
@@ -101,11 +99,8 @@ class Tuner:
         """
         self._recover()
         try:
-            if self._plan.exhaustive:
-                self._measure_all()
-            else:
-                self._search()
-                self._measure_again()
+            self._search()
+            self._measure_again()
         except KeyboardInterrupt:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
@@ -221,26 +216,6 @@ class Tuner:
         if self._state.history.best() is None:
             return None
         return self._finals.proof.next(verdict.verdict_of(self._finals).best)
-
-    def _measure_all(self) -> None:
-        """Run every configuration as often as the plan says, and write the table even if interrupted."""
-        try:
-            waiting = exhaustive.waiting(self._plan, self._state.results)
-            said = False
-            for index, config in enumerate(waiting):
-                left = len(waiting) - index
-                if not self._pace.may_go_on():
-                    self._observer(Note(text=f"the budget is spent; {left} trials were not run"))
-                    return
-                if not said and len(self._state.results) >= exhaustive.TELLING_TRIALS:
-                    said = True
-                    self._observer(Note(text=exhaustive.how_long(left, self._state.results)))
-                is_first = config == self._plan.baseline and self._state.history.known(config) is None
-                self._run(config, Purpose.BASELINE if is_first else Purpose.SEARCH)
-        finally:
-            if self._state.results:
-                path = self._directory.write_table(exhaustive.table_of(self._plan, self._state.results))
-                self._observer(Note(text=f"every trial so far is in {path}"))
 
     def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> None:
         """Run one trial and add its result to the state."""

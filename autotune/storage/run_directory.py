@@ -6,7 +6,6 @@
         search.json           the plan: what was asked for and found out before the first trial
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
-        table.jsonl           every measurement, if the whole space was recorded
         data/                 tokenized real data
         record.json           the identity of this search in the lasting record
         explain/trials/       trials of `autotune explain`, with numbers of their own
@@ -36,18 +35,16 @@ from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.storage.results import RESULT_FILE, read_trial
 from autotune.value import Value, write_value
-from autotune.values.recorded_table import Table, write_table
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
 
 PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
-TABLE_FILE = "table.jsonl"
 EXPLAIN_FOLDER = "explain"
 
 # Temporary files of `write_value`, of which a search that is killed while it writes leaves one. Those of reports, which
 # are written without the lock, are not among them.
-_TEMPORARY = tuple(f".{name}.[0-9]*" for name in (PLAN_FILE, ANSWER_FILE, TABLE_FILE, "record.json", "processes*.json"))
+_TEMPORARY = tuple(f".{name}.[0-9]*" for name in (PLAN_FILE, ANSWER_FILE, "record.json", "processes*.json"))
 
 # Attempts at making a directory that other processes remove meanwhile.
 _ATTEMPTS = 10
@@ -235,12 +232,6 @@ class RunDirectory:
         """Write the best configuration so far; return its path."""
         path = self.path / ANSWER_FILE
         write_value(result, path)
-        return path
-
-    def write_table(self, table: Table) -> Path:
-        """Write the table of a recorded space; return its path."""
-        path = self.path / TABLE_FILE
-        write_table(table, path)
         return path
 
     def results(self) -> list[TrialResult]:

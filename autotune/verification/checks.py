@@ -146,7 +146,7 @@ class Proof:
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
         if soaked is not None and soaked.metrics_failed is not None:
             lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
-        if not self._plan.exhaustive and winner != self.reference() and self.verdict(winner) is None:
+        if winner != self.reference() and self.verdict(winner) is None:
             runs = [r for c, task in self._loss_runs(winner) if (r := self._loss_run(c, task)) is not None]
             why = self._not_compared(winner) or self._why_not(runs)
             lines.append(f"losses were not compared with the baseline's: {why}")

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import optuna
 from optuna.samplers import BaseSampler
 from searching.replay import ReplayClock, ReplayRunner
+from searching.tables import Table, TableTrial
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.study import StudyTrials
 from autotune.space.space import Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import Table, TableTrial
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 

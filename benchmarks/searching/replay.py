@@ -11,10 +11,11 @@ import heapq
 import random
 from collections import Counter
 
+from searching.tables import Table, TableTrial
+
 from autotune.execution.runner import Runner
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import Table, TableTrial
 from autotune.values.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
 
 

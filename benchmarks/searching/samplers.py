@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from searching.tables import Table
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
@@ -20,7 +21,6 @@ from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
 from autotune.search.study import StudyTrials
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import Table
 
 # Configurations one by one; it is sent the samples/s that each gave, None for what failed.
 Script = Generator[TrainConfig, float | None, None]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from searching.oracle import Replayed
+from searching.tables import RecordedPoint, Table
 
 from autotune.errors import InputError
 from autotune.values.config import TrainConfig
-from autotune.values.recorded_table import RecordedPoint, Table
 from autotune.values.trial import TrialStatus
 
 # Of the distance from the median configuration to the best, what random search has to come for a score's clock to stop.

@@ -16,14 +16,13 @@ from factories import (
 )
 from runner_contract import RunnerContract
 from searching.replay import ReplayClock, ReplayPool, ReplayRunner
+from searching.tables import Table, plan_of, table_of
 
-from autotune.search.exhaustive import plan_of, table_of
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.values.budget import Effort
 from autotune.values.events import Event, TrialEnded
-from autotune.values.recorded_table import Table
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_plan, make_request, make_result, make_space_file, product_rate
+from searching.tables import Table, load_table, plan_of, table_of, write_table
 
 from autotune.errors import InputError
-from autotune.search.exhaustive import plan_of, table_of
-from autotune.values.recorded_table import Table, load_table, write_table
 from autotune.values.trial import TrialStatus
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

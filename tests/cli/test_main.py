@@ -23,7 +23,7 @@ FIND_OPTIONS = {
         "--freeze-vision", "--recipe", "--prompt-len", "--completion-len", "--generations", "--reward",
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
-    "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss", "--exhaustive", "--repeat"},
+    "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss"},
     "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--no-wait"},
     "Output": {
         "--no-record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
@@ -106,7 +106,6 @@ BAD_INPUT = {
     "target length without a decoder": (["--model", "gpt2", "--target-len", "8"], "--target-len"),
     "missing baseline": (["--model", "gpt2", "--baseline", "args.json"], "args.json"),
     "output in a directory that isn't there": (["--model", "gpt2", "-o", "no/such/place.json"], "no/such/place.json"),
-    "repeats of a search": (["--model", "gpt2", "--repeat", "2"], "--repeat 2: needs --exhaustive"),
     "sequence longer than the model": (["--model", "gpt2", "--seq-len", "5000"], "1024"),
 }  # fmt: skip
 

@@ -56,7 +56,7 @@ def completed(bash, typed: str) -> str:
     [
         ("autotune estim", "autotune estimate "),
         ("autotune find --model t5-sm", "autotune find --model t5-small "),
-        pytest.param("autotune find --exhau", "autotune find --exhaustive ", marks=pytest.mark.slow),
+        pytest.param("autotune find --check-l", "autotune find --check-loss ", marks=pytest.mark.slow),
         pytest.param("autotune find --data mine", "autotune find --data mine.jsonl ", marks=pytest.mark.slow),
     ],
     ids=["a command", "a model of the catalogue", "an option", "a file"],

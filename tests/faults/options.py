@@ -52,7 +52,6 @@ FIX = {
 FIND = {
     "--seed": ("-1", "4294967296", "9" * 30, "1.5", "x", ""),
     "--check-loss": ("-1", "9" * 20, "1000000000000", "x", ""),
-    "--repeat": ("0", "-1", "2", "9" * 30, "x"),
     "--max-trials": ("0", "-1", "9" * 30, "x", ""),
     "--max-time": ("0", "-3m", "1e400", "nan", "soon", ""),
     "--train-steps": ("0", "-1", "9" * 30, "x"),
@@ -96,7 +95,7 @@ RECIPES = (
     "--recipe sft --completion-len 1", "--recipe dpo --prompt-len 99999", "--recipe reward --completion-len 600",
     "--recipe sft --data nowhere.jsonl", "--recipe grpo --data m", "--recipe sft --images 1",
     "--recipe sft --freeze-vision", "--recipe grpo --fix packing=true", "--recipe sft --fix generation-batch=8",
-    "--recipe dpo --fix adapter-rank=8 --fix adapter=none", "--recipe sft --exhaustive --workers 2",
+    "--recipe dpo --fix adapter-rank=8 --fix adapter=none", "--recipe sft --devices all --workers 2",
     "--recipe sft --text-field nothing",
 )  # fmt: skip
 
@@ -108,7 +107,7 @@ PROJECTS = (
     "trust-remote-code = true", "address = 'x'", "output = '/tmp/elsewhere.json'", "output = '../x.json'",
     "recipe = 'ppo'", "images = -1", "data = 5", "data = 'nowhere.jsonl'", "model = []", "seed = -1", "help = true",
     "quiet = true", "run-dir = 'x'", "kind = 'x'", "memory = '24 bananas'", "baseline = 'nowhere.json'", "= 5",
-    "max-trials = 1\nmax-trials = 2", "[tool.autotune.fix]\nprecision = []", "exhaustive = 'maybe'", "repeat = 2",
+    "max-trials = 1\nmax-trials = 2", "[tool.autotune.fix]\nprecision = []", "record = 'maybe'", "exhaustive = true",
 )  # fmt: skip
 
 # What this machine lacks is exit code 3.

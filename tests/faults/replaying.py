@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import transformers.models.auto.modeling_auto  # which `find` looks into, and takes seconds
 import transformers.models.llama.configuration_llama  # noqa: F401
+from searching.tables import TableTrial, load_table
 
 from autotune import api
 from autotune.errors import AutotuneError
@@ -29,7 +30,6 @@ from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.value import read_value, write_value
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
-from autotune.values.recorded_table import TableTrial, load_table
 from autotune.values.trial import Outcome, TrialRequest
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"

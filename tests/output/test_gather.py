@@ -133,7 +133,6 @@ def test_a_search_that_was_not_traced_has_no_breakdown(run):
         ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"),
         ({"record": False}, " --no-record"),
         ({"fix": "bf16=true,micro_batch=8", "only": "optim"}, " --fix precision=bf16,micro-batch=8 --only optim"),
-        ({"exhaustive": True, "repeat": 2}, " --exhaustive --repeat 2"),
         ({"train_tokens": 3e8}, " --train-tokens 300000000"),
         ({"global_batch": "any", "trust_remote_code": True}, " --global-batch any --trust-remote-code"),
     ],

@@ -139,7 +139,6 @@ def test_values_are_written_by_the_names_of_the_fields():
         ("global_batch", "many"),
         ("memory_bytes", 0),
         ("max_trials", 0),
-        ("repeat", 0),
         ("train_steps", 0),
         ("train_steps", 10**400),
         ("train_tokens", 0.0),

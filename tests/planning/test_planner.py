@@ -25,7 +25,6 @@ from autotune.values.knob import Allowance
         ({"baseline": "nothing.json"}, "--baseline nothing.json: No such file"),
         ({"space": "defualt"}, "did you mean 'default'?"),
         ({"device": "tpu"}, "--device tpu"),
-        ({"repeat": 2}, "--repeat 2: needs --exhaustive"),
         ({"train_steps": 10, "train_tokens": 1e6}, "both say how long the run is"),
         ({"train_steps": 10, "global_batch": "any"}, "steps differ in size; use --train-tokens"),
     ],
@@ -90,22 +89,6 @@ def test_each_limit_names_the_option_it_comes_from(given, said):
     assert said in planned(**given).notes
 
 
-def test_a_recording_has_no_limits_but_those_that_are_given():
-    plan = planned(exhaustive=True, repeat=2, effort=Effort.QUICK)
-    trials = 2 * len(plan.every_config())
-    assert (plan.exhaustive, plan.repeats, plan.budget.max_trials) == (True, 2, trials)
-    assert plan.budget.max_time_s > trials * plan.budget.trial_timeout_s
-    limited = planned(exhaustive=True, max_trials=3, max_time_s=20).budget
-    assert (limited.max_trials, limited.max_time_s, limited.trial_timeout_s) == (3, 20, 20)
-
-
-def test_how_much_there_is_to_record_is_said_first():
-    plan = planned(exhaustive=True, repeat=2, effort=Effort.QUICK)
-    expected = f"{len(plan.every_config())} points to measure, each 2 times: roughly "
-    assert any(note.startswith(expected) for note in plan.notes)
-    assert not any("(--effort)" in note for note in plan.notes)
-
-
 def test_what_the_baseline_needs_at_least_is_said_and_held_against_the_budget():
     notes = planned(facts=make_facts(parameters=GIB // 8), memory_bytes=GIB).notes
     assert any("2.00 GiB for weights, gradients and optimizer states alone" in note for note in notes)
@@ -140,7 +123,6 @@ def test_a_full_disk_is_noted(tmp_path, monkeypatch):
         ({"effort": Effort.QUICK, "check_loss": 30}, True, 30, True),
         ({"check_loss": 0}, True, 0, False),
         ({"global_batch": "any"}, True, 0, False),
-        ({"exhaustive": True}, False, 0, False),
     ],
 )
 def test_what_a_winner_has_to_pass_is_planned(options, soak, steps, insisted):
@@ -204,7 +186,6 @@ def test_the_effort_decides_unless_the_user_does(effort, steps):
     ("how", "why"),
     [
         ({"asked": 20, "global_batch": "any"}, "--check-loss 20: with --global-batch any"),
-        ({"asked": 20, "exhaustive": True}, "--check-loss 20: --exhaustive crowns no winner"),
         ({"asked": 9}, "--check-loss 9: fewer than 10 steps"),
     ],
 )

@@ -15,7 +15,7 @@ from factories import (
     make_workload,
 )
 
-from autotune.errors import InputError, MachineError
+from autotune.errors import MachineError
 from autotune.planning import reopen
 from autotune.planning.options import SearchOptions
 from autotune.planning.reopen import (
@@ -90,12 +90,6 @@ def test_where_the_answer_is_wanted_is_kept_until_it_is_wanted_elsewhere():
 def test_a_search_made_without_options_has_its_limits_changed_all_the_same():
     plan = make(options=None, budget=make_budget(max_trials=5))
     assert reopened(plan, RESULTS, max_trials=9).budget.max_trials == 9
-
-
-def test_the_points_of_a_recording_are_settled():
-    with pytest.raises(InputError, match="--effort thorough"):
-        reopened(make(exhaustive=True), RESULTS, effort=Effort.THOROUGH)
-    assert reopened(make(exhaustive=True), RESULTS, max_trials=9).budget.max_trials == 9
 
 
 def test_the_limits_and_what_is_spent_of_them_are_said():

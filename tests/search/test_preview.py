@@ -44,8 +44,3 @@ def test_without_a_cost_model_the_baseline_alone_is_foreseen():
     found = preview(plan, None)
     assert [trial.config for trial in found.first_trials] == [plan.baseline]
     assert found.first_trials[0].predicted is None
-
-
-def test_an_exhaustive_search_has_no_order_to_foresee():
-    found = preview(make_plan(space=SPACE, memory_bytes=100 * GB, exhaustive=True), make_model_of())
-    assert (found.first_trials, found.configurations) == ((), 20)

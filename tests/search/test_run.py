@@ -41,8 +41,6 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
     [
         ({"address": "auto"}, "--address auto: this is about a cluster; add --engine ray"),
         ({"kind": "H100"}, "--kind H100: this is about a cluster; add --engine ray"),
-        ({"workers": 2, "exhaustive": True}, "--exhaustive: every point is measured alone.*leave out --workers 2"),
-        ({"engine": "ray", "exhaustive": True}, "--exhaustive.*leave out --engine ray"),
         ({"workers": 2, "devices": "all"}, "--devices all: with --workers 2 say how many"),
         ({"workers": 2, "device": "cuda:1"}, "--device cuda:1: names one device alone; with --workers 2 say --device"),
     ],
@@ -54,7 +52,7 @@ def test_what_can_not_go_together_is_refused(fields, said):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"workers": 1, "exhaustive": True}, {"workers": 4}, {"engine": "ray", "address": "auto", "kind": "A"}],
+    [{}, {"workers": 1}, {"workers": 4}, {"engine": "ray", "address": "auto", "kind": "A"}],
 )
 def test_anything_else_is_not(fields):
     check(SearchOptions(model="m", **fields))

@@ -11,17 +11,16 @@ from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, m
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayClock, ReplayRunner
+from searching.tables import Table, load_table, plan_of
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import model_by_data_sheet
-from autotune.search.exhaustive import plan_of
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.events import ignore
-from autotune.values.recorded_table import Table, load_table
 from autotune.values.trial import Memory, Purpose
 
 BASE, BEST = make_config(), make_config(16, precision="bf16")

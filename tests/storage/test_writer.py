@@ -104,13 +104,6 @@ def test_the_answer_of_a_search_is_kept(database, directory, heard):
     assert [t.purpose for t in search.trials] == ["baseline", "search", "final", "final", "final", "final"]
 
 
-def test_a_whole_space_that_is_measured_is_kept(database, directory, heard):
-    plan = make_plan(exhaustive=True, record=True, space=make_space_file({"precision": ["fp32", "bf16"]}))
-    with RecordWriter(database, plan, directory, heard) as recording:
-        Tuner(plan, directory, ScriptedRunner(directory.path, lambda r: 10.0), recording).run()
-    assert numbers(database) == [0, 1]
-
-
 def leave(directory: RunDirectory, result: TrialResult) -> None:
     folder = directory.path / "trials" / f"{result.request.number:04d}"
     folder.mkdir(parents=True)

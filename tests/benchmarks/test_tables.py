@@ -5,10 +5,9 @@ import math
 import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result
 from pydantic import ValidationError
+from searching.tables import RecordedPoint, Table, TableTrial, load_table, table_of, write_table
 
 from autotune.errors import InputError
-from autotune.search.exhaustive import table_of
-from autotune.values.recorded_table import RecordedPoint, Table, TableTrial, load_table, write_table
 from autotune.values.trial import Interval, Memory, TrialStatus
 
 FAST, SLOW, LARGE = make_config(8), make_config(4), make_config(16)

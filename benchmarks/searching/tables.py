@@ -6,24 +6,30 @@
     {"config": {...}, "trials": [{"number": 0, "status": "completed", ...}, {...}]}        a line per point
     {"config": {...}, "trials": [{"number": 7, "status": "out of memory", ...}, {...}]}
 
-`autotune.search.exhaustive` writes a table from the trials of a search. It contains no paths of the machine that
-recorded it, and no logs.
+`benchmarks/record_table.py` writes a table. It contains no paths of the machine that recorded it, and no logs.
 """
 
 from __future__ import annotations
 
+import datetime
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from autotune.errors import InputError, located
+from autotune.planning.plan import SearchPlan
+from autotune.space.file import SpaceFile
+from autotune.units import show_memory
 from autotune.value import Value, write_text
-from autotune.values.budget import Budget
+from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Problem
 from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialResult, TrialStatus
+from autotune.values.workload import Workload
+from autotune.version import __version__
 
 TABLE_SCHEMA_VERSION: Literal[1] = 1
 
@@ -121,7 +127,7 @@ def load_table(path: str | Path) -> Table:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     if not lines:
-        raise InputError(f"{path}: empty; `autotune find --exhaustive` writes a table")
+        raise InputError(f"{path}: empty; `benchmarks/record_table.py` writes a table")
     header = _parsed(TableHeader, lines[0], f"{path}: line 1: no header of a table (schema {TABLE_SCHEMA_VERSION})")
     first_line: dict[TrainConfig, int] = {}
     points = []
@@ -141,3 +147,87 @@ def _parsed(kind: type[V], line: bytes, problem: str) -> V:
         return kind.model_validate_json(line)
     except ValidationError as error:
         raise InputError(f"{problem}: {located(error)}") from None
+
+
+def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
+    """Return the trials of a search as a table, the points in the order of their first trial.
+
+    Finals and checks are left out: they do more than the trials that a replay asks for.
+    """
+    trials: dict[TrainConfig, list[TableTrial]] = {}
+    for result in sorted(results, key=lambda r: r.request.number):
+        if result.request.purpose.explores:
+            trials.setdefault(result.request.config, []).append(TableTrial.of(result))
+    header = TableHeader(
+        autotune_version=__version__,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **{**plan.problem_fields(), "workload": _anywhere(plan.workload)},
+        budget=plan.budget,
+        space=plan.space.model_dump(mode="json"),
+        repeats=max((len(found) for found in trials.values()), default=1),
+    )
+    points = (RecordedPoint(config=config, trials=tuple(found)) for config, found in trials.items())
+    return Table(header=header, points=tuple(points))
+
+
+def plan_of(
+    table: Table,
+    *,
+    effort: Effort = Effort.STANDARD,
+    seed: int | None = None,
+    memory_bytes: int | None = None,
+    max_trials: int | None = None,
+    max_time_s: float | None = None,
+) -> SearchPlan:
+    """Return the plan of a search of `table`; its space is the recorded one at every effort.
+
+    Args:
+        table: The recorded table.
+        effort: Effort of the search, which sets its budget.
+        seed: Seed of the search; by default that of the recorded workload.
+        memory_bytes: Memory budget, at most the recorded one, which is the default.
+        max_trials: Trials of the search.
+        max_time_s: Time of the search in recorded seconds.
+
+    Raises:
+        InputError: The table's space can't be read, or was recorded with less memory than `memory_bytes`.
+    """
+    header = table.header
+    if memory_bytes is not None and memory_bytes > header.memory_bytes:
+        raise InputError(
+            f"--memory {show_memory(memory_bytes)}: the table was recorded within {show_memory(header.memory_bytes)}; "
+            "what needs more is not known"
+        )
+    plan = SearchPlan(
+        **header.problem_fields(),
+        budget=Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s),
+        space=_recorded_space(header),
+        notes=(),
+    )
+    workload = header.workload.model_copy(update={} if seed is None else {"seed": seed})
+    return plan.model_copy(update={"workload": workload, "memory_bytes": memory_bytes or header.memory_bytes})
+
+
+def _anywhere(workload: Workload) -> Workload:
+    """Return `workload` without paths of this machine."""
+    spec = workload.model
+    if spec.source == "directory":
+        spec = spec.model_copy(update={"reference": spec.name})
+    dataset = workload.dataset and workload.dataset.rpartition("/")[2]
+    return workload.model_copy(update={"model": spec.model_copy(update={"path": None}), "dataset": dataset})
+
+
+def _recorded_space(header: TableHeader) -> SpaceFile:
+    """Return the space of a table, with just the parameters that the effort of the recording varied."""
+    try:
+        written = SpaceFile.model_validate(header.space)
+    except ValidationError as error:
+        raise InputError(f"the table's space can't be read: {located(error)}") from None
+    efforts = list(Effort)
+    recorded = efforts.index(header.budget.effort)
+    parameters = {
+        name: parameter.model_copy(update={"from_effort": Effort.QUICK})
+        for name, parameter in written.parameters.items()
+        if efforts.index(parameter.from_effort) <= recorded
+    }
+    return written.model_copy(update={"parameters": parameters})
