@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from factories import make_spec
+from typer.testing import CliRunner
 
 from autotune.cli import reports
+from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.execution.environment import launcher_environment
 from autotune.execution.ranks import ADDRESS
@@ -54,6 +56,17 @@ def test_kernels_of_the_hub_need_the_users_word(tmp_path):
 
 def test_code_of_a_model_is_off_by_default():
     assert SearchOptions(model="m").trust_remote_code is False
+
+
+def test_a_project_runs_none_of_its_code(tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**CONFIG, "_attn_implementation": "sdpa"}))
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\ndef f(**_): return [0.0]\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\nmodel = "m"\nrecipe = "grpo"\nreward = "evil:f"\n')
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["find", "--dry-run"])
+    assert not (tmp_path / "ran").exists()
+    assert (done.exit_code, "[tool.autotune] reward: say it on the command line" in done.stderr) == (2, True)
 
 
 def test_what_listens_is_on_loopback_by_default():

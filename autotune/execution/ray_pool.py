@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -67,7 +67,8 @@ def joined(address: str | None) -> Iterator[Cluster]:
     _check_address(named)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with chdir("/"):  # Ray has its workers import modules of the working directory first
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # whatever keeps us out
         where = named or "this machine"
         raise InfrastructureError(

@@ -162,9 +162,9 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
 
 
-# Options that a project has no default for, as they run code: who runs a command in somebody else's project need not
-# trust its models or its cluster.
-_NOT_OF_A_PROJECT = ("trust_remote_code", "address")
+# Options that a project has no default for, since they run code or reach other machines: who runs a command in somebody
+# else's project need not trust its models and modules. Trackers' libraries read settings of the working directory.
+_NOT_OF_A_PROJECT = ("trust_remote_code", "reward", "report_to", "engine", "address")
 
 # Options that name files: those of a project lie beside its pyproject.toml. What isn't a file there may be a name.
 _FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")

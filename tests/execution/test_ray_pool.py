@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -81,8 +82,15 @@ def machines(_environment) -> Iterator[Machines]:
 
 
 @pytest.fixture(scope="module")
-def cluster(machines) -> Iterator[Cluster]:
-    with joined(machines.address) as made:
+def project(tmp_path_factory) -> Path:
+    """The working directory of a search."""
+    folder: Path = tmp_path_factory.mktemp("project")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(machines, project) -> Iterator[Cluster]:
+    with contextlib.chdir(project), joined(machines.address) as made:
         made.allotment(Fleet(engine="ray"), "cpu", None)
         yield made
 
@@ -112,6 +120,11 @@ def noting(folder: Path, number: int, misbehaviour: str | None = None):
     folder.mkdir(exist_ok=True)
     arguments = {NOTES: str(folder)} | ({"misbehaviour": misbehaviour} if misbehaviour else {})
     return make_request(number=number, workload=make_workload(fixed_arguments=arguments))
+
+
+def test_workers_import_no_module_of_the_working_directory(cluster, project):
+    paths = cluster.ray.get(cluster.ray.remote(num_cpus=0)(lambda: list(sys.path)).remote())
+    assert str(project) not in paths
 
 
 class TestContract(TrainingContract):

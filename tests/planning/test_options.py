@@ -204,8 +204,16 @@ def test_files_of_a_project_lie_beside_its_file(project):
         ("max-tme = 3", "pyproject.toml: [tool.autotune] max-tme: no such option (did you mean 'max-time'?)"),
         ('effort = "heroic"', "pyproject.toml: [tool.autotune] --effort heroic: expected quick, standard or thorough"),
         ('fix = "optm=sgd"', "pyproject.toml: [tool.autotune] --fix optm: no such knob (did you mean 'optim'?)"),
-        ("trust-remote-code = true", "pyproject.toml: [tool.autotune] trust-remote-code: say it on the command line"),
-        ('address = "ray://x"', "pyproject.toml: [tool.autotune] address: say it on the command line"),
+        *(
+            (f"{key} = {value}", f"pyproject.toml: [tool.autotune] {key}: say it on the command line")
+            for key, value in {
+                "trust-remote-code": "true",
+                "reward": '"evil:f"',
+                "report-to": '"wandb"',
+                "engine": '"ray"',
+                "address": '"ray://x"',
+            }.items()
+        ),
         ('output = "../best.json"', "pyproject.toml: [tool.autotune] output: outside of the project; say it on the"),
         ("effort = ", "pyproject.toml: not TOML: Invalid value"),
         ("[tool]\nautotune = 3", "pyproject.toml: not TOML: "),
