@@ -8,41 +8,16 @@
     args = result.training_arguments("out")  # transformers.TrainingArguments
     result.save("best-config.json")
 
-Importing this package loads neither torch nor transformers nor optuna.
+Importing this package loads neither torch nor transformers nor optuna. Editors read `__init__.pyi`, which
+`docs/hooks/stub.py` makes of these names.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.version import __version__ as __version__
-
-if TYPE_CHECKING:
-    from autotune.api import find, resume
-    from autotune.errors import AutotuneError
-    from autotune.estimates.estimate import estimate
-    from autotune.integrations.callback import AutotuneCallback
-    from autotune.training.loss import normalize_loss
-    from autotune.tuning_result import TuningResult, load
-    from autotune.values.adapters import (
-        BitfitAdapter,
-        DoraAdapter,
-        Ia3Adapter,
-        LohaAdapter,
-        LokrAdapter,
-        LoraAdapter,
-        PrefixAdapter,
-        PromptAdapter,
-        PTuningAdapter,
-        RsloraAdapter,
-        VeraAdapter,
-    )
-    from autotune.values.budget import Budget, Effort
-    from autotune.values.config import Precision, TrainConfig
-    from autotune.values.estimate import CostEstimate
-    from autotune.values.knob import Allowance
-    from autotune.values.workload import Workload
 
 __all__ = [
     "Allowance", "AutotuneCallback", "AutotuneError", "BitfitAdapter", "Budget", "CostEstimate", "DoraAdapter",

@@ -8,7 +8,7 @@ of the Python API. The notes of a report name every default that was chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import request
@@ -19,7 +19,7 @@ from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss
 from autotune.estimates.run_cost import tokens_per_sample
-from autotune.planning.options import options_of
+from autotune.planning.options import options_of, takes_options
 from autotune.space.history import LOADING
 from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
@@ -39,7 +39,7 @@ _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipel
 
 # Arguments of `estimate` that are options of the command as well, those of the workload first.
 _OF_WORKLOAD = ("task", "seq_len", "target_len", "global_batch", "images", "image_size", "freeze_vision")
-_ASKED = (*_OF_WORKLOAD, "gpu", "device", "revision", "trust_remote_code", "eval_batch", "eval_samples")
+_ASKED = (*_OF_WORKLOAD, "gpu", "device", "nodes", "revision", "trust_remote_code", "eval_batch", "eval_samples")
 
 
 def report(options: request.EstimateOptions) -> Report:
@@ -67,48 +67,17 @@ def report(options: request.EstimateOptions) -> Report:
     return _configuration(question, forecast, notes) if point else ranking(question, forecast, notes)
 
 
+@takes_options(request.EstimateOptions, only=_ASKED)
 def estimate(
-    model: str | None = None,
-    *,
-    config: TrainConfig,
-    workload: Workload | None = None,
-    task: str | None = None,
-    seq_len: int | None = None,
-    target_len: int | None = None,
-    images: int | None = None,
-    image_size: int | None = None,
-    freeze_vision: bool = False,
-    global_batch: int | Literal["any"] | None = None,
-    gpu: str | None = None,
-    device: str = "auto",
-    nodes: int | None = None,
-    eval_batch: int | None = None,
-    eval_samples: int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    model: str | None = None, *, config: TrainConfig, workload: Workload | None = None, **options: Any
 ) -> CostEstimate:
     """Return the predicted memory and time of a configuration, whether or not it fits; nothing is run.
 
     Args:
         model: A name of the catalogue, a directory with `config.json`, or a hub id.
         config: The configuration.
-        workload: What is trained, instead of `model`, `task` and all that follows until `global_batch`.
-        task: The head to train, as in :func:`autotune.find`; by default that of config.json, or the usual one.
-        seq_len: Tokens of a sample, or frames of sound (20 ms of wav2vec 2.0); 512 by default, 64 on the CPU. Whisper
-            takes 30 s and nothing else.
-        target_len: Decoder tokens of an encoder-decoder; `seq_len` by default, 128 for speech.
-        images: Images of a sample of a vision-language model; 1 by default. Their tokens are part of `seq_len`.
-        image_size: Edge of these images in pixels; by default what the model was made for.
-        freeze_vision: Train all but the part of a vision-language model that sees the images.
-        global_batch: Samples per optimizer step; 64 by default, 8 on the CPU; 'any' for one micro-batch a step.
-        gpu: A name of the table of GPUs (`autotune gpus`); by default the device of this machine.
-        device: The device of this machine: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        nodes: Machines over which the devices of the configuration are spread; by default eight devices are on each.
-        eval_batch: Samples of an evaluation batch, if evaluation may be the peak.
-        eval_samples: Samples whose logits `compute_metrics` keeps on the device: those of `eval_accumulation_steps`
-            batches, or all.
-        revision: Revision of a hub id.
-        trust_remote_code: Run the model's own code.
+        workload: What is trained, instead of `model` and the options that describe it.
+        **options: The options below.
 
     Raises:
         InputError: An argument can't be used, or the device or the model can't run the configuration.
@@ -116,21 +85,20 @@ def estimate(
     """
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
-    asked = {name: value for name, value in locals().items() if name in _ASKED}
     name = model or (workload.model.reference if workload else "")
-    options = options_of(request.EstimateOptions, {**asked, "model": name})
-    request.check(options)
+    asked = options_of(request.EstimateOptions, {**options, "model": name})
+    request.check(asked)
     point = make_point(config)
-    target = request.with_packages(request.target_of(options), point)
+    target = request.with_packages(request.target_of(asked), point)
     said: tuple[str, ...] = ()
     if workload is None:
-        workload, said = request.workload_of(options, target.device.hardware.kind)
-    elif given := [name for name in _OF_WORKLOAD if asked[name]]:
+        workload, said = request.workload_of(asked, target.device.hardware.kind)
+    elif given := [name for name in _OF_WORKLOAD if options.get(name)]:
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
-    network = network_for(options.model_copy(update={"nodes": nodes}), target, config.parallelism.world_size)
-    forecast = _question(options, point, workload).forecast(target, network=network)
+    network = network_for(asked, target, config.parallelism.world_size)
+    forecast = _question(asked, point, workload).forecast(target, network=network)
     _check_possible(forecast, config)
     found = forecast.estimate(config)
     return found.model_copy(

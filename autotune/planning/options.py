@@ -1,18 +1,22 @@
 """The options of a search, each defined once: its type, default, help text and the group in which help lists it.
 
-The command line makes its options from these fields (`autotune.cli.options`); a test compares the signature of
-`autotune.find` with them. Values may be given as text: '24GiB' and 25769803776 are the same memory. The command line
-takes defaults from a project's pyproject.toml, too.
+The command line makes its options from these fields (`autotune.cli.options`), and `takes_options` the signatures and
+docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text: '24GiB' and 25769803776 are the same
+memory. The command line takes defaults from a project's pyproject.toml, too.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
+import textwrap
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
@@ -28,6 +32,7 @@ from autotune.values.problem import Engine, Fleet
 from autotune.values.workload import LONGEST_SAMPLE, RecipeName
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 # Groups in which a command's help lists its options, in this order.
 MODEL, CHANGES, LIMITS = "Model and data", "What may change", "Limits"
@@ -227,3 +232,49 @@ def _project_values(path: Path, table: Any) -> dict[str, Any]:
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
     """Return the fields of options by the user's names: 'memory', not 'memory_bytes'."""
     return {field.alias or name: field for name, field in kind.model_fields.items()}
+
+
+def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Callable[[AnyFunction], AnyFunction]:
+    """Return a decorator of a function whose keywords `**options` are options of `kind`, or `only` those named.
+
+    Its signature and its docstring list them, and a call with any other name is a TypeError.
+    """
+
+    def decorated(function: AnyFunction) -> AnyFunction:
+        own = inspect.signature(function)
+        parameters = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        listed = ""
+        for name, field in fields_by_name(kind).items():
+            if name not in parameters and (not only or name in only):
+                parameters[name] = inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=_python_type(field)
+                )
+                words = f"{name}: {field.description}"
+                listed += textwrap.fill(words, 120, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+        signature = own.replace(parameters=[*parameters.values()])
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            signature.bind(*arguments, **options)
+            return function(*arguments, **options)
+
+        before, _, after = (function.__doc__ or "").partition("        **options: The options below.\n")
+        call.__doc__ = before + listed + after
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return cast(AnyFunction, call)
+
+    return decorated
+
+
+def _python_type(field: FieldInfo) -> str:
+    """Return the annotation of an option in Python, which takes text as well; several names may be a sequence."""
+    if field.annotation is bool:
+        return "bool"
+    if field.default == ():
+        return "str | Sequence[str] | Mapping[str, Any]"
+    names = {"str": None}
+    for part in get_args(field.annotation) or (field.annotation,):
+        kind = get_args(part)[0] if get_origin(part) is Annotated else part
+        named = {int: "int", float: "float", str: "Path" if part is not kind else "str", NoneType: "None"}
+        names |= {named[kind]: None} if kind in named else {}
+    return " | ".join(names)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,6 @@ from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of, project_defaults
 from autotune.values.budget import Effort
 
-# Arguments of `find` that are Python's own: what is trained as an object, and who is told.
-OF_PYTHON = {"step", "knobs", "trainer", "make_trainer", "script", "run_dir", "quiet", "observer"}
-
 
 def written(command: str, *arguments: str) -> dict[str, str]:
     """Return the options of a command with their help."""
@@ -26,27 +24,22 @@ def written(command: str, *arguments: str) -> dict[str, str]:
     return {p.opts[0].removeprefix("--no-").removeprefix("--"): p.help for p in found.get_params(context)}
 
 
-def test_find_takes_each_option_with_its_default():
-    taken = inspect.signature(autotune.find).parameters
-    known = fields_by_name(SearchOptions)
-    assert taken.keys() == known.keys() | OF_PYTHON
-    given = {name: p.default for name, p in taken.items() if name in known and name != "model"}
-    assert options_of(SearchOptions, {"model": "", **given}) == SearchOptions(model="")
-    for name, default in given.items():
-        assert default == known[name].default
+@pytest.mark.parametrize(("function", "kind"), [("find", SearchOptions), ("estimate", EstimateOptions)])
+def test_a_function_describes_each_argument_and_takes_no_other(function, kind):
+    called = getattr(autotune, function)
+    arguments = inspect.getdoc(called).partition("Args:")[2].partition("Raises:")[0]
+    assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == list(inspect.signature(called).parameters)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'modle'"):
+        called(modle="gpt2", **({"config": None} if function == "estimate" else {}))
 
 
-def test_find_describes_each_argument():
-    arguments = inspect.getdoc(autotune.find).partition("Args:")[2].partition("Raises:")[0]
-    described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
-    assert list(inspect.signature(autotune.find).parameters) == described
+def test_find_takes_each_option():
+    assert inspect.signature(autotune.find).parameters.keys() >= fields_by_name(SearchOptions).keys()
 
 
-def test_estimate_takes_options_of_its_command():
-    taken = inspect.signature(autotune.estimate).parameters
-    assert taken.keys() - {"config", "workload"} <= fields_by_name(EstimateOptions).keys()
-    for name in taken.keys() - {"config", "workload", "model"}:
-        assert taken[name].default == fields_by_name(EstimateOptions)[name].default
+def test_editors_are_told_the_same():
+    made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "hooks" / "stub.py"))
+    assert made["PATH"].read_text() == made["stub"](), "run docs/hooks/stub.py"
 
 
 @pytest.mark.parametrize(("command", "kind"), [("find", SearchOptions), ("estimate", EstimateOptions)])
