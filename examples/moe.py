@@ -27,9 +27,6 @@ def main() -> None:
 
     print(f"{result.verdict}: {result.best.measurement.samples_per_second:.1f} samples/s", end="")
     print(f", {result.speedup.ratio:.2f} times the baseline" if result.speedup else "")
-    # Random weights route evenly, trained ones don't: the winner is measured once more with uneven routing.
-    notes = [note for note in result.proof_notes if "routing" in note]
-    print("with uneven routing:", result.skewed_routing or "; ".join(notes) or "not measured")
     result.save("best-config.json")
 
 

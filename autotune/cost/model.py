@@ -26,6 +26,7 @@ from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
+from autotune.values.checks import UNEVEN_ROUTING
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
 from autotune.values.hardware import Hardware
@@ -48,6 +49,7 @@ class CostModel:
         corrections: What earlier measurements said.
         network: Of a training on several devices; None: all are in this machine.
         evaluation: How the training is evaluated, if that can be the peak; not in `predict`.
+        experts: Of a layer; with any, memory is unsure by what uneven routing may take.
         footprints: Memory of configurations as counted.
         counts: What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which
             anything above is replaced.
@@ -60,6 +62,7 @@ class CostModel:
     corrections: Corrections
     network: Network | None = None
     evaluation: Evaluation | None = None
+    experts: int = 0
     footprints: Footprints = field(default_factory=Footprints, repr=False)
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
 
@@ -71,10 +74,11 @@ class CostModel:
         rates: Rates,
         profiles: Sequence[Profile],
         observations: Sequence[Observation] = (),
+        experts: int = 0,
     ) -> CostModel:
         """Return a model that knows `profiles` and what was observed."""
         corrections = Corrections(observations, framework_bytes(hardware), time_spread(rates, hardware))
-        return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections)
+        return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections, experts=experts)
 
     def profile(self, config: TrainConfig) -> Profile | None:
         """Return the profile of a configuration's family, if it was traced."""
@@ -138,12 +142,15 @@ class CostModel:
         ]
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
+        unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
+        if is_rewritten(kind):
+            unsure = allocated - profile.weights_bytes
         return Counted(
             seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation),
             allocated=allocated,
             features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
             outside=context + communicators_bytes(self.hardware, parallelism),
-            unsure=(allocated - profile.weights_bytes) / Z if is_rewritten(kind) else np.zeros(len(sizes)),
+            unsure=unsure / Z,
         )
 
     def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:

@@ -62,7 +62,7 @@ def fitting(request: FitRequest) -> FitAnswer:
     """Return the answer, in this process, which comes to load torch."""
     plan, hardware = request.plan, request.plan.hardware
     observations = read_observations(hardware, plan.workload.model.model_type)
-    model = CostModel.of(plan.workload, hardware, request.rates, request.profiles, observations)
+    model = CostModel.of(plan.workload, hardware, request.rates, request.profiles, observations, plan.facts.experts)
     device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=request.rates.source)
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles), profiles)

@@ -61,7 +61,7 @@ class Question:
         """Return the predictions for a device, corrected by what earlier searches measured on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
-        model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations)
+        model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations, plan.facts.experts)
         model = dataclasses.replace(
             model,
             profiles=self.profiles,

@@ -1,4 +1,4 @@
-"""Carries out a check in a trial's process: a soak (evaluation and saving beside training), a routing or a loss run.
+"""Carries out a check in a trial's process: a soak (evaluation and saving beside training) or a loss run.
 
 A soak stays under the trial's memory budget throughout; what it writes lies in the trial's directory, and the runner
 removes it.
@@ -22,9 +22,8 @@ from autotune.execution.failures import first_line
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
-from autotune.execution.routing import skewed_routing
 from autotune.units import show_memory
-from autotune.values.checks import CheckTask, LossCurve, LossTask, RoutingTask, Soaked, SoakTask
+from autotune.values.checks import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
 
@@ -75,10 +74,6 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
             yield found
-    elif isinstance(task, RoutingTask):
-        with skewed_routing(trainer.model, lambda: _one_pass(trainer)) as routed:
-            yield found
-            found["routed"] = routed()
     elif isinstance(task, SoakTask):
         saver = CheckpointSaver(trainer, not_saved=not_saved)
         trainer.add_callback(saver)
@@ -202,9 +197,3 @@ def _first_step(trainer: Any) -> list[dict[str, Any]]:
     collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
     made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
     return [trainer._prepare_inputs(batch) for batch in made]
-
-
-def _one_pass(trainer: Any) -> None:
-    """Run the first micro-batch through the model, as training does, but not as compiled."""
-    with torch.no_grad(), trainer.compute_loss_context_manager():
-        trainer.model(**_first_step(trainer)[0])

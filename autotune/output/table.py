@@ -240,8 +240,6 @@ def _proof_lines(result: ResultData) -> list[str]:
     code = result.workload.own_code
     samples = "the longest samples" if code is None or code.reorders else "samples in your code's order"
     lines = [f"checked on {samples}: {result.soaked}"] if result.soaked is not None else []
-    if result.skewed_routing is not None:
-        lines.append(f"with uneven routing: {result.skewed_routing}")
     if result.loss_check is not None:
         lines.append(f"checked: {result.loss_check.statement}")
     return lines

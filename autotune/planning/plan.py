@@ -18,7 +18,7 @@ from autotune.space.rules import refusals
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.budget import Budget, Effort
-from autotune.values.checks import CheckTask, LossTask, RoutingTask
+from autotune.values.checks import CheckTask, LossTask
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult
@@ -47,7 +47,6 @@ class SearchPlan(Problem):
     space: SpaceFile
     objective: Objective = Objective()
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
-    skewed_routing: bool = Field(default=False, description="a winner with experts is measured with uneven routing too")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: none")
     loss_insisted: bool = Field(
         default=False, description="losses are compared however long it takes, as the user asked"
@@ -233,7 +232,7 @@ def request_of(
 def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
     shared = plan.budget.model_dump(include=set(Limits.model_fields))
     limits = Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **shared)
-    if task is None or isinstance(task, RoutingTask):
+    if task is None:
         return limits
     # In a soak, the first step creates the optimizer states, and two more run with them.
     steps = task.steps if isinstance(task, LossTask) else 2

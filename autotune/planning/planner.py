@@ -113,7 +113,6 @@ def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -
         ),
         objective=objective_of(options, workload),
         soak=True,
-        skewed_routing=facts.experts > 0,
         loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
         record=options.record and not outline.is_shared,

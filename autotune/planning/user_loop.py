@@ -142,7 +142,7 @@ class UserLoop(Subject):
 
     def planned(self, plan: SearchPlan) -> SearchPlan:
         """Return the plan without checks and without the record, as a loop can only be timed."""
-        changes = {"soak": False, "skewed_routing": False, "loss_steps": 0, "record": False, "options": None}
+        changes = {"soak": False, "loss_steps": 0, "record": False, "options": None}
         notes = (
             f"your own loop: that your function honours {', '.join(plan.space.parameters)} is taken on trust; "
             "other fields of a configuration stay as they are and mean nothing to it",

@@ -90,7 +90,7 @@ def cost_model(
     if not traces.profiles:
         return None
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
-    return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations)
+    return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations, plan.facts.experts)
 
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
@@ -138,7 +138,9 @@ def model_by_data_sheet(plan: SearchPlan) -> CostModel:
         MachineError: The device isn't in the table of GPUs.
     """
     profiles = traces_of(_request(plan, limit_s=600)).profiles
-    return CostModel.of(plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles)
+    return CostModel.of(
+        plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles, experts=plan.facts.experts
+    )
 
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
@@ -233,7 +235,7 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     if (watch.conditions().others_share or 0.0) <= QUIET_SHARE:
         add_timings(plan.hardware, found)
     rates = model.rates.model_copy(update={"timings": (model.rates.timings or found).updated(found)})
-    return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations)
+    return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations, model.experts)
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field
 
 from autotune.units import show_rate
 from autotune.value import Value, save_value
-from autotune.values.checks import LossVerdict, SkewedRouting, Soaked
+from autotune.values.checks import LossVerdict, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.hardware import Hardware
@@ -164,7 +164,6 @@ class ResultData(Value):
     objective: Objective = Objective()
     compilation: Compilation | None = Field(default=None, description="None: the winner isn't compiled or confirmed")
     soaked: Soaked | None = Field(default=None, description="result of the winner's soak")
-    skewed_routing: SkewedRouting | None = Field(default=None, description="result of the winner's routing run")
     loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
     proof_notes: tuple[str, ...] = Field(
         default=(), description="configurations that failed a check, and checks that were left out"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
-from autotune.values.checks import CheckTask, LossCurve, Routed, Soaked
+from autotune.values.checks import CheckTask, LossCurve, Soaked
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
@@ -40,7 +40,6 @@ class Purpose(StrEnum):
     SEARCH = "search"
     FINAL = "final"
     SOAK = "soak"
-    ROUTING = "skewed routing"
     LOSS_CHECK = "loss check"
     EXPLAIN = "explain"  # after the search: the winner, and the winner without one of its knobs, in turn
 
@@ -208,7 +207,6 @@ class Measurement(Value):
     effects: dict[str, str] = Field(description="what was verified to be in effect, by knob")
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = Field(default=None, description="result of a soak")
-    routed: Routed | None = Field(default=None, description="result of a routing run")
     curve: LossCurve | None = Field(default=None, description="result of a loss run")
     phases: Phases | None = Field(default=None, description="None: recorded by an older version")
     conditions: Conditions | None = Field(default=None, description="disturbances during the measured steps")

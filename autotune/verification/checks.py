@@ -1,4 +1,4 @@
-"""Checks that a winner has to pass: a soak, uneven routing, and a comparison of its losses with the baseline's.
+"""Checks that a winner has to pass: a soak, and a comparison of its losses with the baseline's.
 
 This module chooses the next trial and evaluates those that ran; the tuner runs them. Its state is the results alone, so
 a stopped search continues where it was. A configuration that fails is out of the finals (see `finals`), and the next
@@ -14,22 +14,21 @@ from typing import NamedTuple
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState
 from autotune.space.history import History
 from autotune.space.knobs import changes
-from autotune.units import show_time
+from autotune.units import show_memory, show_time
 from autotune.values.budget import Effort
 from autotune.values.checks import (
     DEFAULT_LOSS_STEPS,
     PASSES,
+    UNEVEN_ROUTING,
     CheckTask,
     LossCurve,
     LossTask,
     LossVerdict,
-    RoutingTask,
-    SkewedRouting,
     Soaked,
     SoakTask,
 )
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Purpose, TrialResult
 from autotune.verification.loss_check import compare
 
 # Largest evaluation batch to try, as a multiple of the micro-batch: evaluation needs no gradients and no activations.
@@ -65,8 +64,6 @@ class Proof:
         soak = self._next_soak(winner)
         if soak is not None:
             return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
-        if self._plan.skewed_routing and not self._state.trials(winner, Purpose.ROUTING):
-            return Check(winner, Purpose.ROUTING, RoutingTask(), self._routing_s(winner))
         if self._not_compared(winner) is not None:
             return None
         for config, task in self._loss_runs(winner):
@@ -81,9 +78,6 @@ class Proof:
         soaks = self._state.trials(config, Purpose.SOAK)
         if soaks and soaks[-1].has_failed and self._next_soak(config) is None:
             return _ending(soaks[-1])
-        uneven = self._state.trials(config, Purpose.ROUTING)
-        if uneven and uneven[-1].status is TrialStatus.OUT_OF_MEMORY:
-            return _ending(uneven[-1])
         verdict = self.verdict(config)
         if verdict is not None:
             return None if verdict.passed else verdict.statement
@@ -95,19 +89,6 @@ class Proof:
     def soaked(self, config: TrainConfig) -> Soaked | None:
         """Return the result of the soak of `config`; None without one."""
         return next((r.measurement.soaked for r in self._state.trials(config, Purpose.SOAK) if r.measurement), None)
-
-    def skewed_routing(self, config: TrainConfig) -> SkewedRouting | None:
-        """Return the measurement of `config` with uneven routing; None without one."""
-        even = self._state.measured(config)
-        for measured in (r.measurement for r in self._state.trials(config, Purpose.ROUTING)):
-            if measured is not None and measured.routed is not None and even is not None:
-                return SkewedRouting(
-                    routed=measured.routed,
-                    samples_per_second=measured.samples_per_second,
-                    even_samples_per_second=even.samples_per_second,
-                    peak_bytes=measured.memory.peak_bytes,
-                )
-        return None
 
     def verdict(self, config: TrainConfig) -> LossVerdict | None:
         """Return the comparison of the losses of `config` with the reference's; None unless all loss runs completed."""
@@ -137,10 +118,14 @@ class Proof:
             lines.append(
                 f"not checked on the longest samples: {self._why_not(self._state.trials(winner, Purpose.SOAK))}"
             )
-        if self._plan.skewed_routing and self.skewed_routing(winner) is None:
-            lines.append(
-                f"measured with even routing only: {self._why_not(self._state.trials(winner, Purpose.ROUTING))}"
-            )
+        measured = self._state.measured(winner)
+        if measured is not None and self._plan.facts.experts and measured.memory.is_known:
+            uneven_bytes = measured.memory.peak_bytes * (1 + UNEVEN_ROUTING)
+            if uneven_bytes > self._plan.memory_bytes:
+                lines.append(
+                    "measured with even routing, as of random weights: that of trained ones can take "
+                    f"{UNEVEN_ROUTING:.0%} more, {show_memory(round(uneven_bytes))} in all"
+                )
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
         if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
             lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
@@ -163,7 +148,6 @@ class Proof:
         if best is None:
             return 0.0
         soak_s = self._soak_s(best.request.config) if self._plan.soak else 0.0
-        soak_s += self._routing_s(best.request.config) if self._plan.skewed_routing else 0.0
         return soak_s + (0.0 if self._too_costly() else self._losses_s())
 
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
@@ -261,11 +245,6 @@ class Proof:
         # Two further steps, and in evaluation two batches of 8, 4, 2 ... times the micro-batch at a third of the time.
         micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
         return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
-
-    def _routing_s(self, config: TrainConfig) -> float:
-        """Return the expected seconds of a routing run: those of the search's trial."""
-        known = self._history.known(config)
-        return known.duration_s if known is not None else 0.0
 
 
 def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:

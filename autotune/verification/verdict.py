@@ -65,7 +65,6 @@ def assemble(
             adapter=mapping.adapter,
         ),
         soaked=soaked,
-        skewed_routing=proof.skewed_routing(best),
         loss_check=proof.verdict(best),
         proof_notes=proof_notes(finals, best) if results else (),
         objective=plan.objective,

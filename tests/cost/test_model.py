@@ -21,6 +21,7 @@ from autotune.cost.family import family_of
 from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.network import NCCL_BYTES
+from autotune.cost.predictions import Z
 from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import held_bytes
 from autotune.cost.time import StepCost
@@ -226,6 +227,23 @@ def test_what_surely_fits_and_what_surely_does_not(on_gpu):
 def test_the_least_is_below_what_is_needed(on_gpu):
     predicted = on_gpu.predict([make_config(8)])
     assert predicted.least_bytes[0] < predicted.needed_bytes[0]
+
+
+def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
+    even, uneven = (make_model([large_profile()], experts=experts) for experts in (0, 8))
+    configs = [make_config(size) for size in (1, 2, 4, 8)]
+    peaks = even.predict(configs).needed_bytes
+    learned = [
+        make_result(c, make_measurement(memory=Memory(resident_bytes=round(p))))
+        for c, p in zip(configs, peaks, strict=True)
+    ]
+    sure, unsure = (m.observe(*learned).predict(configs[2:3]) for m in (even, uneven))
+    assert unsure.needed_bytes == sure.needed_bytes
+    assert (
+        Z * sure.needed_deviation[0]
+        < 0.03 * sure.needed_bytes[0]
+        == pytest.approx(Z * unsure.needed_deviation[0], rel=0.01)
+    )
 
 
 def test_a_larger_micro_batch_never_needs_less(model, on_gpu):

@@ -13,7 +13,7 @@ from benches import Bench
 
 from autotune.execution.processes import shared_files
 from autotune.training.resolve import resolve
-from autotune.values.checks import LossTask, RoutingTask, SoakTask
+from autotune.values.checks import LossTask, SoakTask
 from autotune.values.config import Parallelism
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 
@@ -108,19 +108,6 @@ def test_a_soak_whose_evaluation_does_not_fit_ends_for_all_ranks(bench, wide_lla
     result = bench.runner.run(request.model_copy(update={"purpose": Purpose.SOAK, "task": task}))
     assert result.status is TrialStatus.OUT_OF_MEMORY
     assert "while evaluating with a batch of 64" in result.outcome.cause
-
-
-@pytest.mark.slow
-def test_uneven_routing_is_the_same_in_every_rank(bench, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
-    config = {**TWO, "experts_implementation": "eager"}
-    request = bench.request(config=config, workload={"model": resolve(str(tmp_path))})
-    result = bench.runner.run(request.model_copy(update={"purpose": Purpose.ROUTING, "task": RoutingTask()}))
-    assert isinstance(result.outcome, Measurement), result.outcome
-    directory = bench.directory(result)
-    ranks = [Measurement.model_validate_json((directory / f"rank-{n}.json").read_bytes()).routed for n in (0, 1)]
-    assert ranks[0].even_busiest_share == pytest.approx(ranks[1].even_busiest_share)
-    assert ranks[0].busiest_share > ranks[0].even_busiest_share
 
 
 def assert_nothing_is_left(directory: Path, is_running, shared_before: frozenset[str]) -> None:

@@ -56,7 +56,6 @@ def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(view, clock
         (Purpose.FINAL, "confirming"),
         (Purpose.SOAK, "checking"),
         (Purpose.LOSS_CHECK, "checking"),
-        (Purpose.ROUTING, "checking"),
         (Purpose.EXPLAIN, "explaining"),
     ],
 )

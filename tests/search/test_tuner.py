@@ -35,11 +35,11 @@ from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
-from autotune.values.checks import LossCurve, Routed, Soaked
+from autotune.values.checks import LossCurve, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Note, TrialEnded, TrialStarted
 from autotune.values.result import ResultData
-from autotune.values.trial import Failure, Measurement, Outcome, Purpose, TrialRequest, TrialStatus
+from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 
 BASE = make_config()
 
@@ -731,45 +731,6 @@ def test_a_trial_of_the_search_races_the_leader_and_no_other_does(search):
         else:
             assert request.limits.beaten_step_s is None
         best = max(best, rate(request)) if request.purpose.explores else best
-
-
-def skewed(unfit: tuple[TrainConfig, ...] = (), fault: Outcome = OUT_OF_MEMORY):
-    """As `checked`; with uneven routing, throughputs are four fifths and `unfit` configurations fail."""
-
-    def outcome(request: TrialRequest) -> Outcome | float:
-        if request.purpose is not Purpose.ROUTING:
-            return checked()(request)
-        assert request.accumulation_steps == min(
-            SEARCH_ACCUMULATION, request.workload.accumulation_steps(request.config)
-        )
-        routed = Routed(busiest_share=0.5, even_busiest_share=0.2)
-        return fault if request.config in unfit else make_measurement(0.8 * rate(request), routed=routed)
-
-    return outcome
-
-
-def test_a_winner_with_experts_is_measured_with_uneven_routing_too(search):
-    result = search(skewed(), SMALL, **PROVEN, skewed_routing=True).run()
-    found = result.skewed_routing
-    assert found.samples_per_second == pytest.approx(0.8 * found.even_samples_per_second)
-    assert "(-20%)" in str(found)
-    assert "gets 50% of the tokens, not 20%" in str(found)
-    assert result.proof_notes == ()
-
-
-def test_a_winner_that_fits_with_even_routing_alone_is_refused(search):
-    result = search(skewed(unfit=(BEST,)), **PROVEN, skewed_routing=True).run()
-    assert result.best.config == SECOND
-    assert "skewed routing, trial" in result.proof_notes[0]
-
-
-def test_a_routing_run_that_fails_of_itself_refuses_nobody_and_is_told(search):
-    failure = Failure(status=TrialStatus.INVALID, cause="no layer was recognised as the router")
-    run = search(skewed(unfit=(BEST,), fault=failure), **PROVEN, skewed_routing=True)
-    result = run.run()
-    assert result.best.config == BEST
-    assert run.count(Purpose.ROUTING) == 1
-    assert result.proof_notes[0].startswith("measured with even routing only: skewed routing, trial")
 
 
 @pytest.mark.parametrize("fault", ["unfit", "diverging"])

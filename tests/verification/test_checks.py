@@ -19,7 +19,7 @@ from factories import (
 from autotune.planning.plan import SearchState
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Outcome, Purpose, TrialStatus
+from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.values.workload import Recipe
 from autotune.verification.checks import LOSS_SHARE, Proof
 
@@ -249,3 +249,11 @@ def test_expected_time_covers_the_soak_and_all_loss_runs():
     assert Search().proof.expected_s() == pytest.approx(soak + comparison)
     dropping = Search(soak=False, facts=make_facts(has_dropout=True)).proof.expected_s()
     assert dropping > comparison
+
+
+@pytest.mark.parametrize(("experts", "said"), [(0, 0), (8, 1)])
+def test_a_winner_with_experts_that_leaves_no_room_for_uneven_routing_is_told(experts, said):
+    full = make_measurement(memory=Memory(resident_bytes=98), soaked=Soaked(eval_batch_size=8, checkpoint_bytes=1))
+    plan = {"facts": make_facts(experts=experts), "memory_bytes": 100, "soak": False, "loss_steps": 0}
+    gaps = Search([(BASE, full), (FAST, full)], **plan).proof.gaps(FAST)
+    assert sum("even routing" in gap for gap in gaps) == said
