@@ -35,7 +35,8 @@ def main() -> None:
         trial = study.ask()
         measured = recorded[sampler.suggest(trial)]
         if measured is None:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)  # it ran out of memory
+            trial.set_constraint("memory", 0.01)  # it ran out of memory: by how much isn't known
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
             trial.set_constraint("memory", measured.memory.peak_bytes / plan.memory_bytes - 1)
             study.tell(trial, measured.samples_per_second)

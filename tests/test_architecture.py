@@ -35,7 +35,7 @@ HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 MOST_MODULES_AT_THE_TOP = 10
 MOST_FOLDERS = 15
-MOST_LINES = 320
+MOST_LINES = 400
 
 HEAVY = {
     "torch", "transformers", "optuna", "peft", "accelerate", "datasets", "bitsandbytes", "numpy", "sqlalchemy", "ray",

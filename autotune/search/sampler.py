@@ -10,15 +10,22 @@ space; `examples/own_study.py` shows the loop. It proposes, in this order:
 4. if the cost model can't predict all of the space: a neighbour of the leader (see `guide`), then a sample of
    Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
-It learns from the finished trials of the study. Running trials are assumed to return their predictions ("kriging
-believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize optimization", 2010), so that the
-next proposal lies elsewhere. A configuration that was tried, is refused or is running is not proposed.
+It learns from the finished trials of the study; those of another space are passed over. Running trials are assumed to
+return their predictions ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize
+optimization", 2010), so that the next proposal lies elsewhere; one that has been running for twice the time limit of a
+trial is taken for dead. A configuration that was tried, is refused or is running is not proposed. `study.optimize` is
+stopped when nothing is worth a trial. Parameters that aren't of the space, and all of a study that minimises, are drawn
+by TPE.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import datetime
 import functools
 import random
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +40,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
 from autotune.search.guide import Guide, configs_of, proposals
 from autotune.search.recall import Recall
-from autotune.search.study import StudyTrials
+from autotune.search.study import RESULT, StudyTrials
 from autotune.space.space import Point
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
@@ -42,6 +49,9 @@ from autotune.values.trial import Prediction, Purpose, TrialResult
 PATIENCE_DRAWS = 60
 
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+# Time limits of a trial after which one that is still said to be running is taken for dead.
+_DEAD_AFTER = 2.0
 
 
 class _Next(NamedTuple):
@@ -56,11 +66,11 @@ class _Next(NamedTuple):
 
 
 class CostModelSampler(BaseSampler):
-    """Proposes the configurations of one search to one study, which maximises samples per second.
+    """Proposes the configurations of a search to a study that maximises samples per second.
 
-    The study is told of a trial as usual: its value is samples per second, its constraint "memory" is the peak divided
-    by the budget, less 1, if the peak is known. A trial that ran out of memory is pruned; one that failed otherwise is
-    failed. `tell` hands over a whole `TrialResult`. The sampler is not thread-safe.
+    The study is told of a trial as usual: its value is samples per second; its constraint "memory" is the peak divided
+    by the budget, less 1, if the peak is known, and positive if it ran out of memory, as a pruned trial. `tell` hands
+    over a whole `TrialResult`. A sampler that is passed to another study begins anew there.
 
     Args:
         plan: The plan of the search: space, baseline, memory budget, objective and seed.
@@ -74,34 +84,56 @@ class CostModelSampler(BaseSampler):
     """
 
     def __init__(self, plan: SearchPlan, model: CostModel | None = None, *, recall: Recall | None = None) -> None:
-        self.state = SearchState(plan)
         self.space = plan.search_space()
-        self.conclusion: str | None = None
         self._plan = plan
-        self._history = self.state.history
-        self._guide = Guide(model, plan, self.space) if model is not None else None
         self._recall = recall or Recall(plan)
         self._trials = StudyTrials(plan, self.space)
-        self._whole: dict[int, TrialResult] = {}  # results that were handed over, by the trial's number in the study
+        self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
+        self._unlearned = Guide(model, plan, self.space) if model is not None else None
+        self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget all trials."""
+        self.state = SearchState(self._plan)
+        self.conclusion: str | None = None
+        self._history = self.state.history
+        self._guide = copy.copy(self._unlearned)
         self._learned: set[int] = set()  # numbers of the study's trials
         self._observed = 0  # calls of `observe`; with the pending trials, the key of `_found`
         self._found: tuple[object, _Next] | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._tpe = TPESampler(
-                seed=plan.workload.seed, multivariate=True, group=True, n_startup_trials=6, constant_liar=True
+                seed=self._plan.workload.seed, multivariate=True, group=True, n_startup_trials=6, constant_liar=True
             )
+
+    def _serve(self, study: Study) -> None:
+        """Begin anew if the study isn't the one that was served so far."""
+        known = (study.study_name, study._storage)
+        if self._study is not None and (self._study[0] != known[0] or self._study[1] is not known[1]):
+            self._begin()
+        self._study = known
 
     def is_done(self, study: Study) -> bool:
         """Whether no configuration is worth another trial; the end of a running trial may change that.
 
         A study that is asked nevertheless gets a draw of TPE.
+
+        Raises:
+            ValueError: The study doesn't maximise a single value.
         """
+        self._check_direction(study)
         found = self._next(study)
         return found.config is None and found.one_of is None
 
     def suggest(self, trial: Trial) -> TrainConfig:
-        """Return the configuration of a trial that the study has begun, after suggesting its parameters."""
+        """Return the configuration of a trial that the study has begun, after suggesting its parameters.
+
+        Raises:
+            ValueError: The study doesn't maximise a single value.
+        """
+        self._check_direction(trial.study)
         point: Point = {}
         for dimension in self.space.dimensions:
             if self.space.is_active(dimension, point):
@@ -119,28 +151,30 @@ class CostModelSampler(BaseSampler):
 
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
         """Tell the study the result of a trial, and learn from it."""
-        self._whole[trial.number] = result
+        trial.set_user_attr(RESULT, result.model_dump_json())
         for name, value in self._trials.constraints(result).items():
             trial.set_constraint(name, value)
         study.tell(trial, values=self._trials.value(result), state=self._trials.state(result.status))
-        self.learn(study)
 
     def add(self, study: Study, result: TrialResult) -> None:
         """Add a finished trial that the study has not begun, and learn from it."""
-        self._whole[len(study.get_trials(deepcopy=False))] = result
         study.add_trial(self._trials.frozen(result))
         self.learn(study)
 
     def learn(self, study: Study) -> None:
         """Learn from finished trials of the study that were not learned from before."""
-        for trial in study.get_trials(deepcopy=False, states=_FINISHED):
-            if trial.number in self._learned:
-                continue
-            self._learned.add(trial.number)
-            result = self._whole.pop(trial.number, None)
-            if result is None and self._trials.is_ours(trial):
+        with self._lock:
+            self._serve(study)
+            for trial in study.get_trials(deepcopy=False, states=_FINISHED):
+                self._learn_from(trial)
+
+    def _learn_from(self, trial: FrozenTrial) -> None:
+        if trial.number in self._learned:
+            return
+        self._learned.add(trial.number)
+        if self._trials.is_ours(trial):
+            with contextlib.suppress(ValueError):  # of another space
                 result = self._trials.result(trial)
-            if result is not None:
                 self.state.take_in(result)
                 self.observe(result)
 
@@ -154,24 +188,40 @@ class CostModelSampler(BaseSampler):
         """Return the current prediction for a configuration; None if there is none."""
         return self._guide.prediction(config) if self._guide is not None else None
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Refuse a study that doesn't maximise a single value.
-
-        Raises:
-            ValueError: The study has another direction, or several.
-        """
-        self._raise_error_if_multi_objective(study)
-        if study.direction is not StudyDirection.MAXIMIZE:
+    def _check_direction(self, study: Study) -> None:
+        if not _maximises(study):
             raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Learn from a trial that has ended, and stop `study.optimize` if no other is worth one."""
+        if not _maximises(study):
+            return
+        with self._lock:
+            self._serve(study)
+            ended = copy.copy(trial)
+            ended.state, ended.values = state, values
+            self._learn_from(ended)
+            if self._next(study, trial.number) == (None, None) and not self._pending(study, trial.number):
+                with contextlib.suppress(RuntimeError):  # asked and told in a loop of somebody's own
+                    study.stop()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters of the space: a configuration is proposed as a whole."""
-        return dict(self._trials.distributions)
+        return dict(self._trials.distributions) if _maximises(study) else {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the whole point of the next trial."""
+        """Return the values of the next trial: those of the space are a whole point of it."""
+        self._raise_error_if_multi_objective(study)
+        with self._lock:
+            ours = self._trials.distributions
+            others = {n: d for n, d in search_space.items() if ours.get(n) != d or not _maximises(study)}
+            point = self._sampled(study, trial) if others.keys() != search_space.keys() else {}
+            point = {name: value for name, value in point.items() if name in search_space and name not in others}
+            return point | {n: self.sample_independent(study, trial, n, d) for n, d in others.items()}
+
+    def _sampled(self, study: Study, trial: FrozenTrial) -> Point:
         config, one_of = self._next(study, trial.number)
         if config is not None:
             return self._trials.params(config)
@@ -186,7 +236,10 @@ class CostModelSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return a value drawn by TPE for a parameter that isn't in this space."""
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        self._raise_error_if_multi_objective(study)
+        with self._lock:
+            self._serve(study)
+            return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         """Reseed TPE, as Optuna does when several processes or threads share a study."""
@@ -194,14 +247,15 @@ class CostModelSampler(BaseSampler):
 
     def _next(self, study: Study, asked: int | None = None) -> _Next:
         """Return the choice of the next trial, cached until a trial ends or begins."""
-        self.learn(study)
-        pending = self._pending(study, asked)
-        known = (self._observed, frozenset(pending))
-        if self._found is None or self._found[0] != known:
-            self.conclusion = None
-            config = self._proposed(pending)
-            self._found = known, _Next(config, None if config is not None else self._one_of(pending))
-        return self._found[1]
+        with self._lock:
+            self.learn(study)
+            pending = self._pending(study, asked)
+            known = (self._observed, frozenset(pending))
+            if self._found is None or self._found[0] != known:
+                self.conclusion = None
+                config = self._proposed(pending)
+                self._found = known, _Next(config, None if config is not None else self._one_of(pending))
+            return self._found[1]
 
     def _proposed(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
         """Return the configuration to try next; None if only TPE may have one, or none is worth a trial."""
@@ -285,18 +339,36 @@ class CostModelSampler(BaseSampler):
 
     def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
         """Return a whole point drawn by TPE, which may be tried or refused."""
-        found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
-        point: Point = {}
+        ours, point = self._trials.distributions, Point()
+        try:
+            found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
+        except ValueError:  # a trial of another space has a parameter of the same name with other values
+            found = {}
         for dimension in self.space.dimensions:
             name = dimension.name
             if not self.space.is_active(dimension, point):
                 continue
-            if name not in found:
-                found[name] = self._tpe.sample_independent(study, trial, name, self._trials.distributions[name])
+            if name not in found or found[name] not in dimension.choices:
+                try:
+                    found[name] = self._tpe.sample_independent(study, trial, name, ours[name])
+                except ValueError:
+                    found[name] = random.Random(trial.number).choice(dimension.choices)
             point[name] = found[name]
         return point
 
     def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
         """Return the configurations of the running trials, except that of trial number `asked`."""
-        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [self._trials.config(t.params) for t in running if t.number != asked and self._trials.is_ours(t)]
+        dead_before = datetime.datetime.now() - datetime.timedelta(
+            seconds=_DEAD_AFTER * self._plan.budget.trial_timeout_s
+        )
+        pending = []
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            is_dead = trial.datetime_start is None or trial.datetime_start < dead_before
+            if trial.number != asked and not is_dead and self._trials.is_ours(trial):
+                with contextlib.suppress(ValueError):  # of another space
+                    pending.append(self._trials.config(trial.params))
+        return pending
+
+
+def _maximises(study: Study) -> bool:
+    return study.directions == [StudyDirection.MAXIMIZE]

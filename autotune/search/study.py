@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
@@ -22,6 +24,9 @@ from autotune.values.trial import (
 
 # The constraint's name: peak memory beyond the budget, as a share of the budget.
 MEMORY = "memory"
+
+# The user attribute that holds a whole `TrialResult` as JSON.
+RESULT = "result"
 
 # Constraint of a trial that ran out of memory; the measured peak may lie below the budget and would say that it fits.
 _BEYOND_BUDGET = 0.01
@@ -46,14 +51,25 @@ class StudyTrials:
             params=params,
             distributions={name: self.distributions[name] for name in params},
             constraints=self.constraints(result),
+            user_attrs={RESULT: result.model_dump_json()},
         )
 
     def is_ours(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has parameters of the space; a trial that ended before any was suggested has none."""
-        return bool(trial.params.keys() & self.distributions.keys()) or not self.distributions
+        """Whether a trial has parameters of the space, with values of the space.
+
+        A trial that ended before any was suggested has none; one of another space may have other values.
+        """
+        ours = trial.params.keys() & self.distributions.keys()
+        return all(trial.params[name] in self.distributions[name].choices for name in ours) and (
+            bool(ours) or not self.distributions
+        )
 
     def config(self, params: Point) -> TrainConfig:
-        """Return the configuration of a trial's parameters; all others have the values of the baseline."""
+        """Return the configuration of a trial's parameters; all others have the values of the baseline.
+
+        Raises:
+            ValueError: The parameters contradict each other.
+        """
         config = self._space.config(self._space.complete(params))
         return self._plan.baseline if self.params(config) == self.params(self._plan.baseline) else config
 
@@ -80,14 +96,27 @@ class StudyTrials:
         return {MEMORY: result.measurement.memory.peak_bytes / self._plan.memory_bytes - 1}
 
     def result(self, trial: FrozenTrial) -> TrialResult:
-        """Return a finished trial of a study as a result, as far as its state, value and constraints define one."""
-        config = self.config(trial.params)
-        if trial.state is TrialState.PRUNED or any(value > 0 for value in trial.constraints.values()):
+        """Return a finished trial of a study as a result.
+
+        That is the whole result if the trial has one, else as much as its state, value and constraint "memory" define.
+        A pruned trial was ended as too slow, unless the constraint says that it was out of memory.
+
+        Raises:
+            ValueError: Its parameters contradict each other.
+        """
+        if (whole := trial.user_attrs.get(RESULT)) is not None:
+            try:
+                return TrialResult.model_validate_json(whole)
+            except ValueError:  # of another version
+                pass
+        config, share = self.config(trial.params), trial.constraints.get(MEMORY)
+        if share is not None and share > 0:
             return self._failed(config, trial.number, TrialStatus.OUT_OF_MEMORY)
-        if trial.state is TrialState.FAIL or trial.value is None or trial.value <= 0:
+        if trial.state is TrialState.PRUNED:
+            return self._failed(config, trial.number, TrialStatus.TIMED_OUT)
+        if trial.state is TrialState.FAIL or trial.value is None or not 0 < trial.value < math.inf:
             return self._failed(config, trial.number, TrialStatus.CRASHED)
-        share = trial.constraints.get(MEMORY)
-        peak_bytes = None if share is None else round((1 + share) * self._plan.memory_bytes)
+        peak_bytes = None if share is None or share <= -1 else round((1 + share) * self._plan.memory_bytes)
         memory = Memory(**{"resident_bytes" if self._plan.hardware.is_cpu else "device_bytes": peak_bytes})
         return self.assumed(config, trial.value, memory, number=trial.number)
 

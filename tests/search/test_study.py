@@ -83,7 +83,8 @@ def test_without_a_constraint_nothing_is_known_of_memory(trials):
 @pytest.mark.parametrize(
     ("state", "value", "constraints", "status"),
     [
-        (TrialState.PRUNED, None, {}, TrialStatus.OUT_OF_MEMORY),
+        (TrialState.PRUNED, None, {"memory": 0.1}, TrialStatus.OUT_OF_MEMORY),
+        (TrialState.PRUNED, None, {}, TrialStatus.TIMED_OUT),
         (TrialState.COMPLETE, 8.0, {"memory": 0.1}, TrialStatus.OUT_OF_MEMORY),
         (TrialState.FAIL, None, {}, TrialStatus.CRASHED),
         (TrialState.COMPLETE, 0.0, {}, TrialStatus.CRASHED),
