@@ -151,7 +151,7 @@ def _drawn(chance: random.Random, number: int, part: str, family: str, model: st
     capability = chance.choice(list(DEVICES))
     halves = ["bf16", "pure_bf16"] if capability != "7.5" else []
     precision = chance.choice(["fp32", *(["fp16"] if family != "t5" else []), *halves])
-    checkpointing = chance.choice(["none", "none", "full", "full", "every-2nd", "every-4th", "offload", "reentrant"])
+    checkpointing = chance.choice(["none", "none", "full", "full", "every-2nd", "every-4th", "offload", "full"])
     kind = chance.choice(["full", "full", "full", "lora", "qlora"])
     optim = chance.choice(OPTIMIZERS)
     attention = chance.choice(["sdpa", "sdpa", "eager"])

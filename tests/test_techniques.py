@@ -44,7 +44,6 @@ WORKS = [
     ("3 full checkpointing", {"checkpointing": "full"}, "llama", ("checkpointing", "8 checkpointed calls")),
     ("3 every second layer", {"checkpointing": "every-2nd"}, "llama", ("checkpointing", "4 checkpointed calls")),
     ("3 every fourth layer", {"checkpointing": "every-4th"}, "llama", ("checkpointing", "2 checkpointed calls")),
-    ("3 reentrant", {"checkpointing": "reentrant"}, "llama", ("checkpointing", "8 checkpointed calls")),
     ("5 bf16", {"precision": "bf16"}, "llama", ("precision", "weights float32, layer outputs bfloat16")),
     ("7 pure half", {"precision": "pure_bf16"}, "llama", ("precision", "weights bfloat16, layer outputs bfloat16")),
     ("9 sdpa", {}, "llama", ("attn_implementation", "sdpa (flash)")),
@@ -78,7 +77,7 @@ WORKS = [
 
 # The nearest kin of these run in every test run.
 SLOW = {
-    "3 every fourth layer", "3 reentrant", "13 workers", "16 rslora", "16 dora", "16 vera", "16 loha", "16 lokr",
+    "3 every fourth layer", "13 workers", "16 rslora", "16 dora", "16 vera", "16 loha", "16 lokr",
     "14 compile", "16 prompt", "16 p-tuning", "17 nf4-double", "17 fp4", "18 batched_mm", "18 top-k",
     "22 activation budget",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 
 from autotune.errors import suggestion
 
-Checkpointing = Literal["none", "full", "every-2nd", "every-4th", "offload", "reentrant"]
+Checkpointing = Literal["none", "full", "every-2nd", "every-4th", "offload"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,10 @@ class CheckpointingKind:
     Attributes:
         every: Every n-th layer is checkpointed; the others store their activations.
         offload: Inputs of layers are stored in pinned host memory.
-        reentrant: torch's older implementation, which always recomputes a whole layer.
     """
 
     every: int = 1
     offload: bool = False
-    reentrant: bool = False
 
 
 CHECKPOINTING: dict[Checkpointing, CheckpointingKind] = {
@@ -36,7 +34,6 @@ CHECKPOINTING: dict[Checkpointing, CheckpointingKind] = {
     "every-2nd": CheckpointingKind(every=2),
     "every-4th": CheckpointingKind(every=4),
     "offload": CheckpointingKind(offload=True),
-    "reentrant": CheckpointingKind(reentrant=True),
 }
 assert {"none", *CHECKPOINTING} == set(get_args(Checkpointing))
 
@@ -50,7 +47,7 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
     if kind == "none":
         return {name: False}
     row = CHECKPOINTING[kind]
-    options: dict[str, object] = {"use_reentrant": row.reentrant}
+    options: dict[str, object] = {"use_reentrant": False}
     if row.every > 1:
         options["every_n_layers"] = row.every
     if row.offload:
@@ -59,7 +56,7 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
 
 
 # In ascending order of the activations kept on the device.
-_LIGHTEST_FIRST = (("offload",), ("full", "reentrant"), ("every-2nd",), ("every-4th",), ("none",))
+_LIGHTEST_FIRST = (("offload",), ("full",), ("every-2nd",), ("every-4th",), ("none",))
 
 
 def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
@@ -71,13 +68,15 @@ def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
     """Return the kind that a user's `activation_checkpointing_kwargs` mean.
 
+    torch's older, reentrant implementation counts as the newer one, which keeps and computes the same.
+
     Raises:
         ValueError: No kind has these options.
     """
     known = {"use_reentrant", "every_n_layers", "offload"}
-    wanted = (options.get("every_n_layers", 1), options.get("offload", False), options.get("use_reentrant", False))
+    wanted = (options.get("every_n_layers", 1), options.get("offload", False))
     for name, row in CHECKPOINTING.items():
-        if (row.every, row.offload, row.reentrant) == wanted and options.keys() <= known:
+        if (row.every, row.offload) == wanted and options.keys() <= known:
             return name
     raise ValueError(f"checkpointing with {options} is none of {', '.join(CHECKPOINTING)}")
 

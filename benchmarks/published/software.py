@@ -20,7 +20,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from autotune.cost.checkpointing import reentrant
 from published.attention import EAGER_OF_2022, REPEATED_FLASH
 from published.kernels import (
     FastCrossEntropy,
@@ -31,6 +30,7 @@ from published.kernels import (
     linear_cross_entropy,
 )
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
+from published.reentrant import reentrant
 
 Version = tuple[int, ...]
 

@@ -68,7 +68,7 @@ def test_workspaces_move_with_what_is_around_them():
         ("distilgpt2", {}),
         ("distilgpt2", {"autocast": "bfloat16", "checkpointing": "full"}),
         ("t5-small", {"autocast": "bfloat16", "checkpointing": "full"}),
-        ("t5-small", {"checkpointing": "reentrant"}),
+        ("t5-small", {"checkpointing": "full"}),
     ],
 )
 def test_a_deepened_excerpt_is_the_trace_of_the_whole_model(model, options, monkeypatch):

@@ -88,7 +88,7 @@ def runner(tmp_path_factory, device):
             {
                 "attn_implementation": "sdpa",
                 "precision": "bf16",
-                "checkpointing": "reentrant",
+                "checkpointing": "full",
                 "optim": "adamw_bnb_8bit",
             },
             id="scales of their own",

@@ -139,9 +139,9 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but eager ran"),
         ({"checkpointing": "every-2nd"}, {"gradient_checkpointing": True}, "every 2 layers were to be checkpointed"),
         (
-            {"checkpointing": "reentrant"},
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-            "use_reentrant=True was asked for, but it is False",
+            {"checkpointing": "full"},
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            "use_reentrant=False was asked for, but it is True",
         ),
         ({"use_liger_kernel": True}, {}, "Liger was asked for, but 0 modules run its kernels"),
         ({"chunked_loss": True}, {}, "chunked_loss True was asked for, but it is False"),

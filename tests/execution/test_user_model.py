@@ -68,14 +68,16 @@ def test_what_the_code_decides_stays(llama):
     assert not hasattr(type(made), "_autotune_normalized")
 
 
-@pytest.mark.parametrize("kind", ["full", "reentrant"])
-def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_where_it_is_not_asked_for(llama, kind):
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_where_it_is_not_asked_for(
+    llama, reentrant
+):
     written = {"activation_checkpointing": False, "gradient_checkpointing": False}
     assert user_model.checkpointing(llama, written) == {}
-    llama.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
+    llama.gradient_checkpointing_enable({"use_reentrant": reentrant})
     found = user_model.checkpointing(llama, written)
     arguments = UserArguments({**written, **found}, {}, "it")
-    assert baseline_config(arguments, 8, make_facts(), make_hardware()).checkpointing == kind
+    assert baseline_config(arguments, 8, make_facts(), make_hardware()).checkpointing == "full"
     assert user_model.checkpointing(llama, {**written, "gradient_checkpointing": True}) == {}  # it has been asked for
     own = CODE.model_copy(update={"checkpoints": True})
     assert fit(llama, own, checkpointing="full").is_gradient_checkpointing

@@ -186,9 +186,3 @@ def test_balanced_micro_batches_are_compared_among_themselves():
     assert is_no_harder(balanced, balanced.model_copy(update={"per_device_train_batch_size": 8}))
     assert not is_no_harder(random, balanced)
     assert not is_no_harder(balanced, random)
-
-
-def test_two_implementations_of_checkpointing_are_not_compared():
-    full, reentrant = (make_config(checkpointing=kind) for kind in ("full", "reentrant"))
-    assert not is_no_harder(full, reentrant)
-    assert not is_no_harder(reentrant, full)

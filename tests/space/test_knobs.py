@@ -40,7 +40,7 @@ def test_options_are_the_fields_or_shorter():
 def test_choices_are_those_of_the_fields():
     by_name = {knob.option: knob for knob in knobs()}
     assert by_name["precision"].choices == ("fp32", "fp16", "bf16", "pure_bf16")
-    assert by_name["checkpointing"].choices == ("none", "full", "every-2nd", "every-4th", "offload", "reentrant")
+    assert by_name["checkpointing"].choices == ("none", "full", "every-2nd", "every-4th", "offload")
     assert by_name["adapter"].choices == (*ADAPTERS, "none")
     assert by_name["quantization"].choices == ("int8", "nf4", "nf4-double", "fp4", "fp4-double", "none")
     assert by_name["tf32"].is_flag

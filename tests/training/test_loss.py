@@ -167,7 +167,6 @@ STEPS = 4
 EXACT_KNOBS = {
     "split": {"micro_batch": 2},
     "checkpointing": installed_arguments("full"),
-    "reentrant checkpointing": installed_arguments("reentrant"),
     "attention": {"attention": "eager"},
     "optimizer": {"optim": "adamw_torch"},
     "all at once": {
