@@ -102,12 +102,13 @@ def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[T
 
 
 def _rows(plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
-    """Return the rows of the search's trials, with status and cause from the result where it has them."""
+    """Return the rows of the search's trials, with what the result says of them where it has them."""
     judged = {row.number: row for row in result.trials} if result is not None else {}
     found = []
     for row in trial_rows(Finals(SearchState(plan, searched))):
         said = judged.get(row.number, row)
-        found.append(row.model_copy(update={"status": said.status, "cause": said.cause}))
+        update = {name: getattr(said, name) for name in ("status", "cause", "config_samples_per_second")}
+        found.append(row.model_copy(update=update))
     return found
 
 

@@ -188,7 +188,7 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
-        shown_rate(measured),
+        shown_rate(measured, contender.correction),
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
     )
@@ -209,7 +209,10 @@ def times_baseline(result: ResultData, contender: Contender) -> str:
         return ""
     if not (ours.shown_interval.is_narrow and theirs.shown_interval.is_narrow):
         return COULD_NOT_TELL
-    return f"about {show_rate(float(f'{result.objective.rate(ours) / result.objective.rate(theirs):.2g}'))}"
+    ratio, most = contender.rate(result.objective) / result.baseline.rate(result.objective), math.inf
+    if contender.config != result.best.config and result.best.confirmed:  # rounding doesn't lift it above the winner
+        most = result.speedup.ratio if result.speedup is not None else 1.0
+    return f"about {show_rate(min(float(f'{ratio:.2g}'), max(ratio, most)))}"
 
 
 def show_ratio(ratio: float, interval: Interval | None) -> str:
@@ -273,16 +276,15 @@ def _spending_lines(result: ResultData) -> list[str]:
 
 def _footnotes(result: ResultData) -> list[str]:
     """Return what `*` means in the table."""
-    once = {
-        c.config: c.measurement
-        for c in (result.baseline, result.best, *result.runners_up)
-        if c.measurement is not None and not c.confirmed
-    }
+    shown = (result.baseline, result.best, *result.runners_up)
+    once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
     if not once:
         return []
     inferred = any(m.accumulation_steps < result.workload.accumulation_steps(c) for c, m in once.items())
     why = "; not all micro-batches of a step ran, the time of the rest is inferred" if inferred else ""
-    return [f"* measured once, not in turn with the baseline{why}"]
+    corrected = any(c.correction != 1.0 for c in shown)
+    luck = ", and corrected for the luck of the fastest" if corrected else ""
+    return [f"* measured once, not in turn with the baseline{luck}{why}"]
 
 
 def _notes(result: ResultData) -> list[str]:

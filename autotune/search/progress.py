@@ -202,11 +202,11 @@ class Teller:
         return _leader(changes(config, self._plan), measured, speedup)
 
     def _seen_speedup(self, config: TrainConfig) -> float | None:
-        """Return the speedup over the baseline by the trials of the search; None for the baseline, or if unknown."""
-        known, baseline = self._history.known(config), self._history.known(self._plan.baseline)
-        if known is None or baseline is None or baseline.measurement is None or config == self._plan.baseline:
-            return None
-        return self._history.rate(known) / self._history.rate(baseline)
+        """Return the expected speedup over the baseline by single trials; None for the baseline, or if unknown."""
+        measured = [(c, measurement_of(self._finals, c)) for c in (config, self._plan.baseline)]
+        corrections, rate = self._finals.corrections(), self._plan.objective.rate
+        rates = [rate(m) * corrections.get(c, 1.0) for c, m in measured if m is not None]
+        return rates[0] / rates[1] if len(rates) == 2 and config != self._plan.baseline else None
 
 
 def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:

@@ -51,11 +51,20 @@ class Contender(Value):
     trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
     confirmed: bool = Field(default=False, description="whether it was measured again, in turn with the baseline")
     speedup: Speedup | None = Field(default=None, description="over the baseline; None: not measured in turn with it")
+    correction: float = Field(
+        default=1.0,
+        description="factor on the rate of one that was measured once, to compare it with those measured again: the "
+        "machine's speed has changed since, and the fastest of many is likely to have been lucky",
+    )
 
     @property
     def allowance(self) -> Allowance:
         """The class of its deepest change."""
         return deepest_class(c.allowance for c in self.changes)
+
+    def rate(self, objective: Objective) -> float:
+        """Return the samples per second by the objective, corrected; 0 without a measurement."""
+        return objective.rate(self.measurement) * self.correction if self.measurement is not None else 0.0
 
 
 class Arguments(Value):
@@ -90,7 +99,7 @@ class TrialRow(Value):
     samples_per_second: float | None = None
     interval: Interval | None = Field(default=None, description="of the samples per second")
     config_samples_per_second: float | None = Field(
-        default=None, description="of its configuration, by all its trials that count: the finals, if it had any"
+        default=None, description="of its configuration: by the finals, or corrected to compare with them"
     )
     tokens_per_second: float | None = None
     peak_bytes: int | None = Field(default=None, description="peak memory")
@@ -130,10 +139,11 @@ class TrialRow(Value):
         return self.purpose in usual and self.samples_per_second is not None
 
 
-def shown_rate(measured: Measurement) -> str:
-    """Return samples per second for people: two digits and 'about' if the interval is too wide to be shown."""
-    rate = measured.samples_per_second
-    return show_rate(rate) if measured.shown_interval.is_narrow else f"about {show_rate(float(f'{rate:.2g}'))}"
+def shown_rate(measured: Measurement, correction: float = 1.0) -> str:
+    """Return samples per second: two digits and 'about' if corrected, or if the interval is too wide to be shown."""
+    rate = measured.samples_per_second * correction
+    is_sure = correction == 1.0 and measured.shown_interval.is_narrow
+    return show_rate(rate) if is_sure else f"about {show_rate(float(f'{rate:.2g}'))}"
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:

@@ -176,6 +176,40 @@ def trial_spread(
     return Spread(math.sqrt((PRIOR_DEGREES * prior + squares) / (PRIOR_DEGREES + degrees)), PRIOR_DEGREES + degrees)
 
 
+class Single(NamedTuple):
+    """A configuration that a search measured once; rates as logarithms."""
+
+    rate: float
+    again: float | None  # by the finals; None: not measured again
+    predicted: float | None  # before its trial; None: it wasn't
+    was_chosen: bool  # to be fast, as all but the baseline are
+    step_times_s: Sequence[float]
+
+
+def expected_rates(singles: Sequence[Single]) -> list[float]:
+    """Return the posterior means of the rates of single trials, as logarithms and on the scale of the finals.
+
+    The highest of several noisy values is likely to have been lucky. Each that was chosen is drawn towards what was
+    predicted of it or towards their mean, whichever they deviate less from, by the share of noise in these deviations.
+    The noise is that of trials (`trial_spread`) and the change of those measured again beyond the whole machine's.
+    """
+    moves = [single.rate - single.again for single in singles if single.again is not None]
+    squares = sum((move - statistics.fmean(moves)) ** 2 for move in moves)
+    noise = PRIOR_DEGREES * TRIAL_SPREAD**2 * _step_variance([single.step_times_s for single in singles]) + squares
+    noise /= PRIOR_DEGREES + max(0, len(moves) - 1)
+    rates = [single.rate for single in singles]
+    chosen = [n for n, single in enumerate(singles) if single.was_chosen]
+    if len(chosen) > 2:
+        errors = [[rates[n] - (singles[n].predicted or math.nan) for n in chosen], [rates[n] for n in chosen]]
+        known = [[e - statistics.fmean(side) for e in side] for side in errors if not math.isnan(sum(side))]
+        deviations = min(known, key=lambda side: sum(d**2 for d in side))
+        pull = min(1.0, noise / (statistics.variance(deviations) or math.inf))
+        for n, deviation in zip(chosen, deviations, strict=True):
+            rates[n] -= pull * deviation
+    offsets = [rate - single.again for rate, single in zip(rates, singles, strict=True) if single.again is not None]
+    return [rate - statistics.fmean(offsets or [0.0]) for rate in rates]
+
+
 def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
     """Return the step times of a trial in `PARTS` parts, or as one where a part would have a single step."""
     size = len(trial) // PARTS

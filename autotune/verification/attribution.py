@@ -84,16 +84,14 @@ def explanation_of(
         return None
     evidence = Evidence(result, trials)
     found = [_contribution(evidence, removal, refused or {}) for removal in removals(result)]
-    ours, theirs = result.best.measurement, result.baseline.measurement
-    total = None
+    ours, theirs = (c.rate(result.objective) or None for c in (result.best, result.baseline))
+    total = ours / theirs if ours is not None and theirs is not None else None
     if result.speedup is not None:
         total = result.speedup.ratio
-    elif ours is not None and theirs is not None:
-        total = result.objective.rate(ours) / result.objective.rate(theirs)
     return Explanation(
         winner=result.best.config,
-        winner_samples_per_second=result.objective.rate(ours) if ours else None,
-        baseline_samples_per_second=result.objective.rate(theirs) if theirs else None,
+        winner_samples_per_second=ours,
+        baseline_samples_per_second=theirs,
         total=total,
         total_interval=result.speedup.interval if result.speedup is not None else None,
         contributions=tuple(sorted(found, key=lambda c: -(c.ratio or 0.0))),

@@ -5,6 +5,7 @@ This module chooses the trials and evaluates them; the tuner runs them.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from autotune.values.statistics import (
     CPU_DRIFT,
     PARTS,
     Comparison,
+    Single,
+    expected_rates,
     next_run_interval,
     paired_ratio,
     parts_of,
@@ -272,6 +275,30 @@ class Finals:
             return quotient(one, other)
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
         return ratio_of_means(theirs, ours, others)
+
+    def corrections(self) -> dict[TrainConfig, float]:
+        """Return the factor on the rate of each configuration that was measured once, to compare it with the finals.
+
+        It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_logs`).
+        """
+        objective, baseline = self.plan.objective, self.plan.baseline
+        base, singles = self.merged(baseline), {}
+        for result in self.history.ranking():
+            config, prediction = result.request.config, result.request.prediction
+            measured, lead = self.merged(config), self.speedup(config, baseline)
+            again = objective.rate(measured) if measured is not None else None
+            if lead is not None and base is not None:
+                again = lead.ratio * objective.rate(base)
+            predicted = prediction.samples_per_second if prediction and objective.run_samples is None else 0.0
+            singles[config] = Single(
+                rate=math.log(self.history.rate(result)),
+                again=math.log(again) if again is not None else None,
+                predicted=math.log(predicted) if predicted > 0 else None,
+                was_chosen=config != baseline,
+                step_times_s=result.measurement.step_times_s if result.measurement is not None else (),
+            )
+        expected = zip(singles.items(), expected_rates(list(singles.values())), strict=True)
+        return {c: math.exp(rate - single.rate) for (c, single), rate in expected if single.again is None}
 
     def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
         """Return the speed-up by trials that ran in turn; None if there are none."""

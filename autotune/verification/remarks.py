@@ -60,13 +60,19 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     plan, answer = finals.plan, finals.merged(best)
     if answer is None:
         return None
+    than = "your baseline" if best == plan.baseline else "the winner"
+    again = {c: m for c in finals.contenders() if c != best and (m := finals.merged(c)) is not None}
+    rate_of = plan.objective.rate
+    above = max(again, key=lambda c: rate_of(again[c]), default=None)
+    if above is not None and rate_of(again[above]) > rate_of(answer) and _is_shown_faster(again[above], answer):
+        what, rate = shown_changes(changes(above, plan)), shown_rate(again[above])
+        return f"{what} gave {rate} samples/s in the finals, not clearly more than {than}, which changes less"
     others = (r for r in finals.history.ranking() if r.request.config != best and r.measurement is not None)
     fastest = max(others, key=lambda r: r.measurement.samples_per_second if r.measurement else 0.0, default=None)
     if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
         return None
     what = shown_changes(changes(fastest.request.config, plan))
     number, rate, why = fastest.request.number, shown_rate(fastest.measurement), _reason(finals, fastest, answer)
-    than = "your baseline" if best == plan.baseline else "the winner"
     return f"trial {number} ({what}) gave {rate} samples/s in the search, more than {than}: {why}"
 
 
@@ -85,8 +91,7 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
     if latest is not None and is_behind and _is_shown_faster(latest, answer):
         return "what it takes at the start isn't won back in a run of this length"
     if again is not None:
-        alike = ", not clearly more than what changes less" if _is_shown_faster(again, answer) else ""
-        return f"measured again in turn it gave {shown_rate(again)}{alike}"
+        return f"measured again in turn it gave {shown_rate(again)}"
     if config in finals.contenders():
         return "there was no time to measure it again"
     finalists = plan.budget.finalists

@@ -50,14 +50,17 @@ def assemble(
         decision = verdict_of(finals)
     proof, best, speedup = finals.proof, decision.best, decision.speedup
     soaked = proof.soaked(best)
-    contenders = _contenders(finals)
+    corrections = _corrections(finals, decision)
+    ranked = [r.request.config for r in finals.history.ranking() if not finals.has_failed(r.request.config)]
+    contenders = [_contender(finals, c, corrections) for c in ranked]
+    contenders.sort(key=lambda c: c.rate(plan.objective), reverse=True)
     mapping = training_plan(best, plan.workload, plan.hardware)
     return ResultData(
         autotune_version=__version__,
         verdict=decision.verdict,
-        **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline)},
+        **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline, corrections)},
         baseline_cause=_baseline_cause(finals),
-        best=_contender(finals, best),
+        best=_contender(finals, best, corrections),
         arguments=Arguments(
             training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
             model=mapping.model,
@@ -73,10 +76,10 @@ def assemble(
         challenger=_challenger(finals) if best == plan.baseline else None,
         kept_because=decision.kept_because,
         others_share=decision.others_share,
-        best_by_allowance=_by_allowance(plan.allowance, contenders),
+        best_by_allowance=_by_allowance(plan.allowance, contenders, best),
         runners_up=_runners_up(contenders, (best, plan.baseline)),
         trials=(
-            *trial_rows(finals),
+            *trial_rows(finals, corrections),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
@@ -200,12 +203,16 @@ def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
     return max((c.allowance.rank for c in changed), default=-1), len(changed)
 
 
-def _contenders(finals: Finals) -> list[Contender]:
-    """Return the configurations that completed and did not fail when measured again, the fastest first."""
-    configs = [r.request.config for r in finals.history.ranking()]
-    standing = [_contender(finals, c) for c in configs if not finals.has_failed(c)]
-    rate = finals.plan.objective.rate
-    return sorted(standing, key=lambda c: rate(c.measurement) if c.measurement else 0.0, reverse=True)
+def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:
+    """Return the corrections of what was measured once: a single trial is no evidence of more than a decided winner."""
+    found, objective = finals.corrections(), finals.plan.objective
+    measured, base = finals.merged(decision.best), finals.merged(finals.plan.baseline)
+    if measured is None or base is None or decision.verdict not in ("faster", "no clear winner"):
+        return found
+    ratio = 1.0 if decision.speedup is None else decision.speedup.ratio
+    most = min(objective.rate(measured), ratio * objective.rate(base))
+    trials = [(c, finals.state.measured(c)) for c in found]
+    return {c: min(found[c], most / objective.rate(seen)) for c, seen in trials if seen is not None}
 
 
 def _baseline_cause(finals: Finals) -> str | None:
@@ -217,7 +224,7 @@ def _baseline_cause(finals: Finals) -> str | None:
     return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(baseline)
 
 
-def _contender(finals: Finals, config: TrainConfig) -> Contender:
+def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainConfig, float]) -> Contender:
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
@@ -225,6 +232,7 @@ def _contender(finals: Finals, config: TrainConfig) -> Contender:
         trials=tuple(r.request.number for r in finals.tried(config)),
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
+        correction=corrections.get(config, 1.0),
     )
 
 
@@ -236,14 +244,13 @@ def measurement_of(finals: Finals, config: TrainConfig) -> Measurement | None:
     return finals.merged(config) or finals.state.measured(config)
 
 
-def _by_allowance(allowed: Allowance, contenders: list[Contender]) -> dict[Allowance, Contender]:
-    """Return the fastest of each class up to the allowed one; `contenders` come fastest first."""
+def _by_allowance(allowed: Allowance, contenders: list[Contender], best: TrainConfig) -> dict[Allowance, Contender]:
+    """Return the best of each class up to the allowed one: the winner, where it belongs to it, or else the fastest."""
     found: dict[Allowance, Contender] = {}
-    for allowance in Allowance:
-        if allowed.admits(allowance):
-            best = next((c for c in contenders if allowance.admits(c.allowance)), None)
-            if best is not None:
-                found[allowance] = best
+    for allowance in filter(allowed.admits, Allowance):
+        admitted = [c for c in contenders if allowance.admits(c.allowance)]
+        if admitted:
+            found[allowance] = next((c for c in admitted if c.config == best), admitted[0])
     return found
 
 
@@ -253,10 +260,11 @@ def _runners_up(contenders: list[Contender], shown: Sequence[TrainConfig]) -> tu
     return tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP]
 
 
-def trial_rows(finals: Finals) -> list[TrialRow]:
+def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None = None) -> list[TrialRow]:
     """Return the rows of the trials; a loss run that failed the check is marked invalid, although it completed."""
     configs = {r.request.config for r in finals.state.results}
-    rates = {c: m.samples_per_second for c in configs if (m := measurement_of(finals, c)) is not None}
+    measured = {c: m.samples_per_second for c in configs if (m := measurement_of(finals, c)) is not None}
+    rates = {c: rate * (corrections or {}).get(c, 1.0) for c, rate in measured.items()}
     found = []
     for row in rows_of(finals.state.results):
         update: dict[str, Any] = {"config_samples_per_second": rates.get(row.config)}

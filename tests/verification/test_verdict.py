@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, COMPILED, LORA, TIMED_OUT, Trials, answer, compiled, noisy
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
+    make_budget,
     make_config,
     make_measurement,
 )
 
 from autotune.output.table import verdict_line
 from autotune.training.arguments import plan as training_plan
+from autotune.tuning_result import TuningResult
 from autotune.values.conditions import Conditions
 from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
@@ -211,6 +217,43 @@ def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits():
         Allowance.EXACT,
         Allowance.NUMERICS,
     }
+
+
+def luck_of_the_fastest(seed: int) -> tuple[TuningResult, list[float]]:
+    """Return the answer of a search among ten that are 1.5 times the baseline, and the multiples of single trials.
+
+    Trials spread by 10 %, and the machine is a fifth slower in the finals, which are exact.
+    """
+    noise = random.Random(seed)
+    alike = [make_config(16, attn_implementation="eager", dataloader_num_workers=n) for n in range(10)]
+    trials = [(BASE, 10.0), *((c, 15.0) for c in alike)]
+    searched = [(c, make_measurement(rate * math.exp(noise.gauss(0, 0.1)), spread=0.08)) for c, rate in trials]
+    leaders = sorted(searched[1:], key=lambda trial: -trial[1].samples_per_second)[:3]
+    finals = [(c, make_measurement(rate * 0.8)) for c, rate in ((BASE, 10.0), *((c, 15.0) for c, _ in leaders))]
+    result = answer(searched, finals * 2, budget=make_budget(finalists=3))
+    once = [c for c in result.runners_up if not c.confirmed]
+    return result, [c.rate(result.objective) / result.baseline.rate(result.objective) for c in once]
+
+
+def test_what_was_measured_once_is_compared_with_the_finals_without_its_luck():
+    """Uncorrected, the first of them is 1.91 times the baseline in the mean, 2.16 times at most."""
+    results = [luck_of_the_fastest(seed) for seed in range(40)]
+    multiples = [times for _, several in results for times in several]
+    assert statistics.fmean(multiples) == pytest.approx(1.5, rel=0.03)
+    for result, several in results:
+        assert result.verdict == "faster"
+        assert max(several) <= result.speedup.ratio
+        assert several == sorted(several, reverse=True)
+        rates = {t.config: t.config_samples_per_second for t in result.trials}
+        assert max(rates[c.config] for c in result.runners_up if not c.confirmed) < 1.001 * rates[result.best.config]
+
+
+def test_the_winner_is_the_best_of_each_class_that_it_belongs_to():
+    searched = [(BASE, 10.0), (BIG, 20.2), (BF16, 20.1), (COMPILED, 20.0)]
+    finals = [(BASE, 10.0), (BIG, noisy(20.0)), (BF16, noisy(20.2))] * 2
+    result = answer(searched, finals)
+    assert result.best.config == BIG
+    assert {c.config for c in result.best_by_allowance.values()} == {BIG}
 
 
 def test_runners_up_are_the_next_fastest_without_best_and_baseline():
