@@ -23,12 +23,12 @@ __all__ = [
     "Allowance", "AutotuneCallback", "AutotuneError", "BitfitAdapter", "Budget", "CostEstimate", "DoraAdapter",
     "Effort", "Ia3Adapter", "LohaAdapter", "LokrAdapter", "LoraAdapter", "PTuningAdapter", "Precision",
     "PrefixAdapter", "PromptAdapter", "RsloraAdapter", "TrainConfig", "TuningResult", "VeraAdapter", "Workload",
-    "estimate", "find", "load", "normalize_loss", "resume",
+    "estimate", "find", "load", "normalize_loss", "preview", "resume",
 ]  # fmt: skip
 
 # The module of each public name.
 _HOMES = {
-    **dict.fromkeys(("find", "resume"), "api"),
+    **dict.fromkeys(("find", "preview", "resume"), "api"),
     "Allowance": "values.knob",
     **dict.fromkeys(("Budget", "Effort"), "values.budget"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.adapters"),

@@ -41,7 +41,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_time_s(text: str) -> float:
-    """Return seconds: '90', '90s', '10m', '1h30m'.
+    """Return seconds: '90', '90s', '10m', '1h30m'. A number without a unit stands alone.
 
     >>> parse_time_s("90"), parse_time_s("10m"), parse_time_s("1h30m")
     (90.0, 600.0, 5400.0)
@@ -49,11 +49,10 @@ def parse_time_s(text: str) -> float:
     Raises:
         ValueError: `text` is no time above zero.
     """
-    compact = text.replace(" ", "").lower()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([a-z]*)", compact)
-    whole = "".join(number + unit for number, unit in parts)
-    units = [unit or "s" for _, unit in parts]
-    if not parts or whole != compact or any(unit not in _TIME_UNITS_S for unit in units):
+    part = r"(\d+(?:\.\d+)?)\s*([a-z]*)"
+    parts, rest = re.findall(part, text.lower()), re.sub(part, "", text.lower()).strip()
+    units = [unit if len(parts) > 1 else unit or "s" for _, unit in parts]
+    if not parts or rest or any(unit not in _TIME_UNITS_S for unit in units):
         raise ValueError("expected a time such as 90s, 10m or 1h30m")
     seconds = sum(float(number) * _TIME_UNITS_S[unit] for (number, _), unit in zip(parts, units, strict=True))
     if seconds <= 0 or not math.isfinite(seconds):

@@ -53,7 +53,7 @@ def test_a_time_is_a_sum_of_parts_and_seconds_without_a_unit(text, seconds):
     assert parse_time_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "-5m", "5 parsecs", "1h-5m", "0s", "9" * 400])
+@pytest.mark.parametrize("text", ["", "m", "-5m", "5 parsecs", "1h-5m", "1h30", "30 1h", "0s", "9" * 400])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="expected a time"):
         parse_time_s(text)

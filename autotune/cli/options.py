@@ -163,7 +163,7 @@ def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             if of_project and not ctx.resilient_parsing and "--help" not in args:
                 with told_errors(as_json="--json" in args, debug="--debug" in args):
-                    _take_project_defaults(ctx, made())
+                    _take_project_defaults(ctx)
             return super().parse_args(ctx, args)
 
         def get_params(self, ctx: Any) -> list[Any]:
@@ -186,17 +186,15 @@ def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.
     return Command
 
 
-def _take_project_defaults(context: Any, made: Made) -> None:
+def _take_project_defaults(context: Any) -> None:
     """Let click take the defaults of the project that the working directory is in, where an option isn't given."""
     from autotune.planning.options import project_defaults
 
     found = project_defaults(Path.cwd())
     if found is None:
         return
-    path, values = found
-    context.meta[_PROJECT] = path, values
-    inverted = {option.name for option in made if option.opts[0].startswith("--no-")}
-    context.default_map = {name: not value if name in inverted else value for name, value in values.items()}
+    context.meta[_PROJECT] = found
+    context.default_map = found[1]
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -206,7 +204,8 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     is_flag, short = field.annotation is bool, ("-o",) if name == "output" else ()
     is_list = field.default == ()  # such an option may be repeated
     is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
-    written = f"--{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+    word = name.replace("_", "-")
+    written = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
     extra: Any = field.json_schema_extra
     option = typer.Option(
         written,
@@ -223,7 +222,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         default = inspect.Parameter.empty
     kind: Any = bool if is_flag else list[str] if is_list else str
     annotation: Any = Annotated[kind | None, option]
-    default = False if is_flag else default
+    default = (None if field.default else False) if is_flag else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -253,8 +252,6 @@ def _made(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> Made:
 
 
 def _keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
-    """Store the value of an option in the context, if it was given; False for a --no- flag."""
-    if isinstance(value, bool):
-        value = value != parameter.opts[0].startswith("--no-")
+    """Store the value of an option in the context, if it was given."""
     if value not in (None, [], ()):
         context.meta.setdefault(_GIVEN, {})[str(parameter.name)] = value

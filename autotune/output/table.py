@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.estimates.ways import shown
-from autotune.exports import launch_files
+from autotune.exports import launch_files, targets
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
@@ -70,7 +70,6 @@ def result_table(
     to_paste: list[str] = []
     if answer_path is not None:
         to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
-        to_paste += launch_files.user_launch(result, answer_path)
     if run_directory is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
@@ -85,9 +84,11 @@ def result_table(
 
 
 def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
-    """Return how a training with several ranks is launched."""
+    """Return how to train with the answer."""
+    if result.workload.is_users_own:
+        return launch_files.user_launch(result, answer_path)
     if result.best.config.parallelism.is_single:
-        return []
+        return [f"train with it: {' && '.join(targets.to_train(result, answer_path))}"]
     commands = " or ".join(launch_files.launch_commands(result))
     return [f"launch: {commands} (files: autotune export {answer_path} --output DIR)"]
 

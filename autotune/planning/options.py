@@ -116,7 +116,7 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
-    wait: bool = option(PLACES, "Don't wait for a quiet machine.", True)
+    wait: bool = option(PLACES, "Wait for a quiet machine.", True)
     data: Name | None = option(MODEL, "JSONL, CSV, Parquet or text; default: synthetic.")
     text_field: str | None = option(MODEL, "Column of --data that holds the text.")
     reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")
@@ -140,7 +140,7 @@ class SearchOptions(WorkloadOptions):
     engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")
     address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
     kind: str | None = option(PLACES, "Part of a device's name in a mixed cluster [most nodes].")
-    record: bool = option(OUTPUT, "Don't use or add to `autotune history`.", True)
+    record: bool = option(OUTPUT, "Use, and add to, `autotune history`.", True)
     report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
         OUTPUT, "Tell tensorboard, wandb, mlflow ... of each trial.", ()
     )

@@ -26,7 +26,8 @@ def stub() -> str:
     """Return the content of the file."""
     homes = {name: f"autotune.{home}" for name, home in autotune._HOMES.items()}
     homes |= {"Knobs": "autotune.planning.user_loop", "Observer": "autotune.values.events"}
-    written = ["find", "estimate"]
+    homes["Preview"] = "autotune.search.preview"
+    written = ["find", "preview", "estimate"]
     names = sorted(homes.items(), key=lambda found: found[::-1])
     imports = [f"from {home} import {name} as {name}" for name, home in names if name not in written]
     imports.append("from autotune.version import __version__ as __version__")

@@ -24,9 +24,9 @@ FIND_OPTIONS = {
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss"},
-    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--no-wait"},
+    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--wait"},
     "Output": {
-        "--no-record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
+        "--record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
         "--help",
     },
 }  # fmt: skip

@@ -45,6 +45,13 @@ def test_what_is_there_to_be_pasted_is_never_wrapped():
     assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
 
 
+def test_the_answer_of_a_named_model_says_how_to_train_with_it():
+    printed = StringIO()
+    Console(file=printed, width=160).print(result_table(answer(), "runs/a/best-config.json", "runs/a"), crop=False)
+    command = "autotune export runs/a/best-config.json --to python --output train.py && python train.py"
+    assert f"train with it: {command}" in printed.getvalue()
+
+
 def test_a_search_that_waited_in_vain_has_no_gap_where_the_table_would_be():
     result = assemble(Finals(SearchState(make_plan())), 0.0, others_share=0.7)
     first, second, *rest = shown(result)
