@@ -46,10 +46,10 @@ def test_what_is_there_to_be_pasted_is_never_wrapped():
 
 
 def test_the_answer_of_a_named_model_says_how_to_train_with_it():
-    printed = StringIO()
-    Console(file=printed, width=160).print(result_table(answer(), "runs/a/best-config.json", "runs/a"), crop=False)
-    command = "autotune export runs/a/best-config.json --to python --output train.py && python train.py"
-    assert f"train with it: {command}" in printed.getvalue()
+    console, path = Console(width=160, file=StringIO()), "runs/a/best-config.json"
+    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/a"), crop=False)
+    command = f"autotune export {path} --to python --output train.py && python train.py"
+    assert f"train with it: {command}" in console.file.getvalue().splitlines()
 
 
 def test_a_search_that_waited_in_vain_has_no_gap_where_the_table_would_be():
