@@ -5,14 +5,13 @@ all-gather or a reduce-scatter of S bytes over n ranks (n-1)/n S, an all-reduce 
 "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; nccl-tests' `doc/PERFORMANCE.md`). DDP
 sends 2 Psi a step and ZeRO 3 sends 3 Psi, as in the paper (arXiv:1910.02054, section 7); ZeRO 1 and 2 could do with 2,
 but DeepSpeed all-reduces their gradients (`use_multi_rank_bucket_allreduce` in `zero/stage_1_and_2.py`), 3 Psi in all.
-Tensor parallelism takes two all-reduces a layer forward and two backward (arXiv:1909.08053, section 3); a pipeline
-idles for (p-1)/m of the work (arXiv:2104.04473, section 2.2). Pure arithmetic; a link is taken to be idle otherwise.
+Tensor parallelism takes two all-reduces a layer forward and two backward (arXiv:1909.08053, section 3). Pure
+arithmetic; a link is taken to be idle otherwise.
 
-With offload a step also waits for the host, or NVMe, where optimizer states or weights lie. Each rank updates its
-share of the states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam
-(two states and the weights read and written, gradients read). What lies on NVMe is read and written once more.
-ZeRO-Offload (arXiv:2101.06840) and ZeRO-Infinity (arXiv:2104.07857); FSDP's offload is taken to do the same, with
-weights in fp32 that are sent up in each pass. That part of it is hidden behind computing is left out.
+With offload a step also waits for the host, where optimizer states or weights lie. Each rank updates its share of the
+states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam (two states
+and the weights read and written, gradients read). ZeRO-Offload (arXiv:2101.06840); FSDP's offload is taken to do the
+same, with weights in fp32 that are sent up in each pass. That part of it is hidden behind computing is left out.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from autotune.values.estimate import Rates
 # DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)
 
-# Bytes of a parameter that an Adam in fp32 moves, and of these those that NVMe holds: states and weights.
-_ADAM_BYTES, _STORED_BYTES = 28.0, 12.0
+# Bytes of a parameter that an Adam in fp32 moves.
+_ADAM_BYTES = 28.0
 
 # Of a node, bytes/s. Memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM reaches 79 %
-# (https://github.com/aigatech/vpbenchmarking). NVMe: what one PCIe 4.0 drive of a data centre writes, 4 GB/s, and reads
-# faster; most nodes have several.
-_HOST_MEMORY, _NVME = 160e9, 4e9
+# (https://github.com/aigatech/vpbenchmarking).
+_HOST_MEMORY = 160e9
 
 # All-reduces of the hidden states in a layer's forward pass under tensor parallelism: after attention and perceptron.
 _REDUCTIONS = 2
@@ -116,7 +114,7 @@ def exposed_seconds(
             total = total + times * _added(exchange, profile, parallelism, channel, passes)
     total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
     total = total + accumulation * sequence_seconds(profile, parallelism, network, samples)
-    return total + pipeline_seconds(profile, parallelism, network, passes, samples, accumulation)
+    return total
 
 
 def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, channel: Channel, passes: Passes) -> Vector:
@@ -175,19 +173,6 @@ def _in_layers(profile: Profile, network: Network, degree: int, samples: Vector,
     return exchanged
 
 
-def pipeline_seconds(
-    profile: Profile, parallelism: Parallelism, network: Network, passes: Passes, samples: Vector, accumulation: Vector
-) -> Vector:
-    """Return the seconds that a step's pipeline fills, drains, and passes hidden states and their gradients on."""
-    stages = parallelism.pipeline_parallel
-    if stages == 1:
-        return np.zeros_like(samples)
-    channel = network.channel(stages, stride=parallelism.tensor_parallel * parallelism.data_parallel)
-    hop = 2 * (profile.hidden_bytes * samples / channel.bandwidth + channel.latency_s)
-    bubble: Vector = (stages - 1) * (passes.forward + passes.backward + hop) + accumulation * hop
-    return bubble
-
-
 def host_seconds(
     profile: Profile, parallelism: Parallelism, rates: Rates, devices_per_node: int
 ) -> tuple[float, float]:
@@ -207,8 +192,4 @@ def host_seconds(
     per_micro = 0.0
     if parallelism.offload == "parameters":
         per_micro = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
-    if parallelism.offload_to == "nvme":
-        per_step += 2 * trained * _STORED_BYTES * devices_per_node / _NVME
-        if parallelism.offload == "parameters":
-            per_micro += 2 * total_bytes(profile.parameters) / ranks * devices_per_node / _NVME
     return per_step, per_micro

@@ -40,7 +40,6 @@ class Family(Value):
     adapter: AnyAdapter | OwnAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
-    pipeline_parallel: int = Field(default=1, description="stages that the layers are dealt to; one is run")
     sequence_parallel: int = Field(
         default=1, exclude_if=lambda degree: degree == 1, description="devices that share a sample's tokens"
     )
@@ -96,7 +95,6 @@ def family_of(config: TrainConfig, hardware: Hardware, code: OwnCode | None = No
         adapter=config.adapter or (code and code.adapter),
         quantization=config.quantization or (code and code.quantization),
         tensor_parallel=config.parallelism.tensor_parallel,
-        pipeline_parallel=config.parallelism.pipeline_parallel,
         sequence_parallel=config.parallelism.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,

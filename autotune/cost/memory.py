@@ -20,7 +20,7 @@ from autotune.cost.network import NCCL_BYTES
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, in_flight, share_of
+from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
@@ -174,7 +174,7 @@ def _moment(point: MemoryPoint, weights: float, share: Share, samples: float, *,
         weights,
         gradients_bytes,
         share.states,
-        share.in_flight * point.activations.at(samples),
+        share.kept * point.activations.at(samples),
         point.temporaries.at(samples),
         share.paged,
         point.operator,
@@ -204,7 +204,7 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
     """Return what NCCL takes for the groups that a device is in: one for each direction a training is spread in."""
     if hardware.is_cpu or parallelism.world_size == 1:
         return 0.0
-    degrees = (parallelism.tensor_parallel, parallelism.pipeline_parallel, parallelism.sequence_parallel)
+    degrees = (parallelism.tensor_parallel, parallelism.sequence_parallel)
     return NCCL_BYTES * sum(degree > 1 for degree in (parallelism.sharding_ranks, *degrees))
 
 
@@ -224,7 +224,7 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
         trained += 0.0 if config.optim == "lomo" else width  # which steps a weight as soon as it has its gradient
         if row is not None and not row.paged and row.temporaries != "adafactor":
             trained += row.states * (row.width or width)
-    model_parts = spread.tensor_parallel * spread.pipeline_parallel
+    model_parts = spread.tensor_parallel
     total = parameters * each + (parameters - frozen) * trained
     return total / (model_parts if spread.sharding == "none" else spread.world_size)
 
@@ -247,9 +247,9 @@ class Footprints:
         key = (profile.family, config.optim, spread, accumulated)
         if key not in self.shares:
             self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
-        share = in_flight(self.shares[key], config.parallelism, int(accumulation))
+        share = self.shares[key]
         if (kept := config.activation_memory_budget) is not None:
-            share = replace(share, in_flight=kept * share.in_flight)
+            share = replace(share, kept=kept)
         return share
 
     def components(self, config: TrainConfig, profile: Profile, size: float, accumulation: float) -> Components:

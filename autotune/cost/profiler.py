@@ -48,7 +48,7 @@ class Shallow:
     buffers_bytes: int
 
 
-# What was traced, by family without its pipeline, depths and kind of tensors: stages of any depth share it.
+# What was traced, by family, depths and kind of tensors.
 Known = dict[tuple[object, ...], Shallow]
 
 
@@ -103,7 +103,7 @@ class _Profiler:
     def profile(self, parameters: int | None) -> Profile:
         """Return the profile, extended from few layers if that comes to so many parameters, else traced whole."""
         config = part_of(without_chance(build_config(self.spec, self.shape.task)), self.family)
-        if (self.family.tensor_parallel, self.family.pipeline_parallel) != (1, 1):
+        if self.family.tensor_parallel > 1:
             parameters = None  # those of the whole model
         found = stacks(config, self.family.checkpointed_every, frozen_layers(self.spec.frozen))
         if found and all(s.depth > s.base for s in found):
@@ -188,7 +188,7 @@ class _Profiler:
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
-        family = self.family.model_copy(update={"pipeline_parallel": 1})
+        family = self.family
         rest = (tuple(depth.items()), self.way)
         if (family, *rest) not in self.known:
             others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))

@@ -2,7 +2,7 @@
 
 Data-parallel ranks either hold everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
 the weights, which are the three stages of ZeRO (arXiv:1910.02054) and what FSDP does (arXiv:2304.11277). What is dealt
-out has to be gathered for a moment; how much at once depends on the library. Tensor and pipeline parallelism are in the
+out has to be gathered for a moment; how much at once depends on the library. Tensor parallelism is in the
 profile already, whose model is one device's part. Bytes only; pure.
 
 Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
@@ -48,8 +48,6 @@ WAYS: dict[Sharding, Way] = {
 _MOST_LIVE = 1_000_000_000
 # Of gradients there are two messages in stages 1 and 2, one that is filled while the other is sent (`overlap_comm`).
 _BUCKETS = {True: 1, False: 2}
-# Its NVMe swapper has so many buffers of so many fp32 elements in pinned memory (`offload_config.py`).
-_SWAP_BUFFERS, _SWAP_ELEMENTS = 4, 100_000_000
 
 # A weight of fewer bytes an element is packed and stays as it is.
 _PACKED_BELOW = 2.0
@@ -96,7 +94,7 @@ class Share:
         forward_buffers: Gathered weights and messages while there are no gradients yet.
         backward_buffers: The same when there are.
         step_buffers: The same at the optimizer's step.
-        in_flight: Micro-batches whose activations are there at once.
+        kept: Share of the activations that are stored.
         host: Of the host's memory.
     """
 
@@ -110,7 +108,7 @@ class Share:
     forward_buffers: float = 0.0
     backward_buffers: float = 0.0
     step_buffers: float = 0.0
-    in_flight: float = 1.0
+    kept: float = 1.0
     host: float = 0.0
 
 
@@ -139,14 +137,6 @@ def buckets_of(config: TrainConfig) -> Buckets | None:
     given = spread.ddp_bucket_cap_mb
     first, others = (1, 25) if given is None else (given, given)
     return Buckets(first << 20, others << 20, rebuilt=not looks_for_unused(config))
-
-
-def in_flight(share: Share, parallelism: Parallelism, accumulation: int) -> Share:
-    """Return the share of a pipeline's first stage, which has begun as many micro-batches as there are stages.
-
-    One forward, one backward: PipeDream-Flush in arXiv:2104.04473, section 2.2.
-    """
-    return replace(share, in_flight=float(max(1, min(parallelism.pipeline_parallel, accumulation))))
 
 
 def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
@@ -247,16 +237,14 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
 
 
 def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Share:
-    """Return the share with states, fp32 gradients and, if asked for, weights in the host's memory or on NVMe.
+    """Return the share with states, fp32 gradients and, if asked for, weights in the host's memory.
 
-    ZeRO-Offload (arXiv:2101.06840) and ZeRO-Infinity (arXiv:2104.07857).
+    ZeRO-Offload (arXiv:2101.06840).
     """
     host = share.states + partition
-    if parallelism.offload_to == "nvme":
-        host = partition + 4.0 * _SWAP_BUFFERS * _SWAP_ELEMENTS
     weights = share.weights
     if parallelism.offload == "parameters":
-        host, weights = host + (weights if parallelism.offload_to == "cpu" else 0.0), 0.0
+        host, weights = host + weights, 0.0
     gone = {"states": 0.0, "gradients": 0.0, "gradient_share": 0.0, "accumulated": 0.0, "stepping": 0.0}
     return replace(share, weights=weights, host=host, **gone)
 

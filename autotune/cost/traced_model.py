@@ -1,10 +1,9 @@
 """The model as it is traced: its config, the kind of its tensors, its quantized layers and its adapter.
 
-Under tensor and pipeline parallelism it is the part that one device has. Tensor parallelism gives each device its share
-of the heads, of the inner width of the perceptrons and of each expert (Megatron-LM, arXiv:1909.08053), which is a model
-with fewer heads and narrower perceptrons. Embeddings, norms and, in transformers' plans, what the head makes of the
-hidden states stay whole. A pipeline's stage is a model with fewer layers; every stage is taken to have embeddings and a
-head as well, so the first and the last, which have one of them, take a bit less.
+Under tensor parallelism it is the part that one device has. Tensor parallelism gives each device its share of the
+heads, of the inner width of the perceptrons and of each expert (Megatron-LM, arXiv:1909.08053), which is a model with
+fewer heads and narrower perceptrons. Embeddings, norms and, in transformers' plans, what the head makes of the hidden
+states stay whole.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from autotune.cost.meta import pack_at_once
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
 from autotune.training.chunked_loss import chunk_loss
-from autotune.training.depth import shallower, stacks
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec
 
@@ -132,8 +130,6 @@ def part_of(config: Any, family: Family) -> Any:
     """
     if family.tensor_parallel > 1:
         config = _shard(config, family.tensor_parallel)
-    if family.pipeline_parallel > 1:
-        config = _stage(config, family.pipeline_parallel)
     return config
 
 
@@ -151,13 +147,3 @@ def _shard(config: Any, degree: int) -> Any:
         setattr(config, name, size // degree)
     config.head_dim = head
     return config
-
-
-def _stage(config: Any, degree: int) -> Any:
-    found = stacks(config)
-    if len(found) != 1:
-        raise InputError(f"pipeline parallel {degree}: {config.model_type} has not one stack of layers")
-    (stack,) = found
-    if stack.depth % degree:
-        raise InputError(f"pipeline parallel {degree}: does not divide {stack.field} = {stack.depth}")
-    return shallower(config, {stack.field: stack.depth // degree})

@@ -34,7 +34,7 @@ from autotune.values.workload import Workload
 _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
-_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "pipeline_parallel", "sequence_parallel")}
+_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
 
 
 # Arguments of `estimate` that are options of the command as well, those of the workload first.

@@ -32,8 +32,6 @@ _CHECKPOINTING = "checkpointing"
 # Tokens from which on it is worth a look to share those of a sample.
 _LONG = 8192
 
-_STAGES = "PP: every stage is counted with embeddings and head, of which it has one at the most"
-
 SPREAD = (
     "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
     "the rest is as the Trainer has it"
@@ -107,7 +105,6 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             *said,
             SPREAD,
             *_adapter_notes(question, rows),
-            *([_STAGES] if any(row.predicted.config.parallelism.pipeline_parallel > 1 for row in rows) else []),
             *_network_notes(question.options, target.device, network, nodes),
         ),
     )

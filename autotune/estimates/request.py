@@ -273,14 +273,7 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
     """Return the reason why a configuration can't run on the device of `plan`, or None.
 
-    The Trainer runs no pipeline, but one can be estimated; its reasons are those of a single stage. So can sequence
-    parallelism that no trial runs.
+    Sequence parallelism that no trial runs can be estimated all the same.
     """
-    spread = config.parallelism
-    if spread.pipeline_parallel > 1:
-        if spread.sharding != "none":
-            return f"pipeline parallel with {spread.sharding}: a stage's gradients are there until all are in"
-        of_stage = {"world_size": spread.tensor_parallel, "pipeline_parallel": 1}
-        config = config.model_copy(update={"parallelism": spread.model_copy(update=of_stage)})
     reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
     return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)

@@ -1,6 +1,6 @@
 """The ways to share a training among several devices, and their short names.
 
-They are DDP, ZeRO, FSDP, tensor, pipeline and sequence parallelism, and offload. The parallel degrees multiply to the
+They are DDP, ZeRO, FSDP, tensor and sequence parallelism, and offload. The parallel degrees multiply to the
 number of devices. Tensor and sequence parallelism stay inside a node, as what they exchange overlaps with no
 computation (Narayanan and others, arXiv:2104.04473, section 3).
 """
@@ -31,7 +31,7 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
     written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
-    settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping", "offload_to", "nvme_path")
+    settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping")
     rest = {name: given[name] for name in settled if name in given}
     found = []
     for way in _all(devices, per_node, facts):
@@ -51,31 +51,21 @@ def _all(devices: int, per_node: int, facts: ModelFacts) -> Iterator[Parallelism
     for degree in _tensor_degrees(devices, per_node, facts):
         for stage in _BESIDE_SEQUENCE:
             yield Parallelism(world_size=devices, sharding=stage, sequence_parallel=degree)
-    for stages in _doublings(devices):
-        if facts.layers and facts.layers % stages == 0:
-            for degree in (1, *_tensor_degrees(devices // stages, per_node, facts)):
-                yield Parallelism(world_size=devices, tensor_parallel=degree, pipeline_parallel=stages)
 
 
 def _tensor_degrees(devices: int, per_node: int, facts: ModelFacts) -> list[int]:
-    heads = facts.tensor_parallel_heads
-    if heads is None:
-        return []
-    return [d for d in _doublings(min(devices, per_node)) if heads % d == 0 and devices % d == 0]
-
-
-def _doublings(most: int) -> list[int]:
-    """Return the powers of two from 2 on that divide `most`."""
-    return [2**k for k in range(1, most.bit_length()) if most % 2**k == 0]
+    heads, most = facts.tensor_parallel_heads, min(devices, per_node)
+    doublings = [2**k for k in range(1, most.bit_length())]
+    return [d for d in doublings if heads is not None and most % d == 0 and heads % d == 0 and devices % d == 0]
 
 
 def shown(way: Parallelism) -> str:
-    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, PP 4, DP 2', 'zero_3, weights on cpu'."""
+    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, DP 4', 'zero_3, weights on cpu'."""
     parts: list[str] = [] if way.sharding == "none" else [way.sharding]
-    degrees = {"TP": way.tensor_parallel, "PP": way.pipeline_parallel, "SP": way.sequence_parallel}
+    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel}
     parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if way.sharding == "none" and way.data_parallel > 1:
         parts.append(f"DP {way.data_parallel}" if parts else "ddp")
     if way.offload != "none":
-        parts.append(f"{_OFFLOADED[way.offload]} on {way.offload_to}")
+        parts.append(f"{_OFFLOADED[way.offload]} on cpu")
     return ", ".join(parts)

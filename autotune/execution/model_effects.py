@@ -204,14 +204,14 @@ def _zero(spread: Parallelism, engine: Any) -> str:
     require(ran == stage, f"{asked}, but the stage is {ran}")
     actual = (_device_of(engine.zero_offload_optimizer()), _device_of(engine.zero_offload_param()))
     wanted = (
-        spread.offload_to if spread.offload != "none" else "none",
-        spread.offload_to if spread.offload == "parameters" else "none",
+        "cpu" if spread.offload != "none" else "none",
+        "cpu" if spread.offload == "parameters" else "none",
     )
     require(actual == wanted, f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
     _check_share(_zero_share(engine, stage), spread.sharding_ranks)
     degree, shared = spread.sequence_parallel, engine.sequence_parallel_size
     require(shared == degree, f"sequence parallel {degree} was asked for, but it is {shared}")
-    place = "" if spread.offload == "none" else f", {spread.offload} offloaded to {spread.offload_to}"
+    place = "" if spread.offload == "none" else f", {spread.offload} offloaded to the host"
     beside = f", sequence parallel {shared}" if shared > 1 else ""
     return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
 
@@ -226,7 +226,7 @@ def _zero_share(engine: Any, stage: int) -> float:
 
 
 def _device_of(offload: Any) -> str:
-    """Return where a part of DeepSpeed's configuration offloads to: 'none', 'cpu' or 'nvme'."""
+    """Return where a part of DeepSpeed's configuration offloads to: 'none' or 'cpu'."""
     device = getattr(offload, "device", None)
     return "none" if device is None else str(getattr(device, "value", device))
 

@@ -31,7 +31,7 @@ def accelerate_loop(winner: Winner) -> Draft:
         InputError: The training is sharded, which libraries do and not a loop.
     """
     spread = winner.config.parallelism
-    if spread.sharding != "none" or spread.tensor_parallel > 1 or spread.pipeline_parallel > 1:
+    if spread.sharding != "none" or spread.tensor_parallel > 1:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
         raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
     lost = lost_arguments(winner, _said(winner))

@@ -189,8 +189,8 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
         f"host; {memory.name}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
-        "micro x steps: samples of a micro-batch, micro-batches of a step; TP, PP, DP: tensor, pipeline and data "
-        "parallel",
+        "micro x steps: samples of a micro-batch, micro-batches of a step; TP, SP, DP: tensor, sequence and "
+        "data parallel",
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
         *_run_lines(report.run),
     ]

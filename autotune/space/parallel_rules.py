@@ -7,7 +7,6 @@ the folder for NVMe offload exists.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from autotune.training.arguments import transformers_version
 from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
@@ -33,15 +32,13 @@ _OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
 def devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     """Return why the training can't be spread over so many devices."""
     spread = config.parallelism
-    degree = spread.tensor_parallel * spread.pipeline_parallel * spread.sequence_parallel
+    degree = spread.tensor_parallel * spread.sequence_parallel
     if spread.world_size % degree:
-        degrees = f"tensor parallel {spread.tensor_parallel} x pipeline parallel {spread.pipeline_parallel}"
+        degrees = f"tensor parallel {spread.tensor_parallel}"
         degrees += f" x sequence parallel {spread.sequence_parallel}" * (spread.sequence_parallel > 1)
         return f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
         return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
-    if spread.pipeline_parallel > 1:
-        return "pipeline parallel: the Trainer runs none, it can only be estimated (autotune estimate)"
     if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
         return f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
     return None
@@ -57,8 +54,6 @@ def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         return "wrapping is FSDP's"
-    if spread.offload == "none" and (spread.offload_to != "cpu" or spread.nvme_path is not None):
-        return f"nothing is offloaded that could go to {spread.offload_to} (--offload)"
     if spread.offload != "none" and spread.sharding == "none":
         return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
@@ -81,8 +76,6 @@ def fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: H
         return "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
     if spread.offload == "optimizer":
         return "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
-    if spread.offload_to == "nvme":
-        return "FSDP offloads to the host's memory; NVMe is DeepSpeed's (zero_3)"
     if facts.not_fsdp is not None:
         return f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
     if config.quantization is not None:
@@ -144,13 +137,7 @@ def _zero_offload(config: TrainConfig, stage: int) -> str | None:
         return f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
     if config.optim not in _OFFLOADED:
         return f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
-    if spread.offload_to == "cpu":
-        return None
-    if stage < 3:
-        return f"{spread.sharding} offloads to the host's memory; NVMe is for zero_3"
-    if spread.nvme_path is None:
-        return "offload to NVMe needs a folder on such a disk (--nvme-path)"
-    return None if Path(spread.nvme_path).is_dir() else f"--nvme-path {spread.nvme_path}: there is no such folder"
+    return None
 
 
 def _zero_optimizer(config: TrainConfig) -> str | None:
@@ -202,7 +189,7 @@ def sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); accelerate's cp_size beside FSDP has no "
             "kernel on a CPU and gathers all keys and values on a GPU"
         )
-    if spread.tensor_parallel * spread.pipeline_parallel > 1:
+    if spread.tensor_parallel > 1:
         return f"{asked}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
         return f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"

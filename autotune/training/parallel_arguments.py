@@ -155,8 +155,6 @@ def deepspeed_config(config: TrainConfig, *, is_cpu: bool) -> dict[str, Any]:
 def _offload(spread: Parallelism, *, pinned: bool) -> dict[str, Any]:
     if spread.offload == "none":
         return {}
-    place: dict[str, Any] = {"device": spread.offload_to, "pin_memory": pinned}
-    if spread.offload_to == "nvme":
-        place["nvme_path"] = spread.nvme_path
+    place: dict[str, Any] = {"device": "cpu", "pin_memory": pinned}
     parts = ("offload_optimizer", "offload_param") if spread.offload == "parameters" else ("offload_optimizer",)
     return {part: dict(place) for part in parts}

@@ -42,7 +42,7 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 
 
 class Parallelism(Value):
-    """How one training is spread over devices: world size = data x tensor x pipeline x sequence parallel."""
+    """How one training is spread over devices: world size = data x tensor x sequence parallel."""
 
     world_size: Annotated[PositiveInt, Knob(knob.of_redrawing, "devices", feature="several")] = Field(
         default=1, description="number of processes, one per device"
@@ -55,22 +55,13 @@ class Parallelism(Value):
     tensor_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "tensor-parallel")] = Field(
         default=1, description="devices that share each layer's matrices"
     )
-    pipeline_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "pipeline-parallel")] = Field(
-        default=1, description="number of pipeline stages"
-    )
     sequence_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "sequence-parallel")] = Field(
         default=1,
         exclude_if=lambda degree: degree == 1,
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
     )
     offload: Annotated[Literal["none", "optimizer", "parameters"], Knob("exact", "offload")] = Field(
-        default="none", description="what is kept outside of the devices; parameters includes the optimizer states"
-    )
-    offload_to: Annotated[Literal["cpu", "nvme"], Knob("exact", "offload-to")] = Field(
-        default="cpu", description="where offloaded tensors are kept; ignored without offload"
-    )
-    nvme_path: Annotated[str | None, Knob("exact", "nvme-path")] = Field(
-        default=None, description="folder on an NVMe disk for offloaded tensors"
+        default="none", description="what the host's memory keeps; parameters includes the optimizer states"
     )
     wrapping: Annotated[Literal["layers", "size"], Knob("exact", "fsdp-wrapping")] = Field(
         default="layers", description="FSDP units: each transformer layer, or modules above a number of parameters"
@@ -85,7 +76,7 @@ class Parallelism(Value):
     @property
     def data_parallel(self) -> int:
         """Number of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
-        return max(1, self.world_size // (self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel))
+        return max(1, self.world_size // (self.tensor_parallel * self.sequence_parallel))
 
     @property
     def sharding_ranks(self) -> int:

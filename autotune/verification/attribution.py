@@ -17,16 +17,13 @@ from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
 from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
 
-_OFFLOAD = ("parallelism.offload_to", "parallelism.nvme_path")
-
 # Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
     "torch_compile_backend": frozenset({"torch_compile_mode"}),
     "dataloader_num_workers": frozenset({"dataloader_prefetch_factor"}),
     "adapter": frozenset({"quantization"}),  # quantized base weights can't be trained
     "parallelism.world_size": frozenset(f"parallelism.{f}" for f in Parallelism.model_fields if f != "world_size"),
-    "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload", *_OFFLOAD}),
-    "parallelism.offload": frozenset(_OFFLOAD),
+    "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload"}),
 }
 
 

@@ -111,15 +111,6 @@ def test_those_that_share_a_sample_share_the_weights_as_well():
     assert found == pytest.approx(expected + sequence_seconds(model(), shared, network, ONE))
 
 
-def test_a_pipeline_idles_for_one_micro_batch_less_than_it_has_stages():
-    """arXiv:2104.04473, section 2.2: (p-1)/m of the ideal time."""
-    passes = Passes(np.full(1, 1.0), np.full(1, 2.0))
-    fast = Network(devices_per_node=8, link=1e30, node=1e30)
-    spread = Parallelism(world_size=4, pipeline_parallel=4)
-    found = float(exposed_seconds(model(), spread, fast, passes, ONE, 32 * ONE)[0])
-    assert found / (32 * 3.0) == pytest.approx(3 / 32, rel=0.01)
-
-
 def test_one_device_waits_for_nobody():
     assert seconds(world=1) == 0
 
@@ -134,11 +125,6 @@ def test_the_optimizers_states_cost_a_step_and_weights_each_micro_batch():
     assert optimizer[0] == parameters[0] > 0
     assert optimizer[1] == 0
     assert parameters[1] > 0
-
-
-def test_nvme_is_slower():
-    assert waits("optimizer", offload_to="nvme")[0] > waits("optimizer")[0]
-    assert waits("parameters", offload_to="nvme")[1] > waits("parameters")[1]
 
 
 def test_devices_of_a_node_share_its_memory():

@@ -6,7 +6,7 @@ import pytest
 from profiles import MB, make_family, make_group, make_point, make_profile
 
 from autotune.cost.memory import components
-from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, in_flight, share_of
+from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, share_of
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
 from autotune.units import GIB
 from autotune.values.config import Parallelism
@@ -89,7 +89,7 @@ def test_one_device_is_what_it_was():
     model = make_profile()
     share = share_of(model, "adamw_torch", ONE_DEVICE, accumulated=True)
     assert components(model, "adamw_torch", 2, 2, share) == components(model, "adamw_torch", 2, 2)
-    assert (share.forward_buffers, share.host, share.in_flight) == (0, 0, 1)
+    assert (share.forward_buffers, share.host, share.kept) == (0, 0, 1)
 
 
 def test_ddp_keeps_everything_and_a_copy_of_the_gradients_in_its_buckets():
@@ -178,23 +178,6 @@ def test_offloaded_parameters_leave_only_what_is_gathered():
         assert (share.weights, share.states) == (0, 0)
         assert share.backward_buffers > 0
         assert share.host >= 16e9 / 4 * 0.99
-
-
-def test_on_nvme_the_host_keeps_gradients_and_a_few_buffers():
-    model = of_size(7e9)
-    disk, memory = (
-        share_of(model, "adamw_torch_fused", spread("zero_3", 4, offload="optimizer", offload_to=to), accumulated=False)
-        for to in ("nvme", "cpu")
-    )
-    assert disk.host < memory.host
-
-
-def test_a_pipelines_first_stage_keeps_a_micro_batch_for_each_stage():
-    model = make_profile(peaks_first=(make_point(activations=(0, MB)),), peaks_later=(make_point(activations=(0, MB)),))
-    share = share_of(model, "sgd", spread(ranks=4, mixed=False, pipeline_parallel=4), accumulated=True)
-    four = Parallelism(world_size=4, pipeline_parallel=4)
-    kept = [components(model, "sgd", 100, n, in_flight(share, four, n)).activations for n in (2, 4, 32)]
-    assert kept == [200 * MB, 400 * MB, 400 * MB]
 
 
 def test_gradients_on_their_way_are_there_in_the_backward_pass_only():

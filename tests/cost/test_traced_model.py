@@ -27,17 +27,11 @@ def test_heads_and_inner_width_are_split_and_a_heads_width_stays():
     assert (part.num_attention_heads, part.intermediate_size, part.head_dim, part.hidden_size) == (2, 64, 16, 64)
 
 
-def test_a_stage_has_its_share_of_the_layers():
-    assert part_of(config(), make_family(pipeline_parallel=2)).num_hidden_layers == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "family", "words"),
     [
         ({"base_model_tp_plan": None}, {"tensor_parallel": 2}, "transformers has no plan for llama"),
         ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, "does not divide num_key_value_heads = 1"),
-        ({}, {"pipeline_parallel": 3}, "does not divide num_hidden_layers = 4"),
-        ({"num_hidden_layers": None}, {"pipeline_parallel": 2}, "has not one stack of layers"),
     ],
 )
 def test_what_cannot_be_dealt_out_is_refused(fields, family, words):
@@ -68,13 +62,6 @@ def test_a_device_has_its_part_of_a_samples_tokens_and_attends_to_all(profile_of
     assert activations[1] == pytest.approx(activations[0] / 2, rel=0.01)
 
 
-def test_a_stage_is_a_model_with_fewer_layers(profile_of):
-    whole, stage = profile_of("llama"), profile_of("llama", pipeline_parallel=2)
-    assert (whole.layers, stage.layers) == (4, 2)
-    assert stage.layer == whole.layer
-    assert whole.weights_bytes - stage.weights_bytes == 2 * total_bytes(whole.layer)
-
-
 @pytest.mark.parametrize(
     "model", ["llama", "mixtral", *(pytest.param(m, marks=pytest.mark.slow) for m in ("bert", "t5"))]
 )
@@ -83,20 +70,6 @@ def test_layers_and_what_is_outside_of_them_make_the_model(profile_of, model):
     whole = total_bytes(found.outside) + found.layers * total_bytes(found.layer)
     # Of T5 the decoder's layers are the larger ones.
     assert whole == pytest.approx(total_bytes(found.parameters), rel=0.3 if model == "t5" else 1e-9)
-
-
-@pytest.mark.slow
-def test_stages_of_any_depth_share_what_was_traced(spec_of, profile_of):
-    from autotune.cost.profiler import profile
-
-    known = {}
-    shape = Shape(task=Task.CAUSAL_LM, length=64)
-    families = [make_family(pipeline_parallel=stages) for stages in (1, 2)]
-    whole, stage = (profile(spec_of("a deep llama"), family, shape, known=known) for family in families)
-    assert len(known) == 2  # of two and of three layers
-    assert (whole.layers, stage.layers) == (8, 4)
-    fresh = profile(spec_of("a deep llama"), families[1], shape)
-    assert stage == fresh
 
 
 LLAMA = {

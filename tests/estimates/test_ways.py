@@ -15,7 +15,7 @@ def found(devices: int = 64, per_node: int = 8, facts=FACTS, **point) -> tuple[P
 
 def test_degrees_multiply_to_the_devices():
     for way in found():
-        assert way.sharding_ranks * way.tensor_parallel * way.pipeline_parallel == 64
+        assert way.sharding_ranks * way.tensor_parallel == 64
 
 
 def test_no_way_comes_twice():
@@ -41,10 +41,6 @@ def test_sequence_parallel_stays_inside_a_node_and_beside_zero():
     assert {way.data_parallel for way in shared} == {32, 16, 8}
 
 
-def test_a_pipelines_stages_divide_the_layers():
-    assert {way.pipeline_parallel for way in found()} == {1, 2, 4}
-
-
 def test_what_is_given_is_kept():
     assert {way.sharding for way in found(sharding="zero_2")} == {"zero_2"}
     assert {way.tensor_parallel for way in found(tensor_parallel=4)} == {4}
@@ -57,7 +53,7 @@ def test_what_is_given_is_kept():
         ({}, "ddp"),
         ({"sharding": "zero_1"}, "zero_1"),
         ({"sharding": "fsdp_full", "tensor_parallel": 8}, "fsdp_full, TP 8"),
-        ({"tensor_parallel": 8, "pipeline_parallel": 4}, "TP 8, PP 4, DP 2"),
+        ({"tensor_parallel": 8}, "TP 8, DP 8"),
         ({"sharding": "zero_3", "sequence_parallel": 8}, "zero_3, SP 8"),
         ({"sharding": "zero_3", "offload": "parameters"}, "zero_3, weights on cpu"),
     ],

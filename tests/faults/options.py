@@ -21,7 +21,7 @@ ESTIMATE = {
 
 # Values of `--fix`, with which one configuration is estimated.
 FIX = {
-    **dict.fromkeys(("micro-batch", "tensor-parallel", "pipeline-parallel", "prefetch"), _NUMBERS),
+    **dict.fromkeys(("micro-batch", "tensor-parallel", "prefetch"), _NUMBERS),
     **dict.fromkeys(("adapter-rank", "adapter-alpha", "adapter-virtual-tokens", "devices"), _NUMBERS),
     **dict.fromkeys(("empty-cache", "expert-capacity", "experts-per-token", "ddp-bucket-cap-mb"), _NUMBERS),
     **dict.fromkeys(("tf32", "liger", "pin-memory", "packing", "ddp-static-graph"), ("perhaps", "", "2", "none")),

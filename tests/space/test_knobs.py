@@ -153,10 +153,9 @@ CLASSES = [
     ({"parallelism": Parallelism(world_size=2)}, RANDOM, "numerics"),
     ({"parallelism": Parallelism(world_size=2)}, COUPLED, "numerics"),
     ({"parallelism": Parallelism(tensor_parallel=2)}, make_facts(), "exact"),
-    ({"parallelism": Parallelism(pipeline_parallel=2)}, make_facts(), "exact"),
     ({"parallelism": Parallelism(sequence_parallel=2)}, make_facts(), "exact"),
     ({"parallelism": Parallelism(sharding="zero_3", offload="parameters")}, make_facts(), "exact"),
-    ({"parallelism": Parallelism(offload_to="nvme", nvme_path="/nvme", wrapping="size")}, make_facts(), "exact"),
+    ({"parallelism": Parallelism(wrapping="size")}, make_facts(), "exact"),
     ({"parallelism": Parallelism(ddp_bucket_cap_mb=100, ddp_static_graph=True)}, make_facts(), "exact"),
 ]
 

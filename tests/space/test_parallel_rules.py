@@ -63,7 +63,6 @@ def test_on_a_cpu_there_is_ddp_and_deepspeed(sharding):
 
 REFUSED = {
     "degrees that leave a rest": ({"world_size": 4, "tensor_parallel": 3}, "does not divide the 4 devices"),
-    "a pipeline": ({"pipeline_parallel": 2}, "pipeline parallel: the Trainer runs none"),
     "a batch that can't be dealt": ({"world_size": 3}, "does not divide the global batch of 16"),
     "a layerwise optimizer": ({"knobs": {"optim": "lomo"}}, "before ranks have added up their gradients"),
     "buckets of FSDP": ({"sharding": "fsdp_full", "ddp_bucket_cap_mb": 25}, "are DDP's"),
@@ -71,11 +70,9 @@ REFUSED = {
     "a static graph and accumulation": ({"ddp_static_graph": True}, "which DDP forgets where gradients accumulate"),
     "wrapping without FSDP": ({"wrapping": "size"}, "wrapping is FSDP's"),
     "offload without sharding": ({"offload": "optimizer"}, "offload of optimizer is FSDP's and DeepSpeed's"),
-    "a place for nothing": ({"offload_to": "nvme"}, "nothing is offloaded that could go to nvme"),
     "sharding on one device": ({"world_size": 1, "sharding": "fsdp_full"}, "fsdp_full has nothing to split"),
     "FSDP on a CPU": ({"sharding": "fsdp_full", "hardware": CPU}, "the Trainer would silently run DDP"),
     "half an offload of FSDP": ({"sharding": "fsdp_full", "offload": "optimizer"}, "(--offload parameters)"),
-    "FSDP to NVMe": ({"sharding": "fsdp_full", "offload": "parameters", "offload_to": "nvme"}, "NVMe is DeepSpeed's"),
     "FSDP with tied weights": (
         {"sharding": "fsdp_full", "facts": make_facts(not_fsdp="two units would own it")},
         "FSDP: llama: two units would own it",
@@ -122,15 +119,6 @@ REFUSED = {
     "offload of another optimizer": (
         {"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}},
         "stands in for torch's AdamW, not for sgd",
-    ),
-    "ZeRO-2 to NVMe": ({"sharding": "zero_2", "offload": "optimizer", "offload_to": "nvme"}, "NVMe is for zero_3"),
-    "NVMe without a folder": (
-        {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme"},
-        "needs a folder on such a disk (--nvme-path)",
-    ),
-    "NVMe with a folder that isn't there": (
-        {"sharding": "zero_3", "offload": "optimizer", "offload_to": "nvme", "nvme_path": "/nowhere"},
-        "--nvme-path /nowhere: there is no such folder",
     ),
     "sequence parallel beside FSDP": ({"sequence_parallel": 2, "sharding": "fsdp_full"}, "goes with DeepSpeed's ZeRO"),
     "sequence parallel of two kinds of groups": (
@@ -204,11 +192,6 @@ def test_what_can_not_be_is_refused_with_the_reason(case):
 )
 def test_ranks_may_share_samples_of_a_model_whose_windows_are_not_used(config):
     assert why(**SEQUENCE, model=make_spec(config=config)) == why(**SEQUENCE)
-
-
-def test_a_folder_on_an_nvme_disk_is_taken(tmp_path):
-    nvme = {"offload": "optimizer", "offload_to": "nvme", "nvme_path": str(tmp_path)}
-    assert why(sharding="zero_3", **nvme) == []
 
 
 def test_tensor_parallel_needs_the_library_that_has_it():
