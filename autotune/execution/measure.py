@@ -37,8 +37,9 @@ from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
 
-# Measured steps from which on the first can be left out.
+# Measured steps from which on the first can be left out and a race be lost; and from which on an interval is believed.
 _ENOUGH = 3
+_LEAST_STEPS = 5
 
 
 class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -216,18 +217,17 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             return False
         self._next_look = count + max(1, count // 4)
         self._watch.look()  # while the device still computes
-        self._clock.settle()
         return self._agree(self._is_decided())
 
     def _is_decided(self) -> bool:
-        now, times = time.perf_counter(), self.step_times_s()
+        times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
         look_s = (self._next_look - len(times)) * took_s / len(self._records)  # until the next look
         if took_s >= self._limits.measure_time_s or now + look_s > self._ends_at:
             return True
-        if relative_half_width(times) <= self._limits.relative_interval:
+        if len(times) >= _LEAST_STEPS and relative_half_width(times) <= self._limits.relative_interval:
             return True
-        beaten_s = self._limits.beaten_step_s
+        beaten_s = self._limits.beaten_step_s if len(times) >= _ENOUGH else None
         return beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
 
     def step_times_s(self) -> list[float]:

@@ -272,13 +272,17 @@ class Explanation(Value):
 
     @property
     def together_interval(self) -> Interval | None:
-        """The interval of the interaction, from those of total and parts as if they were independent."""
+        """The interval of the interaction.
+
+        All parts share the winner's trials, which make half of each part's variance; these errors add up.
+        """
         together = self.together
         parts = [c.interval for c in self.contributions if c.ratio]
-        halves = [_log_half_width(interval) for interval in (self.total_interval, *parts)]
-        if together is None or any(half is None for half in halves):
+        whole, halves = _log_half_width(self.total_interval), [_log_half_width(interval) for interval in parts]
+        known = [half for half in halves if half is not None]
+        if together is None or whole is None or len(known) < len(halves):
             return None
-        half = math.sqrt(sum(half**2 for half in halves if half is not None))
+        half = math.sqrt(whole**2 + sum(half**2 for half in known) / 2 + sum(known) ** 2 / 2)
         return Interval(low=together * math.exp(-half), high=together * math.exp(half))
 
 
