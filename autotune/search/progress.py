@@ -105,10 +105,24 @@ class Pace:
         return max(1.0, limit_s)
 
     def has_time_for(self, configs: Sequence[TrainConfig]) -> bool:
-        """Whether final trials of `configs` fit what is left: in turn at least as long as a trial that runs alone."""
-        least_s = len(configs) * self._plan.budget.measure_time_s
-        needed_s = sum(map(self._finals.setup_s, configs)) + least_s if len(configs) > 1 else None
-        return self.left_s() >= (self._finals.expected_s(configs) if needed_s is None else needed_s)
+        """Whether final trials of `configs` fit what is left: in turn at least half as long as alone."""
+        needed_s = self._least_s(configs, 0.5) if len(configs) > 1 else self._finals.expected_s(configs)
+        return self.left_s() >= needed_s
+
+    def _least_s(self, configs: Sequence[TrainConfig], factor: float = 1.0) -> float:
+        """Return the seconds of trials in turn that are measured `factor` times as long as one that runs alone."""
+        measured_s = factor * self._plan.budget.measure_time_s
+        return sum(self._finals.setup_s(config) + measured_s for config in configs)
+
+    def choose_finalists(self) -> None:
+        """Leave as many finalists as there is time for, with the checks; finals that have begun stay as they are."""
+        finals = self._finals
+        while finals.finalists > 1 and not any(map(finals.trials, finals.contenders())):
+            configs, checks_s = finals.next_trials(), finals.proof.expected_s()
+            needed_s = self._least_s(configs) if len(configs) > 1 else finals.expected_s()
+            if self.left_s() >= needed_s + checks_s:
+                return
+            finals.finalists -= 1
 
     def limits_in_turn(self, configs: Sequence[TrainConfig]) -> dict[str, float]:
         """Return the limits of trials that run in turn: they measure long, unless the checks need the time."""

@@ -190,6 +190,7 @@ class Tuner:
 
         Each next trial is derived from all trials so far, so that an interrupted series can be resumed.
         """
+        self._pace.choose_finalists()
         while True:
             if configs := self._next_finals():
                 if not self._pace.has_time_for(configs):

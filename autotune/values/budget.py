@@ -90,11 +90,11 @@ _BUDGETS = {
         # an answer within five minutes on two CPU cores
         Budget(
             effort=Effort.QUICK, max_trials=12, max_time_s=285, trial_timeout_s=120, discarded_steps=1, discarded_s=0.5,
-            measure_steps=12, measure_time_s=8, relative_interval=0.04, finalists=1, final_rounds=2,
+            measure_steps=12, measure_time_s=8, relative_interval=0.04, finalists=3, final_rounds=2,
         ),
         Budget(
             effort=Effort.STANDARD, max_trials=40, max_time_s=2400, trial_timeout_s=300, discarded_steps=2,
-            discarded_s=2, measure_steps=40, measure_time_s=20, relative_interval=0.02, finalists=2, final_rounds=2,
+            discarded_s=2, measure_steps=40, measure_time_s=20, relative_interval=0.02, finalists=3, final_rounds=2,
         ),
         Budget(
             effort=Effort.THOROUGH, max_trials=150, max_time_s=10800, trial_timeout_s=900, discarded_steps=3,

@@ -39,6 +39,9 @@ MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
 TOO_WIDE = 1.3  # a speed-up whose interval has a larger ratio of its ends needs more rounds
 
+# Expected seconds of all trials in turn together, as a multiple of those of a trial that runs alone.
+IN_TURN = 8.0
+
 # A share of the machine: trials beside which other processes took so much more tell nothing of a throughput.
 FAR_MORE = 0.5
 
@@ -47,6 +50,9 @@ class Finals:
     """The finalists of a search, and their final trials; later trials in `state` are included.
 
     `takes_turns`: whether trials can be alive at once and compute in turn.
+
+    Attributes:
+        finalists: Number of configurations that are measured again beside the baseline, if none fails or falls.
     """
 
     def __init__(self, state: SearchState, *, takes_turns: bool = False) -> None:
@@ -55,6 +61,7 @@ class Finals:
         self.plan = state.plan
         self.history = state.history
         self.proof = Proof(state)
+        self.finalists = self.plan.budget.finalists
 
     def contenders(self) -> list[TrainConfig]:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
@@ -71,7 +78,7 @@ class Finals:
             if r.request.config != self.plan.baseline
             and self.history.rate(r) >= FINALIST_SHARE * self.history.rate(ranking[0])
         ]
-        first = able[: self.plan.budget.finalists]
+        first = able[: self.finalists]
         finalists = able[: len(first) + sum(map(self._has_fallen, first))]
         completed = any(r.request.config == self.plan.baseline for r in ranking)
         return ([self.plan.baseline] if completed else []) + finalists
@@ -204,7 +211,7 @@ class Finals:
         With no finalist yet, one as slow as the baseline is assumed.
         """
         if configs is not None:
-            return sum(map(self.setup_s, configs)) + sum(self._measure_s(c, in_turn=len(configs) > 1) for c in configs)
+            return sum(map(self.setup_s, configs)) + sum(self._measure_s(c, among=len(configs)) for c in configs)
         contenders = self.contenders()
         if contenders == [self.plan.baseline]:
             contenders *= 2
@@ -222,13 +229,13 @@ class Finals:
         # One step is added, since the search's first step ran only part of the accumulation.
         return measured.startup_s + measured.first_step_s + budget.discarded_s + budget.discarded_steps * step_s + 2.0
 
-    def _measure_s(self, config: TrainConfig, *, in_turn: bool) -> float:
+    def _measure_s(self, config: TrainConfig, *, among: int) -> float:
         known, budget = self.history.known(config), self.plan.budget
         if known is None or known.measurement is None:
             return 0.0
         step_s = statistics.fmean(known.measurement.step_times_s)
-        if in_turn:
-            return budget.when_in_turn["measure_time_s"] + step_s
+        if among > 1:
+            return max(1.0, IN_TURN / among) * budget.measure_time_s + step_s
         return min(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s + step_s)
 
     def merged(self, config: TrainConfig) -> Measurement | None:

@@ -94,7 +94,7 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
         return f"measured again in turn it gave {shown_rate(again)}"
     if config in finals.contenders():
         return "there was no time to measure it again"
-    finalists = plan.budget.finalists
+    finalists = finals.finalists
     fastest_ones = "the fastest of the search is" if finalists == 1 else f"the {finalists} fastest of the search are"
     return f"{fastest_ones} measured again (--effort {plan.budget.effort})"
 

@@ -566,6 +566,22 @@ def test_time_is_kept_for_the_finals(search):
     assert result.verdict != "unconfirmed"
 
 
+@pytest.mark.parametrize(("max_time_s", "finalists"), [(300.0, 3), (150.0, 2), (110.0, 1)])
+def test_as_many_finalists_are_measured_again_as_there_is_time_for(search, max_time_s, finalists):
+    """Two rounds of each take 20 to 40 s; the three fastest are within a tenth of each other."""
+    budget = make_budget(
+        max_trials=3, max_time_s=max_time_s, trial_timeout_s=60.0, finalists=3, final_rounds=2, measure_time_s=4.0
+    )
+    run = search(
+        lambda request: make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4),
+        budget=budget,
+    )
+    assert run.run().verdict == "faster"
+    again = {r.config for r in run.finished if r.purpose is Purpose.FINAL}
+    assert len(again) == 1 + finalists
+    assert run.count(Purpose.FINAL) == 2 * len(again)
+
+
 @pytest.mark.parametrize("trial_s", [3.0, 10.0, 40.0, 1e6])
 @pytest.mark.parametrize("starting_s", [0.0, 50.0, 150.0])
 def test_the_seconds_before_the_first_trial_count_and_no_trial_outlasts_the_limit(search, trial_s, starting_s):

@@ -413,4 +413,4 @@ def test_a_throughput_is_told_by_the_trials_that_others_left_the_machine_to():
 def test_expected_time_in_turn_is_that_of_all_who_are_alive_at_once():
     finals = InTurn(SEARCHED, measure_time_s=8.0).finals
     setup_s = sum(map(finals.setup_s, (BASE, FAST, NEAR)))
-    assert setup_s + 3 * 4 * 8.0 <= finals.expected_s() <= setup_s + 3 * 4 * 8.0 + 10.0
+    assert setup_s + 8 * 8.0 <= finals.expected_s() <= setup_s + 8 * 8.0 + 10.0
