@@ -263,15 +263,16 @@ class Footprints:
         """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
         share = self.share(config, profile, accumulation)
         found = _steps(profile, size, accumulation, share)
+        shards = WAYS[config.parallelism.sharding].weights
+        between = _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
         is_replayed = profile.family.device == "cuda" and (config.parallelism.is_single or buckets_of(config))
         if is_replayed and config.activation_memory_budget is None:
-            held = self._held(config, profile, size, accumulation)
+            held = self._held(config, profile, size, accumulation, evaluation)
             inputs = profile.inputs_bytes * size * accumulation
-            blocks = zip(found, (held.micro_steps, held.optimizer_steps), strict=True)
-            found = [replace(c, temporaries=c.temporaries + inputs + peak - c.allocated) for c, peak in blocks]
+            found = [_replayed(c, peak + inputs) for c, peak in zip(found, held[:2], strict=True)]
+            between = [_replayed(c, held.evaluation) if c.phase == "evaluation" else c for c in between]
         found += _generating(profile, share, config.generation_batch_size or round(size * accumulation))
-        shards = WAYS[config.parallelism.sharding].weights
-        return found + _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
+        return found + between
 
     def parts(
         self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
@@ -281,22 +282,30 @@ class Footprints:
         Evaluation can be the peak if it isn't None.
         """
         found = self.phases(config, profile, size, accumulation, evaluation)
-        steps = largest([c for c in found if c.phase not in ("evaluation", "saving")])
-        parts = steps if evaluation is None else largest(found)
+        parts = largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
         if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0
-        unused = self._held(config, profile, size, accumulation).unused
-        return parts, max(0.0, steps.allocated + unused - parts.allocated)
+        return parts, float(self._held(config, profile, size, accumulation, evaluation).unused)
 
-    def _held(self, config: TrainConfig, profile: Profile, size: float, accumulation: int) -> Held:
+    def _held(
+        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
+    ) -> Held:
         """Return what the allocator gives out and holds for a training on one device."""
         expandable, buckets = config.expandable_segments, buckets_of(config)
-        key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets)
+        key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets, evaluation)
         if key not in self.held:
+            forward = profile.evaluation
             found = held_bytes(
                 profile.excerpt, config.optim, size, accumulated=accumulation > 1,
                 generation=profile.family.generation, expandable=expandable, buckets=buckets,
+                evaluation=None if evaluation is None or forward is None else (evaluation, forward),
             )  # fmt: skip
             # Buffers are no part of the excerpt: scales of quantized weights, above all.
-            self.held[key] = Held(*(peak + profile.buffers_bytes for peak in found))
+            self.held[key] = Held(*(peak + profile.buffers_bytes if peak else 0 for peak in found))
         return self.held[key]
+
+
+def _replayed(counted: Components, allocated: float) -> Components:
+    """Return components that come to what a replay found; 0: nothing was replayed."""
+    more = allocated - counted.allocated if allocated else 0.0
+    return replace(counted, temporaries=counted.temporaries + more)

@@ -112,6 +112,8 @@ class ForwardPass(Value):
 
     peaks: tuple[MemoryPoint, ...] = Field(description="moments that can be its peak")
     outputs_bytes: Line = Field(description="what an evaluation with metrics keeps of it: logits, mostly")
+    excerpt: Excerpt | None = Field(default=None, description="of a CUDA device; None: of a CPU")
+    inputs_bytes: float = Field(default=0.0, description="of a sample; 0 on a CPU")
 
 
 class Generation(Value):

@@ -152,7 +152,7 @@ class _Profiler:
             needed_flops=step.needed_flops,
             attention=step.attention,
             traced_by=self.way,
-            evaluation=None if self.shape.recipe else _forward_pass(traced, more),
+            evaluation=None if self.shape.recipe else self._forward_pass(config, traced, more, (deeper, lacks)),
             layer=found_layers[0].largest,
             outside=found_layers[0].outside,
             layers=max(1, layers),
@@ -174,17 +174,35 @@ class _Profiler:
         kind = self.shape.kind
         if kind is None or not (kind.scorings or kind.generates):
             return made
-        deeper, lacks = excerpted
         base, *more_layers = (_passing(one) for one in traced)
         one = extend(base.pair, [other.pair for other in more_layers], more)
-        last = _passing(deeper)
-        excerpt = _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
+        excerpt = _pass_excerpt(*excerpted)
         saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
         moments = peaks(one, accumulated=False)
         if kind.generates:
             how = generation_of(config, self.shape, made, one, moments)
             made = made.model_copy(update={"generation": how})
         return scored(made, kind, saved, one, moments, excerpt)
+
+    def _forward_pass(
+        self,
+        config: Any,
+        traced: Sequence[Shallow],
+        more: Sequence[int],
+        excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
+    ) -> ForwardPass | None:
+        """Return the forward pass of an evaluation at full depth, None where the traces don't agree."""
+        on_cuda = self.family.device == "cuda"
+        with contextlib.suppress(NotLinear):
+            base, *deeper = (_passing(one).pair for one in traced)
+            step = extend(base, deeper, more)
+            return ForwardPass(
+                peaks=peaks(step, accumulated=False),
+                outputs_bytes=line(base.lines("outputs_bytes")),
+                excerpt=_pass_excerpt(*excerpted) if on_cuda else None,
+                inputs_bytes=inputs_bytes(config, self.shape) if on_cuda else 0.0,
+            )
+        return None
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
@@ -240,16 +258,10 @@ def _passing(traced: Shallow) -> Shallow:
     return replace(traced, pair=traced.evaluation)
 
 
-def _forward_pass(traced: Sequence[Shallow], more: Sequence[int]) -> ForwardPass | None:
-    """Return the forward pass of an evaluation at full depth, None where the traces don't agree."""
-    pairs = [t.evaluation for t in traced]
-    if None in pairs:
-        return None
-    base, *deeper = [pair for pair in pairs if pair is not None]
-    with contextlib.suppress(NotLinear):
-        step = extend(base, deeper, more)
-        return ForwardPass(peaks=peaks(step, accumulated=False), outputs_bytes=line(base.lines("outputs_bytes")))
-    return None
+def _pass_excerpt(deeper: Shallow, lacks: Sequence[tuple[Shallow, int]]) -> Excerpt:
+    """Return the excerpt of the pass without gradients."""
+    last = _passing(deeper)
+    return _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
 
 
 def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:

@@ -1,14 +1,15 @@
 """What torch's caching allocator holds during a training, by a replay into its rules (`allocator`). Pure.
 
-What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps: the
-blocks that stay unused, and those that are larger than what was asked for, depend on the order.
+What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps, and an
+evaluation after them: the blocks that stay unused, and those that are larger than what was asked for, depend on the
+order.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.family import Generation, workspace_bytes
 from autotune.cost.full_depth import Rows, deepened
 from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import Excerpt, ParameterGroup
+from autotune.cost.profile import Excerpt, ForwardPass, ParameterGroup
+from autotune.values.estimate import Evaluation
 
 # In the second step optimizer states are there; what a third brings is little.
 STEPS = 3
@@ -45,12 +47,13 @@ class Held(NamedTuple):
 
     micro_steps: int
     optimizer_steps: int
+    evaluation: int  # 0: none was replayed
     reserved: int
 
     @property
     def allocated(self) -> int:
         """Bytes that are given out at the most."""
-        return max(self.micro_steps, self.optimizer_steps)
+        return max(self.micro_steps, self.optimizer_steps, self.evaluation)
 
     @property
     def unused(self) -> int:
@@ -68,6 +71,7 @@ def held_bytes(
     generation: Generation = "ampere",
     expandable: bool = False,
     buckets: Buckets | None = None,
+    evaluation: tuple[Evaluation, ForwardPass] | None = None,
 ) -> Held:
     """Return what is allocated and reserved at the most.
 
@@ -80,6 +84,7 @@ def held_bytes(
         generation: Of the device.
         expandable: Whether the allocator's segments are.
         buckets: Of DDP; None: there is one device.
+        evaluation: How the training is evaluated after its steps, and the forward pass of that; None: it isn't.
     """
     run = _Run(excerpt, optim, micro_batch, generation, expandable=expandable)
     if buckets is not None:
@@ -95,7 +100,12 @@ def held_bytes(
         optimizer_steps = max(optimizer_steps, run.allocator.take_peak())
         if not keeps_gradients:
             run.free_gradients()
-    return Held(micro_steps, optimizer_steps, run.allocator.peak_reserved)
+    evaluating = 0
+    if evaluation is not None:
+        run.allocator.take_peak()
+        run.evaluate(*evaluation)
+        evaluating = run.allocator.take_peak()
+    return Held(micro_steps, optimizer_steps, evaluating, run.allocator.peak_reserved)
 
 
 class _Run:
@@ -107,6 +117,7 @@ class _Run:
         self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
+        self._generation: Generation = generation
         rows, workspaces, parameters, _, _ = deepened(excerpt)
         trained = [g for g in parameters if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
@@ -114,11 +125,7 @@ class _Run:
         self._gradients: list[Block] = []
         self._states: list[Block] = []
         self._buckets: list[Block] = []
-        sizes = rows[:, 2] + rows[:, 3] * micro_batch
-        for at in np.flatnonzero(rows[:, 5]):
-            sizes[at] = sum_bytes(int(sizes[at]), int(rows[at, 5]), generation)
-        takes = (rows[:, 5] == 0) | (sizes > 0)  # a sum whose blocks share nothing takes nothing
-        rows, self._sizes = rows[takes], sizes[takes].tolist()
+        rows, self._sizes = self._sized(rows, micro_batch)
         self._is_gradient = (rows[:, 4] > 0).tolist()
         self._order = _order(rows, workspaces)
         self._workspace, self._has_workspaces = workspace_bytes(generation), False
@@ -131,6 +138,14 @@ class _Run:
         self.allocator.return_unused()  # as a trial does before its first step, from which on peaks count
         self.allocator.take_peak()
         self.allocator.peak_reserved = self.allocator.reserved
+
+    def _sized(self, rows: Rows, samples: float) -> tuple[Rows, list[float]]:
+        """Return the storages that take anything, and their bytes."""
+        sizes = rows[:, 2] + rows[:, 3] * samples
+        for at in np.flatnonzero(rows[:, 5]):
+            sizes[at] = sum_bytes(int(sizes[at]), int(rows[at, 5]), self._generation)
+        takes = (rows[:, 5] == 0) | (sizes > 0)  # a sum whose blocks share nothing takes nothing
+        return rows[takes], sizes[takes].tolist()
 
     def _pack(self, quantized: Sequence[ParameterGroup]) -> None:
         """Quantize one weight after the other: in fp32 first, for 8 bits then in 16 (`Int8Params._quantize`)."""
@@ -186,6 +201,37 @@ class _Run:
             elif self._row.temporaries != "none":
                 self._loop(trained)
 
+    def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:
+        """Run the batches of an evaluation: `Trainer.evaluation_loop`.
+
+        Where logits are kept, those of a batch are joined to those of all before in a new tensor (`EvalLoopContainer`),
+        and are there themselves until the next batch's come. Of the passes only the first two and the last of a whole
+        batch are run.
+        """
+        if forward.excerpt is None:
+            return
+        rows, sizes = self._sized(deepened(forward.excerpt).rows, how.batch)
+        order, samples = _order(rows, ()), how.kept_samples or 2 * how.batch
+        kept: list[Block] = []
+        for batch, done in enumerate(range(0, samples, how.batch)):
+            if batch < 2 or batch == samples // how.batch - 1:
+                inputs = forward.inputs_bytes * how.batch
+                live = {-1: self.allocator.allocate(inputs)} if inputs else {}
+                for index, makes in order:
+                    if makes:
+                        live[index] = self.allocator.allocate(sizes[index])
+                    else:
+                        self.allocator.release(live.pop(index))
+                self._free(live.values())
+            if how.kept_samples:
+                size = min(how.batch, samples - done)
+                logits = self.allocator.allocate(forward.outputs_bytes.at(size))
+                self._free(kept[1:])  # of the batch before
+                joined = [self.allocator.allocate(forward.outputs_bytes.at(done + size))] if batch else []
+                self._free(kept[:1])
+                kept = [*joined, logits]
+        self._free(kept)
+
     def free_gradients(self) -> None:
         """Set all gradients to None."""
         self._free(self._gradients)
@@ -208,7 +254,7 @@ class _Run:
             found += scales if is_paged(self._optim, group) else sizes + scales
         return found
 
-    def _free(self, blocks: Sequence[Block]) -> None:
+    def _free(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             self.allocator.release(block)
 

@@ -1,5 +1,7 @@
 """Predicted memory against torch's own allocator: a trial for each rule, on a CUDA device or its stand-in."""
 
+from dataclasses import replace
+
 import pytest
 from factories import make_limits, make_request, make_workload
 from vision_language import edge, tiny_vision_language
@@ -13,7 +15,9 @@ from autotune.training.build import build_config
 from autotune.training.heads import default_task
 from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
+from autotune.values.checks import SoakTask
 from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.estimate import Evaluation
 from autotune.values.hardware import detect
 from autotune.values.model import Task
 from autotune.values.workload import Workload
@@ -118,6 +122,20 @@ def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, s
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=size, **fields))
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "size", "batch", "fields"),
+    [
+        pytest.param("gpt2", 512, 4, 32, {"precision": "bf16"}, id="logits"),
+        pytest.param("bert-base-uncased", 512, 8, 64, {"adapter": LORA}, id="large blocks"),
+    ],
+)
+def test_what_is_predicted_of_an_evaluation_is_what_is_allocated(runner, device, model, length, size, batch, fields):
+    spec = resolve(model)
+    workload = make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=size)
+    config = TrainConfig(per_device_train_batch_size=size, attn_implementation="sdpa", **fields)
+    check(runner, device, workload, config, Evaluation(batch=batch))
+
+
 def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
     """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
     if device.count < 2:
@@ -149,19 +167,21 @@ def test_what_is_predicted_of_images_and_texts_is_what_is_allocated(runner, devi
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
 
 
-def check(runner, device, workload, config):
-    """Hold the prediction for a configuration against a trial of it."""
+def check(runner, device, workload, config, evaluation=None):
+    """Hold the prediction for a configuration against a trial of it, or against a soak that evaluates."""
     request = make_request(
         config=config,
         workload=workload,
         device=device.device,
         accumulation_steps=workload.accumulation_steps(config),
+        task=SoakTask(eval_batch_sizes=(evaluation.batch,)) if evaluation else None,
         limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=300),
     )
     result = runner.run(request)
     assert result.measurement, result.outcome
     traced = profile(workload.model, family_of(config, device), shape_of(workload))
-    expected = CostModel.of(workload, device, rates_by_table(device), [traced]).breakdown(config, traced)
+    model = replace(CostModel.of(workload, device, rates_by_table(device), [traced]), evaluation=evaluation)
+    expected = model.breakdown(config, traced)
     memory = result.measurement.memory
     assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
     assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)  # t5-small: 8 %

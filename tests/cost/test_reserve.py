@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from profiles import make_group
+from profiles import line, make_group
 
-from autotune.cost.profile import Excerpt
+from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import Buckets, grouped, held_bytes, sum_bytes
+from autotune.values.estimate import Evaluation
 
 MIB = 1 << 20
 WEIGHT = make_group(4 * MIB)  # 16 MiB
@@ -127,3 +128,28 @@ def test_weights_are_quantized_one_after_the_other(element_bytes, unused):
     held = held_bytes(excerpt(parameters=tuple(weights)), "sgd", 1, accumulated=False)
     assert held.allocated == 80 * MIB * element_bytes
     assert held.unused == unused
+
+
+def evaluated(batch: int, kept: int = 0, *, outputs: float = 0.0):
+    """A training that frees a block of 40 MiB, with an evaluation whose passes take 30 MiB a sample."""
+    forward = ForwardPass(peaks=(), outputs_bytes=line(0, outputs * MIB), excerpt=excerpt((0, 1, 0, 30, False)))
+    how = (Evaluation(batch=batch, kept_samples=kept), forward)
+    return held_bytes(excerpt((0, 1, 40, 0, False)), "sgd", 1, accumulated=False, evaluation=how)
+
+
+def test_an_evaluation_takes_the_blocks_that_training_has_left_and_reserves_what_they_are_too_small_for():
+    training = held_bytes(excerpt((0, 1, 40, 0, False)), "sgd", 1, accumulated=False)
+    assert evaluated(1).reserved == training.reserved
+    assert evaluated(2).reserved == training.reserved + 60 * MIB
+    assert evaluated(2).evaluation - evaluated(1).evaluation == 30 * MIB
+
+
+def test_kept_logits_grow_in_new_blocks_and_are_twice_there_while_they_are_joined():
+    """16, 32, 48 and 64 MiB, of which none fits where those before it were."""
+    kept, dropped = (evaluated(1, samples, outputs=16) for samples in (4, 0))
+    assert kept.evaluation - dropped.evaluation == (2 * 64 - 30) * MIB
+    assert kept.reserved - dropped.reserved >= 64 * MIB
+
+
+def test_the_last_batch_of_kept_logits_may_be_smaller():
+    assert evaluated(4, 6, outputs=32).evaluation == evaluated(1, 6, outputs=32).evaluation

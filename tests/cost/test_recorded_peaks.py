@@ -1,0 +1,80 @@
+"""Predicted memory against peaks that torch's own allocator counted in real trials.
+
+They were recorded on the stand-in for an A100 (tests/fakecuda; torch 2.11, transformers 5.24): no CUDA device is
+needed here. `test_on_the_allocator` runs such trials itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+from factories import make_gpu, make_workload
+
+from autotune.cost.calibrate import rates_by_table
+from autotune.cost.family import family_of, shape_of
+from autotune.cost.model import CostModel
+from autotune.cost.profiler import profile
+from autotune.training.heads import default_task
+from autotune.training.resolve import resolve
+from autotune.values.config import TrainConfig
+from autotune.values.estimate import Evaluation
+from autotune.values.model import Task
+
+LORA = {"kind": "lora", "rank": 8}
+
+
+class Recorded(NamedTuple):
+    """Peaks in bytes of a trial with micro-batches of `size` samples, three steps of one each."""
+
+    model: str
+    length: int
+    size: int
+    fields: dict[str, Any]
+    allocated: int
+    reserved: int
+    evaluation: Evaluation | None = None  # after the last step
+    task: Task | None = None  # None: the model's own
+
+
+def held_against(recorded: Recorded) -> tuple[float, float]:
+    """Return predicted over recorded of what is allocated and of what is reserved."""
+    spec, gpu = resolve(recorded.model), make_gpu(name="NVIDIA A100-SXM4-80GB")
+    workload = make_workload(
+        model=spec,
+        task=recorded.task or default_task(spec),
+        sequence_length=recorded.length,
+        target_length=recorded.length,
+        global_batch_size=recorded.size,
+    )
+    config = TrainConfig.model_validate({"per_device_train_batch_size": recorded.size, **recorded.fields})
+    traced = profile(spec, family_of(config, gpu), shape_of(workload))
+    model = replace(CostModel.of(workload, gpu, rates_by_table(gpu), [traced]), evaluation=recorded.evaluation)
+    found = model.breakdown(config, traced)
+    return found.allocated_peak_bytes / recorded.allocated, found.reserved_peak_bytes / recorded.reserved
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        Recorded(
+            "gpt2", 512, 4, {"precision": "bf16"}, 10_072_520_192, 13_377_732_608, Evaluation(batch=32)
+        ),
+        Recorded(
+            "meta-llama/Llama-3.2-1B", 1024, 1,
+            {"precision": "pure_bf16", "checkpointing": "full", "optim": "adamw_bnb_8bit"},
+            11_838_450_176, 15_896_412_160, Evaluation(batch=4),
+        ),
+        Recorded(
+            "bert-base-uncased", 512, 8, {"precision": "bf16", "optim": "adamw_torch_fused"},
+            13_849_799_168, 33_149_681_664, Evaluation(batch=16, kept_samples=100), Task.MASKED_LM,
+        ),
+    ],
+    ids=["large logits", "after checkpointing", "kept logits"],
+)  # fmt: skip
+def test_blocks_of_an_evaluation_are_reserved_beside_those_of_training(recorded):
+    fields = {"attn_implementation": "sdpa", **recorded.fields}
+    allocated, reserved = held_against(recorded._replace(fields=fields))
+    assert allocated == pytest.approx(1, abs=0.005)
+    assert reserved == pytest.approx(1, abs=0.03)
