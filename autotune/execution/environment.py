@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import psutil
 
+from autotune.execution.processes import is_unused
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.parallel_arguments import ZERO_STAGES
 from autotune.value import read_value
@@ -37,7 +38,6 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, by which the device was chosen
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # pyarrow's own pool reserves 1 GiB, which the memory limit would count
-    "TOKENIZERS_PARALLELISM": "false",  # threads before a fork
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PYTHONFAULTHANDLER": "1",
@@ -137,7 +137,8 @@ def forget_unfinished(since: float) -> None:
     """Remove libraries from inductor's cache that a killed compiler didn't write to their end.
 
     Every later training would load them: "file too short". They are those written at `since` (in seconds since 1970) or
-    later, by a trial that has ended, and those that nobody has written to for ten minutes.
+    later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a linker has open
+    stays: the cache is shared by all trainings of the user.
     """
     if "torch" not in sys.modules:  # in a process that forks no trials
         return
@@ -147,7 +148,8 @@ def forget_unfinished(since: float) -> None:
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another process removes it
             written = library.stat().st_mtime
-            if (written >= since or written < time.time() - _ABANDONED_S) and not _is_whole(library):
+            is_left = written >= since or written < time.time() - _ABANDONED_S
+            if is_left and not _is_whole(library) and is_unused(library) and not _is_whole(library):
                 library.unlink()
 
 

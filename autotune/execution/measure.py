@@ -167,7 +167,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         step_s = self._clock.seconds(self._marks[0], self._marks[-1])
         self.steps_per_turn = turns.steps(step_s, most=self._limits.measure_steps)
         self._stopwatch.enter("waited_s")
-        if not turns.warmed_up():
+        if not turns.warmed_up(self._ends_at):
             self.steps_per_turn = None
 
     def _goes_on(self, turns: Turns) -> bool:

@@ -21,6 +21,7 @@ from autotune.values.hardware import Hardware
 
 LOOK_S = 1.0  # a look at a machine that may be busy: the kernel counts in hundredths of a second
 _LOOKS = 4
+_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, in a second
 
 
 class Counters(NamedTuple):
@@ -76,22 +77,24 @@ class HostWatch:
         return Conditions() if self._before is None or after is None else between(self._before, after)
 
 
-def counters(own: int | None = None) -> Counters | None:
+def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counters | None:
     """Return the kernel's counters; None where it doesn't show them.
 
     `own` is the process that counts, with all below it, as the trial's; this one by default.
     """
     try:
-        cores = os.sched_getaffinity(0)
-        times = [t for number, t in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
+        lines = (line.split() for line in stat.read_text().splitlines())
+        # Under their numbers: processors that are offline have no line.
+        by_core = {name: [int(ticks) / _TICKS for ticks in rest] for name, *rest in lines if name.startswith("cpu")}
+        times = [seconds for core in os.sched_getaffinity(0) if (seconds := by_core.get(f"cpu{core}")) is not None]
         process = psutil.Process(own)
         own_s = sum(_processor_s(p) for p in (process, *process.children(recursive=True)))
-    except (OSError, psutil.Error):
+    except (OSError, ValueError, psutil.Error):
         return None
     return Counters(
         wall_s=time.monotonic(),
-        busy_s=sum(t.user + t.nice + t.system + getattr(t, "irq", 0.0) + getattr(t, "softirq", 0.0) for t in times),
-        stolen_s=sum(getattr(t, "steal", 0.0) for t in times),
+        busy_s=sum(user + nice + system + irq + softirq for user, nice, system, _, _, irq, softirq, *_ in times),
+        stolen_s=sum(seconds[7] for seconds in times),
         own_s=own_s,
         waited_s=_waited_s(),
         cores=len(times),

@@ -34,6 +34,9 @@ from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, T
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
 
+# Python's faulthandler, which ends a process that keeps the token of those that run in turn (`turns`).
+_HELD_UP = re.compile(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", re.MULTILINE)
+
 # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
 _BITSANDBYTES_OUT_OF_MEMORY = re.compile(r"^Error out of memory at line \d+ in file ", re.MULTILINE)
 
@@ -120,11 +123,15 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     """Return the outcome that a rank has written, or what its end without one means."""
     log = directory / log_file(rank)
     tail = read_tail(log)
-    out_of_memory = is_out_of_memory_log(read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES))
+    deep = read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES)
+    out_of_memory = is_out_of_memory_log(deep)
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         code = ending.returncodes[rank] if ending.returncodes else None
+        if code == 1 and request.in_turn_with and _HELD_UP.search(deep):
+            cause = f"it hung in {place_in(deep) or 'its turn'}, and kept the others that ran in turn with it waiting"
+            return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
         return _death(ending, code, request, tail, out_of_memory=out_of_memory)
     except (OSError, ValidationError):
         return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)

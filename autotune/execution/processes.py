@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import time
@@ -129,35 +130,32 @@ def remove_orphans(before: frozenset[str], directory: Path = SHARED_MEMORY) -> t
 
     Files of trials that run at the same time stay, since their processes live.
     """
-    new = {
-        name
-        for name in shared_files(directory) - before
-        if name.startswith(_SHARED_PREFIXES) and _is_ours(directory / name)
-    }
-    orphans = tuple(sorted(new - _in_use(directory))) if new else ()
+    new = sorted(name for name in shared_files(directory) - before if name.startswith(_SHARED_PREFIXES))
+    orphans = tuple(name for name in new if is_unused(directory / name))
     for name in orphans:
         with contextlib.suppress(OSError):
             (directory / name).unlink()
     return orphans
 
 
-def _is_ours(path: Path) -> bool:
+def is_unused(file: Path) -> bool:
+    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell.
+
+    /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
+    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)). To be called by the
+    main thread, which takes the signal that ends a lease.
+    """
+    handler = signal.signal(signal.SIGIO, signal.SIG_IGN)  # another process opens it meanwhile
     try:
-        return path.lstat().st_uid == os.getuid() and path.is_file()
+        if file.lstat().st_uid != os.getuid():
+            return False
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        finally:
+            os.close(descriptor)  # and with it the lease
     except OSError:
         return False
-
-
-def _in_use(directory: Path) -> set[str]:
-    """Return the names of the files that a process of ours has open or mapped."""
-    used, prefix = set(), f"{directory}/"
-    for process in (Path(f"/proc/{pid}") for pid in psutil.pids()):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-            lines = (process / "maps").read_text(errors="replace").splitlines()
-            used |= {line.partition(prefix)[2] for line in lines if prefix in line}
-            for entry in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    target = entry.readlink()
-                    if target.parent == directory:
-                        used.add(target.name)
-    return used
+    finally:
+        signal.signal(signal.SIGIO, handler)
+    return True

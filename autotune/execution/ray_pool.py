@@ -117,7 +117,7 @@ class _Slot(NamedTuple):
 class _Running(NamedTuple):
     request: TrialRequest
     slot: _Slot
-    submitted: float
+    began: float | None = None  # None: it waits in the cluster's queue
 
 
 class RayPool(Runner):
@@ -143,7 +143,7 @@ class RayPool(Runner):
         self._slots: list[_Slot] = []
         self._looked = self._had_slots = float("-inf")
         # Kept by its worker from trial to trial: Ray ends a worker that had a GPU after one task unless told otherwise.
-        self._task = self._ray.remote(max_retries=0, max_calls=0)(remote.run)
+        self._task = self._ray.remote(max_retries=0, max_calls=0, num_returns="streaming")(remote.run)
 
     def __enter__(self) -> Self:
         return self
@@ -225,15 +225,15 @@ class RayPool(Runner):
                 scheduling_strategy=self._cluster.pinned(slot.node.id),
                 **self._cluster.demand(slot.node),
             ).remote(job.model_dump_json())
-            self._running[task] = _Running(request, slot, time.monotonic())
+            self._running[task] = _Running(request, slot)
 
     def _taken(self, task: Any) -> TrialResult | None:
-        """Return the result of a task that has ended; None if it was lost and the trial waits again."""
+        """Return the result of a task that has told something; None if it begins, or if it was lost and waits again."""
         from ray import exceptions
 
         running = self._running.pop(task)
         try:
-            text, files = self._ray.get(task)
+            told = self._ray.get(next(task))
         except exceptions.OutOfMemoryError as error:
             cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
             return self._failed(running, Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause))
@@ -244,6 +244,10 @@ class RayPool(Runner):
             return None
         except exceptions.RayError as error:
             return self._lost(running, error)
+        if told is None:
+            self._running[task] = running._replace(began=time.monotonic())
+            return None
+        text, files = told
         return self._arrived(running, TrialResult.model_validate_json(text), files)
 
     def _lost(self, running: _Running, error: Exception) -> TrialResult | None:
@@ -258,7 +262,8 @@ class RayPool(Runner):
         return self._failed(running, Failure(status=TrialStatus.CRASHED, cause=cause))
 
     def _failed(self, running: _Running, failure: Failure) -> TrialResult:
-        result = TrialResult(request=running.request, outcome=failure, duration_s=time.monotonic() - running.submitted)
+        now = time.monotonic()
+        result = TrialResult(request=running.request, outcome=failure, duration_s=now - (running.began or now))
         return self._arrived(running, result, {})
 
     def _arrived(self, running: _Running, result: TrialResult, files: dict[str, bytes]) -> TrialResult:
@@ -277,10 +282,11 @@ class RayPool(Runner):
         return result
 
     def _end_overdue(self) -> None:
-        """End the worker of a task that gives no sign, long after its trial's own time limit."""
+        """End the worker of a task that has begun and gives no sign, long after its trial's own time limit."""
         now = time.monotonic()
         for task, running in self._running.items():
-            if now - running.submitted > running.request.limits.timeout_s + LAUNCHER_GRACE_S + LAUNCHER_START_S:
+            limit_s = running.request.limits.timeout_s + LAUNCHER_GRACE_S + LAUNCHER_START_S
+            if running.began is not None and now - running.began > limit_s:
                 with suppress(Exception):
                     self._ray.cancel(task, force=True)
 

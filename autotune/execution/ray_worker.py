@@ -13,6 +13,7 @@ import os
 import pkgutil
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -70,15 +71,19 @@ def look(kind: str) -> str:
     return NodeReport(autotune=__version__, devices=devices).model_dump_json()
 
 
-def run(text: str) -> tuple[str, dict[str, bytes]]:
-    """Run a trial; return its result and the files that it left. An InfrastructureError says why this node can't."""
+def run(text: str) -> Iterator[tuple[str, dict[str, bytes]] | None]:
+    """Run a trial; yield None when it begins, then its result and the files that it left.
+
+    An InfrastructureError says why this node can't.
+    """
+    yield None
     job = Job.model_validate_json(text)
     result = _runner(job).run(job.request)
     directory = trial_directory(job.directory, job.request.number)
     left = [path for path in directory.glob("*") if path.suffix in _BROUGHT_BACK and path.name not in _NOT_BACK]
     files = {path.name: path.read_bytes() for path in left}
     shutil.rmtree(directory, ignore_errors=True)
-    return result.model_dump_json(), files
+    yield result.model_dump_json(), files
 
 
 def clean(search: str) -> None:

@@ -9,15 +9,18 @@ each process makes its model and warms up while it holds the token, then each me
 The token carries how long a step took in the latest turn of each process, so that the first process, which begins every
 round, can decide when enough is known. A process whose predecessor has ended without passing the token on goes on
 alone; the pipe's end of file tells it. It keeps its successor waiting until it ends itself, so that still only one
-computes.
+computes. Who holds the token for half of the trials' time limit hangs, and is ended, its stack in its log. Who waits in
+vain until measuring has to end keeps the turns that it has measured.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import math
 import os
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -35,6 +38,12 @@ TURN_S = 0.25
 # twelve pairs on, the interval stands one that is disturbed.
 _LEAST_ROUNDS, _MOST_ROUNDS = 12, 200
 
+# Of the trials' time limit, as long as one may hold the token.
+_HELD_SHARE = 0.5
+
+# After measuring has to end the last turn may take a moment: seconds, and the share of a short limit.
+_LATE_S, _LATE_SHARE = 1.0, 0.05
+
 _READ_BYTES = 4096
 
 
@@ -45,6 +54,7 @@ class Turns:
         receive: File descriptor that the token comes from.
         send: File descriptor that the token goes to.
         place: 0 for the process that begins every round and decides how many there are.
+        limit_s: The time limit of the trials, in seconds.
         clock: Returns seconds since a fixed moment.
 
     Attributes:
@@ -53,10 +63,19 @@ class Turns:
         rounds: For the first process: of each complete round, the seconds of a step in each process's turn.
     """
 
-    def __init__(self, receive: int, send: int, *, place: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        receive: int,
+        send: int,
+        *,
+        place: int,
+        limit_s: float = math.inf,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._receive = receive
         self._send = send
         self._place = place
+        self._limit_s = limit_s
         self._clock = clock
         self._carried: list[float] = []
         self._measuring_since: float | None = None
@@ -65,21 +84,23 @@ class Turns:
         self.rounds: list[tuple[float, ...]] = []
 
     @classmethod
-    def here(cls) -> Self | None:
-        """Return the place of this process, by its environment; None if it has none."""
+    def here(cls, limit_s: float) -> Self | None:
+        """Return the place of this process among trials of that time limit, by its environment; None: it has none."""
         if (given := os.environ.get(VARIABLE)) is None:
             return None
         receive, send, place = map(int, given.split(","))
-        return cls(receive, send, place=place)
+        return cls(receive, send, place=place, limit_s=limit_s)
 
     def begin(self) -> None:
         """Wait until this process may make its model; the first begins at once."""
         if self._place:
-            self._take()
+            self._take(math.inf)
+        else:
+            self._hold()
 
-    def warmed_up(self) -> bool:
-        """Let the others warm up; return whether to measure in turn from now on, as they do."""
-        return self._next([])
+    def warmed_up(self, ends_at: float) -> bool:
+        """Let the others warm up, until `ends_at` at most; return whether to measure in turn from now on."""
+        return self._next([], ends_at)
 
     def steps(self, step_s: float, *, most: int) -> int:
         """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
@@ -94,7 +115,7 @@ class Turns:
             ends_at: When the clock shows this, measuring has to be over.
         """
         carried = [*self._carried, step_s] if self._place else [step_s]
-        if not self._next(carried):
+        if not self._next(carried, ends_at):
             return False
         if self._place:
             return True
@@ -120,20 +141,34 @@ class Turns:
             for other in range(1, len(counted[0]))
         )
 
-    def _next(self, carried: Sequence[float]) -> bool:
+    def _next(self, carried: Sequence[float], ends_at: float) -> bool:
         self._pass(carried, last=False)
-        return self._take()
+        return self._take(ends_at)
+
+    def _hold(self) -> None:
+        """Have this process end, its stack in its log, if it keeps the token for too long."""
+        if math.isfinite(self._limit_s):
+            faulthandler.dump_traceback_later(_HELD_SHARE * self._limit_s, exit=True, file=2)
 
     def _pass(self, carried: Sequence[float], *, last: bool) -> None:
+        faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):  # the successor has ended; the end of file will come round
             os.write(self._send, json.dumps({"steps_s": list(carried), "last": last}).encode() + b"\n")
 
-    def _take(self) -> bool:
+    def _take(self, ends_at: float) -> bool:
         """Wait for the token; return whether this process measures another turn beside the others."""
-        since, text = self._clock(), b""
-        while not text.endswith(b"\n") and (part := os.read(self._receive, _READ_BYTES)):
+        since, text, is_late = self._clock(), b"", False
+        poll = select.poll()
+        poll.register(self._receive, select.POLLIN)
+        while not text.endswith(b"\n"):
+            left_s = max(0.0, ends_at + min(_LATE_S, _LATE_SHARE * self._limit_s) - self._clock())
+            is_late = not poll.poll(None if math.isinf(left_s) else left_s * 1000)
+            if is_late or not (part := os.read(self._receive, _READ_BYTES)):
+                break
             text += part
         self.waited_s += self._clock() - since
+        if is_late:
+            return False
         if not text.endswith(b"\n"):
             self.broken = True
             return False
@@ -142,6 +177,7 @@ class Turns:
         if token["last"]:
             self._pass([], last=True)
             return False
+        self._hold()
         if self._measuring_since is None:
             self._measuring_since = self._clock()
         return True

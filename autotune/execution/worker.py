@@ -24,10 +24,10 @@ from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest
 
 def run_trial(directory: Path) -> None:
     """Run the request in `directory` and write the outcome beside it."""
-    if (turns := Turns.here()) is not None:
+    request = read_value(TrialRequest, directory / "request.json")
+    if (turns := Turns.here(request.limits.timeout_s)) is not None:
         turns.begin()
     stopwatch, rank = Stopwatch("prepare_s"), own_rank().number
-    request = read_value(TrialRequest, directory / "request.json")
     with cold_compile_cache(directory, rank) if request.cold_compile else nullcontext():
         outcome = _guarded(request, directory, stopwatch, turns)
     laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}

@@ -146,5 +146,14 @@ def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(t
     os.utime(tmp_path / "old" / "main.so", (1, 1))
     os.utime(tmp_path / "another's" / "main.so", (now - 90, now - 90))  # who may be writing it
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with (tmp_path / "begun" / "main.so").open("r+b"):  # another worker links it
+        forget_unfinished(since=now - 60)
+        assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "another's", "begun"}
     forget_unfinished(since=now - 60)
     assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "another's"}
+
+
+@pytest.mark.parametrize("own", [{}, {"TOKENIZERS_PARALLELISM": "false"}])
+def test_a_collator_tokenizes_with_as_many_threads_as_in_the_real_training(own):
+    found = launcher_environment("cpu", {}, own)
+    assert {name: value for name, value in found.items() if name.startswith("TOKENIZERS")} == own

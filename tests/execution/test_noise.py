@@ -55,6 +55,15 @@ def test_the_work_of_a_child_is_this_processs_own():
     assert ended.own_s - before.own_s >= 0.25
 
 
+def test_the_processors_that_count_are_those_of_this_process_though_others_are_offline(tmp_path, monkeypatch):
+    ticks = os.sysconf("SC_CLK_TCK")
+    lines = [f"cpu{core} {core * ticks} 0 0 50 0 0 0 {2 * core * ticks} 0 0" for core in (0, 2, 3)]
+    (tmp_path / "stat").write_text("\n".join(["cpu  1 1 1 1 1 1 1 1 0 0", *lines, "intr 5 0", "btime 1"]))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3})
+    found = counters(stat=tmp_path / "stat")
+    assert (found.cores, found.busy_s, found.stolen_s) == (2, 5.0, 10.0)
+
+
 def test_the_host_is_watched_from_the_beginning_to_the_end():
     host = HostWatch()
     host.begin()

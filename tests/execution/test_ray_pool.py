@@ -16,6 +16,7 @@ import pytest
 from factories import (
     make_budget,
     make_config,
+    make_limits,
     make_plan,
     make_request,
     make_space_file,
@@ -26,6 +27,7 @@ from ray_makers import NOTES
 from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.execution import ray_pool
 from autotune.execution.ray_nodes import Cluster
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import trial_directory
@@ -177,6 +179,17 @@ def test_a_trial_whose_worker_always_dies_is_a_crash(make_pool):
     result = make_pool("dying").run(make_request())
     assert result.status is TrialStatus.CRASHED
     assert "its worker died 2 times" in result.outcome.cause
+
+
+def test_a_trial_that_waits_for_its_turn_in_the_cluster_has_not_crashed(make_pool, cluster, monkeypatch):
+    monkeypatch.setattr(ray_pool, "LAUNCHER_GRACE_S", 0.0)
+    monkeypatch.setattr(ray_pool, "LAUNCHER_START_S", 0.0)
+    busy = cluster.ray.remote(num_cpus=1)(lambda seconds: time.sleep(seconds))
+    others = [busy.options(scheduling_strategy=cluster.pinned(node.id)).remote(12.0) for node in cluster.nodes()]
+    result = make_pool("scripted").run(make_request(limits=make_limits(timeout_s=1.0)))
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.warnings == ()
+    cluster.ray.get(others)
 
 
 def test_a_killed_worker_takes_its_trial_along(make_pool, tmp_path, is_running):

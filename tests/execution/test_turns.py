@@ -1,6 +1,8 @@
 """Trials in turn: a token goes round, one computes at a time, and the first process decides when it is enough."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -35,7 +37,7 @@ class Ring:
         try:
             turns.begin()
             self._compute(place, "warm up")
-            goes_on, count = turns.warmed_up(), 0
+            goes_on, count = turns.warmed_up(self._ends_at), 0
             while goes_on:
                 if self._dies.get(place) == count:
                     return
@@ -107,7 +109,7 @@ def test_one_that_dies_before_it_has_warmed_up_leaves_the_others_alone_from_the_
     second = Turns(*ends[1], place=1)
     second.begin()
     assert second.broken
-    assert not second.warmed_up()
+    assert not second.warmed_up(NEVER)
 
 
 def test_a_turn_has_several_short_steps_and_one_long_one():
@@ -115,3 +117,37 @@ def test_a_turn_has_several_short_steps_and_one_long_one():
     assert turns.steps(2.0, most=4000) == 1
     assert turns.steps(0.05, most=4000) == 5
     assert turns.steps(0.001, most=4000) == 4000 // 201
+
+
+HANGING = """
+import os, time
+from autotune.execution.turns import Turns, ring
+ends = ring(2)
+if (child := os.fork()) == 0:
+    os.close(ends[0][0]), os.close(ends[0][1])
+    Turns(*ends[1], place=1, limit_s=1.0).begin()
+    time.sleep(600)
+os.close(ends[1][0]), os.close(ends[1][1])
+turns = Turns(*ends[0], place=0, limit_s=1.0)
+turns.begin()
+goes_on = turns.warmed_up(float("inf"))
+print(goes_on, turns.broken, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_one_that_hangs_is_ended_and_the_others_go_on_alone():
+    run = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["False", "True", "1"], run.stderr
+    assert "Timeout (" in run.stderr
+
+
+def test_one_that_stands_still_costs_the_others_nothing_that_they_have_measured():
+    ends = ring(2)
+    turns = Turns(*ends[0], place=0)
+    os.write(ends[1][1], b'{"steps_s": [], "last": false}\n')
+    now = time.perf_counter()
+    assert turns.warmed_up(now + 60)
+    assert not turns.end_turn(1.0, LIMITS, now), "the other neither passes the token on nor ends"
+    assert not turns.broken, "the turns so far count"
+    for end in (*ends[0], *ends[1]):
+        os.close(end)
