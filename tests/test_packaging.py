@@ -154,7 +154,7 @@ def test_the_sdist_holds_what_tests_and_documents_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert package_files() <= names
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "search_spaces/default.yaml"} <= names
-    assert {"tests/conftest.py", "examples/README.md", "docs/search.md", "benchmarks/README.md"} <= names
+    assert {"tests/conftest.py", "examples/README.md", "docs/how-it-works.md", "benchmarks/README.md"} <= names
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from autotune.values.hardware import Hardware
 # Unit of what is taken in addition to all components.
 _CONSTANT_BYTES = float(100 << 20)
 
-# Means and standard deviations before anything was measured; the known errors are in docs/cost-model.md.
+# Means and standard deviations before anything was measured; the known errors are in docs/how-it-works.md.
 _MEMORY_PRIORS = {
     "fixed": (1.0, 0.01),
     "activations": (1.0, 0.05),

@@ -34,7 +34,7 @@ from autotune.verification.checks import Proof
 FINALIST_SHARE = 0.9
 
 # Rounds as a multiple of the planned ones, while the result is open: with a fixed two rounds, noise in one trial could
-# hide a gain or make one up. Stopping by intermediate results lowers the coverage of intervals (docs/search.md).
+# hide a gain or make one up. Stopping by intermediate results lowers the coverage of intervals (docs/how-it-works.md).
 MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
 TOO_WIDE = 1.3  # a speed-up whose interval has a larger ratio of its ends needs more rounds

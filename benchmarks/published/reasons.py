@@ -1,4 +1,4 @@
-"""Why a prediction is off, as far as is known: by what was run, never by the row. See docs/cost-model.md."""
+"""Why a prediction is off, as far as is known: by what was run, never by the row. See docs/how-it-works.md."""
 
 from __future__ import annotations
 
