@@ -22,7 +22,7 @@ from autotune.cost.post_training import generation_of, scored
 from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
 from autotune.cost.tape import ACTIVATION, Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
-from autotune.cost.traced_model import Change, Untraceable, build, part_of, quiet, tensors_of
+from autotune.cost.traced_model import Change, Untraceable, build, quiet, tensors_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import build_config, frozen_layers
 from autotune.training.depth import Stack, shallower, stacks, without_chance
@@ -102,7 +102,7 @@ class _Profiler:
 
     def profile(self, parameters: int | None) -> Profile:
         """Return the profile, extended from few layers if that comes to so many parameters, else traced whole."""
-        config = part_of(without_chance(build_config(self.spec, self.shape.task)), self.family)
+        config = without_chance(build_config(self.spec, self.shape.task))
         if self.family.tensor_parallel > 1:
             parameters = None  # those of the whole model
         found = stacks(config, self.family.checkpointed_every, frozen_layers(self.spec.frozen))

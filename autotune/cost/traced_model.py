@@ -1,15 +1,11 @@
 """The model as it is traced: its config, the kind of its tensors, its quantized layers and its adapter.
 
-Under tensor parallelism it is the part that one device has. Tensor parallelism gives each device its share of the
-heads, of the inner width of the perceptrons and of each expert (Megatron-LM, arXiv:1909.08053), which is a model with
-fewer heads and narrower perceptrons. Embeddings, norms and, in transformers' plans, what the head makes of the hidden
-states stay whole.
+Under tensor parallelism it is the part that one device has (`shards`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +15,7 @@ import torch
 from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
 from autotune.cost.meta import pack_at_once
+from autotune.cost.shards import keep_part
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
 from autotune.training.chunked_loss import chunk_loss
@@ -27,15 +24,6 @@ from autotune.values.model import ModelSpec
 
 # Weights of a model that is really run.
 MOST_REAL_BYTES = 2 << 30
-
-# Fields whose sizes a plan splits, by the names that transformers' configs give them.
-_SPLIT = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-)
 
 Change = Callable[[Any], Any]
 
@@ -74,6 +62,8 @@ def build(
         pack_at_once(model.model)
     if change is not None:
         model = change(model)
+    if family.tensor_parallel > 1:
+        keep_part(model, family.tensor_parallel)
     if family.quantization is not None:
         if device != "meta":
             raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
@@ -120,30 +110,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def part_of(config: Any, family: Family) -> Any:
-    """Return the config of one device's part of a model.
-
-    Raises:
-        InputError: It can't be dealt out so.
-    """
-    if family.tensor_parallel > 1:
-        config = _shard(config, family.tensor_parallel)
-    return config
-
-
-def _shard(config: Any, degree: int) -> Any:
-    if not getattr(config, "base_model_tp_plan", None):
-        raise InputError(f"tensor parallel {degree}: transformers has no plan for {config.model_type}")
-    config = copy.deepcopy(config)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    for name in _SPLIT:
-        size = getattr(config, name, None)
-        if not size:
-            continue
-        if size % degree:
-            raise InputError(f"tensor parallel {degree}: does not divide {name} = {size}")
-        setattr(config, name, size // degree)
-    config.head_dim = head
-    return config

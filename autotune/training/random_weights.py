@@ -178,6 +178,7 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
         ValueError: The class has no plan.
     """
     made = not any(parameter.is_meta for parameter in model.parameters())
+    put_apart(model)
     config, device, mesh = type(model).prepare_distribute_model(dict(degrees))
     model = type(model).maybe_distribute_model(model, config, mesh)
     if made:
@@ -187,6 +188,16 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
         _draw(model, device)
     _make_alike(model)
     return model
+
+
+def put_apart(model: nn.Module) -> None:
+    """Give each module parameters of its own in place of tied ones, whose second names the plan doesn't find."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                module._parameters[name] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            seen.add(id(parameter))
 
 
 def _draw(model: PreTrainedModel, device: Any) -> None:

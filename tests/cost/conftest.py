@@ -25,6 +25,7 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **DECODER},
     "a deep llama": {"model_type": "llama", **DECODER, "num_hidden_layers": 8},
+    "gpt_neox": {"model_type": "gpt_neox", **SIZES, "num_hidden_layers": 4},
     "bert": {"model_type": "bert", **SIZES, "num_hidden_layers": 4},
     "t5": {"model_type": "t5", **T5, "num_layers": 4, "num_decoder_layers": 4},
     "vit": {"model_type": "vit", **SIZES, "num_hidden_layers": 4, "image_size": 32, "patch_size": 8},

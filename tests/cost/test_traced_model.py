@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from profiles import make_family
 
 from autotune.cost import profiler, traced_model
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import total_bytes
-from autotune.cost.traced_model import is_fake, part_of
+from autotune.cost.traced_model import is_fake
 from autotune.errors import InputError
 from autotune.training.resolve import resolve
 from autotune.values.model import Task
-
-
-def config(**fields):
-    given = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4}
-    return SimpleNamespace(**{**given, "intermediate_size": 128, "base_model_tp_plan": {"q_proj": "colwise"}, **fields})
-
-
-def test_heads_and_inner_width_are_split_and_a_heads_width_stays():
-    part = part_of(config(), make_family(tensor_parallel=2))
-    assert (part.num_attention_heads, part.intermediate_size, part.head_dim, part.hidden_size) == (2, 64, 16, 64)
-
-
-@pytest.mark.parametrize(
-    ("fields", "family", "words"),
-    [
-        ({"base_model_tp_plan": None}, {"tensor_parallel": 2}, "transformers has no plan for llama"),
-        ({"num_key_value_heads": 1}, {"tensor_parallel": 2}, "does not divide num_key_value_heads = 1"),
-    ],
-)
-def test_what_cannot_be_dealt_out_is_refused(fields, family, words):
-    with pytest.raises(InputError, match=words):
-        part_of(config(**fields), make_family(**family))
-
-
-def test_a_devices_part_has_half_the_matrices_and_all_of_the_norms(profile_of):
-    whole, half = profile_of("llama"), profile_of("llama", tensor_parallel=2)
-    matrices = [sum(total_bytes([g]) for g in p.layer if len(g.shape) == 2) for p in (whole, half)]
-    norms = [sum(total_bytes([g]) for g in p.layer if len(g.shape) == 1) for p in (whole, half)]
-    assert matrices[1] == matrices[0] / 2
-    assert norms[1] == norms[0]
-    assert half.outside == whole.outside
-    assert half.hidden_bytes == whole.hidden_bytes > 0
-    assert half.needed_flops.per_sample < whole.needed_flops.per_sample
 
 
 def test_a_device_has_its_part_of_a_samples_tokens_and_attends_to_all(profile_of):
