@@ -30,6 +30,9 @@ from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch, command_began
 
+# Processor time of tracing before a preview, which is to be looked at soon; a search takes more of it.
+_GLANCE_S = 4.0
+
 
 @names_checked()
 @takes_options(SearchOptions)
@@ -114,7 +117,7 @@ def preview(
             subject = planner.subject_of(asked, script=script)
             plan = _planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
-            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard))
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=_GLANCE_S))
     finally:
         with contextlib.suppress(OSError):  # it stays if an error names a log in it
             folder.rmdir()

@@ -7,6 +7,7 @@ Both start from a prior, so the first measurement moves all predictions and late
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,14 @@ _featured = attrgetter(*_FEATURES)
 
 
 def time_features(config: TrainConfig) -> dict[str, float]:
-    """Return what of a configuration may make the prediction of its time wrong."""
-    features = {"all": 1.0, SIZE: math.log2(config.per_device_train_batch_size) / 4}
-    for known, value in zip(_FEATURES.values(), _featured(config), strict=True):
+    """Return what of a configuration may make the prediction of its time wrong; not to be changed."""
+    return _time_features(config.per_device_train_batch_size, _featured(config))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _time_features(size: int, values: tuple[object, ...]) -> dict[str, float]:
+    features = {"all": 1.0, SIZE: math.log2(size) / 4}
+    for known, value in zip(_FEATURES.values(), values, strict=True):
         feature = known.filled(known.knob.feature, value)
         if feature is not None:
             features[feature] = 1.0
@@ -214,17 +220,27 @@ class Corrections:
         mean, deviation = self._memory[quantity].predict_many(features)
         return mean, np.hypot(deviation, [_run_noise(f) for f in features])
 
-    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Sequence[float], Sequence[float]]:
+    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
-        mean, deviation = self._time.predict(features)
-        each = [self._time_spread.each * f.get("several", 0.0) for f in features]
-        return mean.tolist(), np.hypot(np.hypot(deviation, self._time.noise), each).tolist()
+        distinct, rows = _distinct(features)
+        mean, deviation = self._time.predict(distinct)
+        each = [self._time_spread.each * f.get("several", 0.0) for f in distinct]
+        return mean[rows], np.hypot(np.hypot(deviation, self._time.noise), each)[rows]
 
     def gain_deviations(
         self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]
     ) -> NDArray[np.float64]:
         """Return standard deviations of the logarithms of the factors over that of `reference`, without noise."""
-        return self._time.differences(features, reference)[1]
+        distinct, rows = _distinct(features)
+        deviations: NDArray[np.float64] = self._time.differences(distinct, reference)[1][rows]
+        return deviations
+
+
+def _distinct(features: Sequence[Mapping[str, float]]) -> tuple[list[Mapping[str, float]], list[int]]:
+    """Return the values that `features` share, each once, and for each feature the position of its value."""
+    positions: dict[tuple[tuple[str, float], ...], int] = {}
+    rows = [positions.setdefault(tuple(f.items()), len(positions)) for f in features]
+    return [dict(items) for items in positions], rows
 
 
 def _run_noise(memory_features: Mapping[str, float]) -> float:

@@ -105,14 +105,16 @@ class Process:
 
     def _mixed(self, features: Sequence[Features], reference: Features | None) -> tuple[Matrix, Matrix]:
         """Return means and deviations over all probable scales, of values or of differences to the last of them."""
+        names = list(dict.fromkeys(itertools.chain(*features)))
+        matrix = np.array([[f.get(name, 0.0) for name in names] for f in features]).reshape(len(features), len(names))
         found = []
         for surprise in dict.fromkeys(scales.surprise for scales in self._weights):
             with_observed = self._covariance(self._rows, features, surprise)
             with_last = None if reference is None else self._covariance(features, [reference], surprise)
-            variances = [sum((self._prior(name, surprise) * value) ** 2 for name, value in f.items()) for f in features]
+            variances = np.sum((matrix * [self._prior(name, surprise) for name in names]) ** 2, axis=1)
             for scales, weight in self._weights.items():
                 if scales.surprise == surprise:
-                    found.append((weight, *self._posterior(scales, with_observed, np.array(variances), with_last)))
+                    found.append((weight, *self._posterior(scales, with_observed, variances, with_last)))
         weights, means, spreads = (np.array(column) for column in zip(*found, strict=True))
         mean: Matrix = weights @ means
         deviation: Matrix = np.sqrt(np.maximum(weights @ (spreads + (means - mean) ** 2), 1e-12))

@@ -33,6 +33,10 @@ from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
+# A compiler may save most of the activations, or take three times as many: what is predicted at more than twice the
+# budget is not tried on the chance that it saves so much.
+_COMPILED_SHARE = 0.5
+
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01
 
@@ -111,10 +115,12 @@ class CostModel:
         needed[known] = allocated[known] * factors + outside[known]
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
-        mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else ([], [])
+        mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else (needed, needed)
         sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
-        return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure)
+        compiled = np.array([is_compiled(c) and not c.use_liger_kernel for c in configs], dtype=bool)
+        surely = np.where(compiled, _COMPILED_SHARE * needed, 0.0)
+        return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> NDArray[np.float64]:
         """Return how unsure the rate of each configuration over that of `reference` is, as deviations of its logarithm.

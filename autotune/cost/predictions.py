@@ -36,15 +36,17 @@ class Predictions:
     log_deviation: Vector  # standard deviation of the rate's logarithm
     needed_bytes: Vector  # what the budget has to hold
     needed_deviation: Vector  # standard deviation of that
+    surely_bytes: Vector  # what the budget has to hold however wide the deviation is
 
     @property
     def least_bytes(self) -> Vector:
         """Lower bound of what the budget has to hold."""
-        return self.needed_bytes - Z * self.needed_deviation
+        return np.fmax(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
 
     def chance_to_fit(self, budget_bytes: float) -> Vector:
         """Return how probable it is that each configuration stays within a budget."""
-        return below((budget_bytes - self.needed_bytes) / self.needed_deviation)
+        chances = below((budget_bytes - self.needed_bytes) / self.needed_deviation)
+        return np.where(self.surely_bytes > budget_bytes, 0.0, chances)
 
 
 def is_compiled(config: TrainConfig) -> bool:

@@ -22,8 +22,8 @@ from autotune.estimates.report import Device, Predicted, RunCost, predicted
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.estimates.run_cost import run_cost
 from autotune.planning.plan import SearchPlan, least_states
-from autotune.space.points import Scalar
-from autotune.space.space import MICRO_BATCH, micro_batches
+from autotune.space.points import MICRO_BATCH, Scalar
+from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy

@@ -68,7 +68,8 @@ class SearchPlan(Problem):
     def every_config(self) -> list[TrainConfig]:
         """Return the baseline and then every other legal configuration of the space."""
         space = self.search_space()
-        return list(dict.fromkeys([self.baseline, *map(space.config, space.points())]))
+        every = (config.model_copy(update=loading) for config in space.legal for loading in space.loadings)
+        return list(dict.fromkeys((self.baseline, *every)))
 
     @property
     def world_sizes(self) -> frozenset[int]:
@@ -78,8 +79,13 @@ class SearchPlan(Problem):
         return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
 
     def search_space(self) -> SearchSpace:
-        """Return the space bound to this plan."""
-        return SearchSpace(self.space, self, effort=self.budget.effort)
+        """Return the space bound to this plan, the same as before if this plan was asked last: it may be large."""
+        if not _bound or _bound[0][0] is not self:
+            _bound[:] = [(self, SearchSpace(self.space, self, effort=self.budget.effort))]
+        return _bound[0][1]
+
+
+_bound: list[tuple[SearchPlan, SearchSpace]] = []
 
 
 def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:

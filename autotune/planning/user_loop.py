@@ -33,8 +33,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.workload import Outline, Subject, default_space, keep_pickle, model_of, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.points import problem
-from autotune.space.space import MICRO_BATCH
+from autotune.space.points import MICRO_BATCH, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.training.baseline import UserArguments
 from autotune.training.trainer_pickle import pickled

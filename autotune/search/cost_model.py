@@ -11,13 +11,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 
 from autotune.cost import operators
 from autotune.cost.calibrate import rates_by_table
-from autotune.cost.family import family_of
+from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel
 from autotune.cost.operators import OperatorRequest, parameter_key
+from autotune.cost.predictions import kind_of
 from autotune.cost.profile import Profile
 from autotune.cost.time import worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
@@ -28,7 +30,7 @@ from autotune.estimates.profiles import TraceRequest, Traces, traces_left, trace
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.search.guide import Guide, configs_of
+from autotune.search.guide import Guide
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import (
     add_observations,
@@ -69,17 +71,24 @@ _FITTING_S = 300.0
 
 
 def cost_model(
-    plan: SearchPlan, runner: LocalRunner, directory: Path, observer: Observer, *, left_s: float = math.inf
+    plan: SearchPlan,
+    runner: LocalRunner,
+    directory: Path,
+    observer: Observer,
+    *,
+    left_s: float = math.inf,
+    most_s: float = _LIMIT_S,
 ) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
     Traces that an earlier run of this search left in `directory` are used again. The observer receives a note for each
-    family that couldn't be traced. Tracing takes at most a quarter of the seconds that the search has left.
+    family that couldn't be traced. Tracing takes at most `most_s` of processor time, and a quarter of the seconds that
+    the search has left.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
         return None
-    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s)
+    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s, most_s)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
     try:
@@ -101,16 +110,18 @@ def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, o
     Raises:
         NothingFitsError: The least that each configuration needs is more than the memory budget.
     """
-    configs = [plan.baseline, *configs_of(plan.search_space())]
-    reasons = [too_large(plan, config) for config in configs]
-    predicted = [math.nan] * len(configs) if model is None else model.predict(configs).least_bytes.tolist()
-    if all(reason or least > plan.memory_bytes for reason, least in zip(reasons, predicted, strict=True)):
-        raise _nothing_fits(plan, model, runner, configs)
-    if reasons[0] is None:
+    space, reason = plan.search_space(), too_large(plan, plan.baseline)
+    guide = None if model is None else Guide(model, plan, space)
+    if guide is None:
+        fits = reason is None or any(too_large(plan, config) is None for config in space.legal)
+    else:
+        fits = guide.may_fit or (reason is None and guide.refusal(plan.baseline) is None)
+    if not fits:
+        raise _nothing_fits(plan, model, runner, [plan.baseline, *space.legal])
+    if reason is None:
         return
-    observer(Note(text=f"the baseline is not run: {reasons[0]}"))
-    lightest = Guide(model, plan, plan.search_space()).lightest if model is not None else None
-    if model is not None and lightest is not None:
+    observer(Note(text=f"the baseline is not run: {reason}"))
+    if model is not None and guide is not None and (lightest := guide.lightest) is not None:
         what, needed = shown_changes(changes(lightest, plan)), int(model.predict([lightest]).needed_bytes[0])
         text = f"the lightest configuration predicted to fit, {what}, takes {show_memory(needed)} and is tried first"
         observer(Note(text=text))
@@ -121,8 +132,17 @@ def _nothing_fits(
 ) -> NothingFitsError:
     """Return the error of a search in which nothing fits; a child process predicts what would make it fit."""
     if model is not None and not plan.workload.is_users_own:
+        # Of each optimizer and micro-batch the lightest, and the baseline, which is traced if anything is.
+        lightest: dict[tuple[str, int], TrainConfig] = {}
+        needed = model.predict(configs).needed_bytes
+        for row in np.argsort(needed, kind="stable").tolist():
+            if not math.isnan(needed[row]):
+                lightest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), configs[row])
         request = FitRequest(
-            plan=plan, rates=model.rates, profiles=tuple(model.profiles.values()), configs=tuple(configs)
+            plan=plan,
+            rates=model.rates,
+            profiles=tuple(model.profiles.values()),
+            configs=tuple(dict.fromkeys((plan.baseline, *lightest.values()))),
         )
         with contextlib.suppress(OSError, ValidationError):  # it was ended, or failed
             path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=_FITTING_S) / "answer.json"
@@ -154,14 +174,14 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
         add_observations(plan.hardware, plan.workload.model.model_type, found)
 
 
-def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float) -> Traces:
+def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float, most_s: float) -> Traces:
     """Return the traces of a search: those that are stored, and of the other families what a child answers.
 
     The child's are stored, and all are written to `directory` for a resumed search and the report.
     """
-    limit_s = min(_LIMIT_S, _SHARE * plan.budget.max_time_s)
+    limit_s = min(most_s, _SHARE * plan.budget.max_time_s)
     timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
-    request = _request(plan, limit_s=max(_LEAST_S, limit_s))
+    request = _request(plan, limit_s=max(min(_LEAST_S, most_s), limit_s))
     what = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)
@@ -194,7 +214,7 @@ def wanted_timings(
 
     Those of several devices are not measured.
     """
-    configs = [plan.baseline, *configs_of(plan.search_space())]
+    configs = [plan.baseline, *plan.search_space().legal]
     calls = worth_measuring(profiles, rates, max(c.per_device_train_batch_size for c in configs))
     parameters = dict.fromkeys(g.model_copy(update={"count": 1}) for p in profiles for g in p.parameters if g.trained)
     known = {} if rates.timings is None else rates.timings.optimizers
@@ -239,13 +259,25 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
-    """Return the request to trace all families of a search: the baseline's first, then in the order of the points.
+    """Return the request to trace all families of a search, the baseline's first.
 
-    Those of configurations that can't fit by arithmetic alone are left out.
+    Those of configurations that can't fit by arithmetic alone are left out. As time may end before all are traced, the
+    first of each arithmetic and kind of adapter comes first, then those that differ from it in one thing, and so on.
     """
-    configs = [plan.baseline, *(c for c in configs_of(plan.search_space()) if too_large(plan, c) is None)]
-    families = tuple(dict.fromkeys(family_of(config, plan.hardware, plan.workload.own_code) for config in configs))
-    return TraceRequest(workload=plan.workload, families=families, parameters=plan.facts.parameters, limit_s=limit_s)
+    configs = [plan.baseline, *(c for c in plan.search_space().legal if too_large(plan, c) is None)]
+    kinds: dict[object, TrainConfig] = {}
+    for config in configs:
+        kinds.setdefault(kind_of(config), config)
+    families = dict.fromkeys(family_of(c, plan.hardware, plan.workload.own_code) for c in kinds.values())
+    firsts: dict[tuple[object, ...], dict[str, object]] = {}
+
+    def differences(family: Family) -> int:
+        fields = {name: value for name, value in family if name != "adapter"} | dict(family.adapter or ())
+        first = firsts.setdefault((family.dtype, family.autocast, family.quantization, fields.get("kind")), fields)
+        return sum(first.get(name) != value for name, value in fields.items())
+
+    ordered = tuple(sorted(families, key=differences))
+    return TraceRequest(workload=plan.workload, families=ordered, parameters=plan.facts.parameters, limit_s=limit_s)
 
 
 def _read(path: Path) -> Traces | None:

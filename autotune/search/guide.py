@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -23,16 +22,13 @@ import numpy as np
 
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Predictions, Vector, below, density
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, too_large
 from autotune.space.history import LOADING, WORTHWHILE_DATA_WAIT, History
-from autotune.space.points import Scalar
-from autotune.space.space import MICRO_BATCH, Dimension, Point, SearchSpace
+from autotune.space.points import MICRO_BATCH, Scalar
+from autotune.space.space import Dimension, Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
-
-# Configurations that are ranked and traced; of a larger space the first ones are.
-_MOST_CONFIGS = 20_000
 
 # Standard deviations that are added to a predicted rate before the first trial has completed.
 _CURIOSITY = 0.5
@@ -61,29 +57,34 @@ SAME_FAILURES = 4
 _LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
 
 
-def configs_of(space: SearchSpace) -> list[TrainConfig]:
-    """Return the legal configurations of a space, each once; of a large space the first 20,000 points."""
-    return list(dict.fromkeys(map(space.config, itertools.islice(space.points(), _MOST_CONFIGS))))
-
-
 class Guide:
-    """The cost model of one search, and its predictions for all configurations of the space."""
+    """The cost model of one search, and its predictions for all configurations of the space.
+
+    Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
+    load their data differently one stands for all: only with the leader are other ways of loading worth a trial.
+
+    Attributes:
+        ranked: The configurations that are ranked by prediction.
+    """
 
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
         self._model = model
         self._budget_bytes = plan.memory_bytes
         self._host_bytes = plan.hardware.host_memory_bytes
         self._run_samples = plan.objective.run_samples
-        self._configs = configs_of(space)
+        self._loadings = space.loadings
+        self._usual = [config for config in space.legal if too_large(plan, config) is None]
+        self._too_large = len(space.legal) - len(self._usual)
+        self.ranked = self._usual
 
     @functools.cached_property
     def _predicted(self) -> Predictions:
         """The current predictions for all configurations."""
-        return self._model.predict(self._configs)
+        return self._model.predict(self.ranked)
 
     @functools.cached_property
     def _rates(self) -> Vector:
-        return self._over_the_run(self._predicted.samples_per_second, self._configs)
+        return self._over_the_run(self._predicted.samples_per_second, self.ranked)
 
     @functools.cached_property
     def _fits(self) -> Vector:
@@ -107,8 +108,11 @@ class Guide:
         learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned
-            for outdated in ("_predicted", "_rates", "_fits"):
-                self.__dict__.pop(outdated, None)
+            self._forget()
+
+    def _forget(self) -> None:
+        for outdated in ("_predicted", "_rates", "_fits"):
+            self.__dict__.pop(outdated, None)
 
     def assuming(self, results: Sequence[TrialResult]) -> Guide:
         """Return a copy of this guide that has also learned from `results`."""
@@ -142,11 +146,16 @@ class Guide:
         needed = self._predicted.needed_bytes
         if not (needed <= self._budget_bytes).any():
             return None
-        return self._configs[int(np.nanargmin(needed))]
+        return self.ranked[int(np.nanargmin(needed))]
 
     def count_beyond_memory(self) -> int:
         """Return the number of configurations that surely exceed the memory of the device."""
-        return int((self._predicted.least_bytes > self._budget_bytes).sum())
+        return (self._too_large + int((self._predicted.least_bytes > self._budget_bytes).sum())) * len(self._loadings)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether any configuration may fit, those without a prediction included."""
+        return bool((~(self._predicted.least_bytes > self._budget_bytes)).any())
 
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
@@ -155,18 +164,27 @@ class Guide:
 
         So many `recalled` trials of earlier searches count as run.
         """
+        best = history.best()
+        self._rank_loadings(None if best is None else best.request.config)
         scores, chances = self._worth(history)
-        least_fit = _LEAST_FIT if history.best() is None else _FAIR_FIT
+        least_fit = _LEAST_FIT if best is None else _FAIR_FIT
         least_chance = WORTHWHILE_CHANCE if len(history) + recalled > LEAST_TRIALS else 0.0
-        for index in np.argsort(-np.nan_to_num(scores, nan=-1.0)).tolist():
-            if math.isnan(self._rates[index]):
-                return None
-            if self._fits[index] < least_fit or self._fits[index] * chances[index] < least_chance:
-                continue
-            config: TrainConfig = self._configs[index]
-            if is_open(config):
-                return config
-        return None
+        with np.errstate(invalid="ignore"):
+            worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
+        rows: list[int] = np.argsort(-scores, kind="stable").tolist()
+        return next((self.ranked[row] for row in rows if worth[row] and is_open(self.ranked[row])), None)
+
+    def _rank_loadings(self, leader: TrainConfig | None) -> None:
+        """Rank, beside the usual configurations, those that load their data as the leader does, and it in all ways."""
+        ranked = self._usual
+        if leader is not None and len(self._loadings) > 1:
+            own = {name: getattr(leader, name) for name in LOADING}
+            if ranked and any(getattr(ranked[0], name) != value for name, value in own.items()):
+                ranked = [*ranked, *(config.model_copy(update=own) for config in ranked)]
+            ranked = [*ranked, *(leader.model_copy(update=loading) for loading in self._loadings)]
+        if ranked != self.ranked:
+            self.ranked = ranked
+            self._forget()
 
     def _worth(self, history: History) -> tuple[Vector, Vector]:
         """Return for each configuration the worth of a trial, and the chance that it beats the leader by 1 %.
@@ -178,10 +196,10 @@ class Guide:
         """
         best, fits = history.best(), self._fits**_CAUTION
         if best is None:
-            return fits * self._rates * np.exp(_CURIOSITY * self._predicted.log_deviation), np.ones(len(self._configs))
+            return fits * self._rates * np.exp(_CURIOSITY * self._predicted.log_deviation), np.ones(len(self.ranked))
         leader, rate = self._leader(history)
         deviations = (
-            self._predicted.log_deviation if leader is None else self._model.gain_deviations(self._configs, leader)
+            self._predicted.log_deviation if leader is None else self._model.gain_deviations(self.ranked, leader)
         )
         gains = np.log(self._rates / rate)
         improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)

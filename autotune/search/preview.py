@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from typing import Literal
 
@@ -21,9 +20,6 @@ from autotune.values.budget import Budget
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Change, Problem
 from autotune.values.trial import Prediction
-
-# Points that are looked at; of a larger space the first ones are.
-_MOST_POINTS = 50_000
 
 # Trials whose order is predicted; later ones depend on what these measure.
 _FIRST_TRIALS = 6
@@ -56,41 +52,39 @@ class Preview(Problem):
 
 def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     """Return what a search would do; `model`: None if nothing can be predicted."""
-    space = plan.search_space()
+    sampler = CostModelSampler(plan, model)
+    space, legal = sampler.space, sampler.space.legal
     refused: Counter[str] = Counter()
-    legal: dict[TrainConfig, None] = {plan.baseline: None}
-    points = list(itertools.islice(space.every_point(), _MOST_POINTS + 1))
-    for point in points[:_MOST_POINTS]:
-        config = space.config(point)
-        reason = space.refusal(config)
-        if reason is None:
-            legal[config] = None
-        else:
-            refused[reason] += 1
-    notes = plan.notes
-    if len(points) > _MOST_POINTS:
-        notes += (f"the first {_MOST_POINTS:,} points of a larger space are counted",)
+    for _, reason in space.judged:
+        if reason is not None:
+            refused[reason] += len(space.loadings)
     too_large = Guide(model, plan, space).count_beyond_memory() if model is not None else 0
     if too_large:
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
+    first = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
     return Preview(
         **plan.problem_fields(),
         budget=plan.budget,
-        configurations=len(legal) - too_large,
-        knobs=_values(space, list(legal)),
+        configurations=len(legal) * len(space.loadings) + (plan.baseline not in legal) - too_large,
+        knobs=_values(space, [plan.baseline, *legal]),
         values_refused=_values_refused(space),
         refused=dict(refused.most_common()),
-        first_trials=tuple(_first_trials(plan, model)),
-        notes=notes,
+        first_trials=tuple(
+            ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
+            for config in first
+        ),
+        notes=plan.notes,
     )
 
 
 def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[str, ...]]:
     """Return the values of each knob that has several among the configurations, in the order of the space."""
     options = {knob.parameter: knob.option for knob in knobs()}
-    points = [space.point(config) for config in configs]
     found = {}
     for dimension in space.dimensions:
+        field = dimension.name.partition(".")[0]
+        having = {getattr(config, field): config for config in configs}.values()
+        points = [*map(space.point, having), *space.loadings]
         there = {point[dimension.name] for point in points if dimension.name in point}
         if len(there) > 1:
             found[options[dimension.name]] = tuple(_written(choice) for choice in dimension.choices if choice in there)
@@ -108,9 +102,3 @@ def _values_refused(space: SearchSpace) -> dict[str, tuple[str, ...]]:
 
 def _written(value: Scalar) -> str:
     return str(value).lower() if value in (None, True, False) else str(value)
-
-
-def _first_trials(plan: SearchPlan, model: CostModel | None) -> list[ExpectedTrial]:
-    sampler = CostModelSampler(plan, model)
-    configs = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
-    return [ExpectedTrial(config=c, changes=changes(c, plan), predicted=sampler.prediction(c)) for c in configs]

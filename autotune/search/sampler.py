@@ -38,7 +38,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
-from autotune.search.guide import Guide, configs_of, proposals
+from autotune.search.guide import Guide, proposals
 from autotune.search.recall import Recall
 from autotune.search.study import RESULT, StudyTrials
 from autotune.space.space import Point
@@ -333,7 +333,7 @@ class CostModelSampler(BaseSampler):
     @functools.cached_property
     def _in_any_order(self) -> list[TrainConfig]:
         """The configurations of the space in an order drawn from the seed."""
-        configs = configs_of(self.space)
+        configs = self._plan.every_config()
         random.Random(self._plan.workload.seed).shuffle(configs)
         return configs
 

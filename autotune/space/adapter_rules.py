@@ -5,7 +5,7 @@ They follow from the facts of each kind of adapter (`values.adapters`) and of th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
 
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
 from autotune.training.parallel_arguments import FSDP_KINDS
@@ -102,7 +102,8 @@ def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: Mode
     return None
 
 
-def _any_named(names: Collection[str], known: Collection[str]) -> bool:
+@functools.cache  # asked of every configuration, and always of the same
+def _any_named(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
     """Return whether one of `names`, last components of module names, equals or ends one of `known`."""
     ends = {name.rpartition(".")[2] for name in known} | set(known)
     return any(name in ends for name in names)

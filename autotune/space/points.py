@@ -20,6 +20,8 @@ from autotune.values.techniques import BACKENDS, why_not
 
 Scalar = bool | int | float | str | None
 
+MICRO_BATCH = "per_device_train_batch_size"
+
 _FIELD = "adapter."
 _PARALLEL = "parallelism."
 
@@ -64,6 +66,16 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
 @functools.lru_cache(maxsize=4096)  # most points of a space share these values
 def _spread(fields: tuple[tuple[str, Scalar], ...]) -> Parallelism:
     return Parallelism.model_validate({name.removeprefix(_PARALLEL): value for name, value in fields})
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def valid(name: str, value: Scalar) -> Any:
+    """Return the value of a field of `TrainConfig`, checked once for all points; no check is of several fields.
+
+    Raises:
+        pydantic.ValidationError: It is invalid.
+    """
+    return getattr(TrainConfig(**{MICRO_BATCH: 1, name: value}), name)
 
 
 def make_point(config: TrainConfig) -> dict[str, Scalar]:

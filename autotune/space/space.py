@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
 from autotune.space import rules
 from autotune.space.file import SpaceFile
+from autotune.space.history import LOADING
 from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar, fitting, has_field, make_config, make_point
+from autotune.space.points import Scalar, fitting, has_field, make_config, make_point, valid
 from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -32,8 +33,6 @@ Point = dict[str, Scalar]
 # Parameters that decide the legality of others: precision that of 16-bit kernels, sharding that of optimizers and
 # checkpointing, tensor parallelism that of sharding the remaining devices.
 _COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
-
-MICRO_BATCH = "per_device_train_batch_size"
 
 
 class Dimension(Value):
@@ -61,6 +60,9 @@ class SearchSpace:
         self.baseline = problem.baseline
         self._problem = problem
         self._origin = make_point(problem.baseline)
+        self._nested: dict[
+            tuple[tuple[str, Scalar], ...], TrainConfig
+        ] = {}  # by values of an adapter's and parallel knobs
         self.left_out: dict[tuple[str, Scalar], str] = {}
         order = list(Effort)
         self.dimensions = tuple(
@@ -128,7 +130,11 @@ class SearchSpace:
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""
-        return make_config(fitting(point, self._origin))
+        nested = tuple(item for item in point.items() if item[0] == "adapter" or "." in item[0])
+        if nested not in self._nested:
+            self._nested[nested] = make_config(fitting(dict(nested), self._origin))
+        plain = {name: valid(name, value) for name, value in point.items() if name != "adapter" and "." not in name}
+        return self._nested[nested].model_copy(update=plain)
 
     def point(self, config: TrainConfig) -> Point:
         """Return the point of `config`."""
@@ -172,8 +178,8 @@ class SearchSpace:
         return None
 
     def _beyond_allowance(self, config: TrainConfig) -> str | None:
-        needed, allowed = allowance_of(config, self._problem), self._problem.allowance
-        if not allowed.admits(needed):
+        allowed = self._problem.allowance
+        if allowed is not Allowance.METHOD and not allowed.admits(needed := allowance_of(config, self._problem)):
             beyond = f"changes the {needed} of the training, which --allow {allowed} does not admit"
             split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
             why = self._problem.facts.split_changes
@@ -188,21 +194,61 @@ class SearchSpace:
 
     def points(self) -> Iterator[Point]:
         """Yield every legal point, each once."""
-        return (point for point in self.every_point() if self.refusal(self.config(point)) is None)
+        return (point for point in self._grown(self.dimensions) if self.refusal(self.config(point)) is None)
 
-    def every_point(self) -> Iterator[Point]:
-        """Yield every point of the dimensions, each once, legal or not."""
-        return self._grown({})
+    @functools.cached_property
+    def judged(self) -> list[tuple[TrainConfig, str | None]]:
+        """Every configuration that loads data as the baseline does, with the reason why it may not be tried, or None.
 
-    def _grown(self, point: Point, depth: int = 0) -> Iterator[Point]:
-        """Yield `point` with each combination of choices of the dimensions from `depth` on."""
-        if depth == len(self.dimensions):
-            yield point
-        elif not self.is_active(dimension := self.dimensions[depth], point):
-            yield from self._grown(point, depth + 1)
-        else:
-            for value in dimension.choices:
-                yield from self._grown({**point, dimension.name: value}, depth + 1)
+        With each of the `loadings` it is a configuration of the space, which is legal if this one is.
+        """
+        configs = map(self.config, self._grown(self._split[0]))
+        return [(config, self.refusal(config)) for config in configs]
+
+    @property
+    def legal(self) -> list[TrainConfig]:
+        """The legal configurations of `judged`."""
+        return [config for config, reason in self.judged if reason is None]
+
+    @functools.cached_property
+    def loadings(self) -> list[Point]:
+        """The legal ways of loading data, which change neither memory nor what else is legal, as values of knobs.
+
+        Where a rule or a condition joins them with other knobs, none is listed, and `judged` has all configurations.
+        """
+        excused = set(self._illegal(self.baseline))
+        found = []
+        for point in self._grown(self._split[1]):
+            config = self.config(point)
+            against = (*self._illegal(config), self._forbidden(config), self._beyond_allowance(config))
+            if {reason for reason in against if reason is not None} <= excused:
+                found.append({name: value for name, value in self.point(config).items() if name in LOADING})
+        return found
+
+    @functools.cached_property
+    def _split(self) -> tuple[list[Dimension], list[Dimension]]:
+        """The dimensions, and apart from them those of loading data if nothing joins the two."""
+        split: tuple[list[Dimension], list[Dimension]] = [], []
+        for dimension in self.dimensions:
+            split[dimension.name in LOADING].append(dimension)
+        conditions = [{d.name, *d.when} for d in self.dimensions] + [set(rule.forbid) for rule in self.file.rules]
+        if any(names & LOADING.keys() and names - LOADING.keys() for names in conditions):
+            return list(self.dimensions), []
+        return split
+
+    def _grown(self, dimensions: Sequence[Dimension]) -> Iterator[Point]:
+        """Yield each combination of choices of the dimensions, legal or not."""
+        points: Iterator[Point] = iter([{}])
+        for dimension in dimensions:
+            points = self._branched(points, dimension)
+        return points
+
+    def _branched(self, points: Iterator[Point], dimension: Dimension) -> Iterator[Point]:
+        for point in points:
+            if self.is_active(dimension, point):
+                yield from ({**point, dimension.name: value} for value in dimension.choices)
+            else:
+                yield point
 
 
 def micro_batches(global_batch: int | None) -> tuple[int, ...]:

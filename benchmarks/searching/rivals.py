@@ -10,7 +10,7 @@ import random
 from searching.samplers import Script
 
 from autotune.planning.plan import SearchPlan
-from autotune.space.space import MICRO_BATCH
+from autotune.space.points import MICRO_BATCH
 from autotune.values.config import TrainConfig
 
 # DeepSpeed's autotuner tries so many micro-batches of those that fit (`num_tuning_micro_batch_sizes`, its default).

@@ -1,10 +1,15 @@
 """What a search would do: its knobs, what is refused and why, and its first trials."""
 
-from factories import make_plan
+import pytest
+from factories import make_config, make_facts, make_gpu, make_hardware, make_plan, make_space_file, make_workload
 from predicted_space import GB, SPACE, make_model_of
+from profiles import make_model, make_profile
 
+from autotune.cost.family import family_of
+from autotune.search.guide import Guide
 from autotune.search.preview import preview
 from autotune.search.sampler import CostModelSampler
+from autotune.space.file import load_space
 from autotune.values.knob import Allowance
 
 
@@ -44,3 +49,58 @@ def test_without_a_cost_model_the_baseline_alone_is_foreseen():
     found = preview(plan, None)
     assert [trial.config for trial in found.first_trials] == [plan.baseline]
     assert found.first_trials[0].predicted is None
+
+
+def everything_known(plan):
+    """A cost model that has traced all families of a plan."""
+    families = dict.fromkeys(family_of(config, plan.hardware) for config in plan.search_space().legal)
+    profiles = [make_profile(family) for family in families]
+    return make_model(profiles, workload=plan.workload, hardware=plan.hardware)
+
+
+MODELS = {
+    "plain": make_facts(),
+    "experts": make_facts(experts=8, experts_implementations=("grouped_mm", "batched_mm", "eager")),
+    "without attention or checkpointing": make_facts(attn_implementations=(), supports_checkpointing=False),
+    "a head whose loss is chunked": make_facts(chunks_loss=True, layers=24),
+    "without linear layers": make_facts(linear_modules=(), has_dropout=True, batch_coupled="batch norm"),
+}
+DEVICES = [make_hardware(), make_gpu(), make_gpu(capability=(7, 0))]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: f"{device.kind} {device.capability}")
+@pytest.mark.parametrize("facts", MODELS.values(), ids=MODELS)
+def test_every_legal_point_is_ranked_and_counted(facts, device):
+    made = {"space": load_space("default"), "facts": facts, "hardware": device, "memory_bytes": 10**15}
+    plan = make_plan(**made, workload=make_workload(global_batch_size=2), baseline=make_config(1))
+    model, space = everything_known(plan), plan.search_space()
+    legal = sum(1 for _ in space.points())
+    guide = Guide(model, plan, space)
+    assert len(guide.ranked) * len(space.loadings) == legal
+    assert guide.knows_all
+    assert preview(plan, model).configurations == legal + (space.refusal(plan.baseline) is not None)
+
+
+def test_the_last_of_many_thousand_points_is_ranked_first_if_it_alone_fits():
+    space = make_space_file(
+        {
+            "precision": ["fp32", "bf16", "pure_bf16"],
+            "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
+            "per_device_train_batch_size": "lattice",
+            "checkpointing": ["none", "full"],
+            "adapter": [None, "lora"],
+            "adapter.rank": {"choices": [4, 8, 16, 32, 64], "when": {"adapter": ["lora"]}},
+            "dataloader_num_workers": list(range(64)),
+            "dataloader_pin_memory": [False, True],
+        }
+    )
+    facts, memory = make_facts(parameters=7 * 10**9), 18 * 2**30
+    plan = make_plan(space=space, facts=facts, hardware=make_gpu(), memory_bytes=memory)
+    model = everything_known(plan)
+    found = preview(plan, model)
+    assert sum(found.refused.values()) + found.configurations == 3 * 3 * 5 * 2 * 6 * 128
+    _, *others = found.first_trials
+    assert others
+    for trial in others:
+        assert (trial.config.precision, trial.config.adapter.kind) == ("pure_bf16", "lora")
+        assert trial.predicted.samples_per_second > 0

@@ -175,6 +175,7 @@ def _of_size(name: str) -> Gpu | None:
     return fitting[0] if fitting and (fitting[0] == exact or len(fitting) == 1) else None
 
 
+@functools.cache
 def _key(name: str) -> str:
     """Return `name` normalised: lower case, without separators and the vendor's words."""
     return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
