@@ -123,7 +123,7 @@ def _start(
                 others = (end for other, ends in enumerate(places) if other != place for end in ends)
                 inherited = (read_end, *(process.output for process in processes), *host.private, *others)
                 if places:
-                    take_place(place, *places[place])
+                    take_place(place, places[place], len(places))
                 _become_trial(job, directory, _Seat(number, write_end, inherited, listener), host)
             os.close(write_end)
             stack.callback(os.close, read_end)

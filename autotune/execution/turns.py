@@ -1,13 +1,14 @@
 """Several trials alive at once, of which one computes at a time: each runs in its turn, so that noise hits all alike.
 
-The processes form a ring of pipes, through which a token goes round; whoever holds it computes, all others wait. First
-each process makes its model and warms up while it holds the token, then each measures a few steps a turn::
+The processes form a ring of pipes, through which a token goes round. Whoever's turn it names computes; all others wait
+or hand it on. First each process makes its model and warms up, then each measures a few steps a turn::
 
-    first    make, warm up | wait          | steps | wait  | steps | wait  | ...
-    second   wait          | make, warm up | wait  | steps | wait  | steps | ...
+    first    make, warm up | wait          | steps | wait  | wait  | steps | ...
+    second   wait          | make, warm up | wait  | steps | steps | wait  | ...
 
-The token carries how long a step took in the latest turn of each process, so that the first process, which begins every
-round, can decide when enough is known. A process whose predecessor has ended without passing the token on goes on
+The order is drawn anew every other round and reversed in between, so that neither a drift nor who goes first, or after
+whom, favours one of them. The token carries how long a step took in each process, so that the first, where every round
+begins, can decide when enough is known. A process whose predecessor has ended without passing the token on goes on
 alone; the pipe's end of file tells it. It keeps its successor waiting until it ends itself, so that still only one
 computes. Who holds the token for half of the trials' time limit hangs, and is ended, its stack in its log. Who waits in
 vain until measuring has to end keeps the turns that it has measured.
@@ -20,15 +21,17 @@ import faulthandler
 import json
 import math
 import os
+import random
 import select
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 from autotune.values.statistics import paired_ratio
 from autotune.values.trial import Limits
 
-# The reading end, the writing end and the place in the ring, in the environment of a process.
+# The reading end, the writing end, the place in the ring and its length, in the environment of a process.
 VARIABLE = "AUTOTUNE_TURNS"
 
 # A turn lasts at least so long, so that what the others left in the processor's caches doesn't count.
@@ -47,13 +50,23 @@ _LATE_S, _LATE_SHARE = 1.0, 0.05
 _READ_BYTES = 4096
 
 
+@dataclass
+class _Token:
+    """Goes round: the places whose turn is still to come in this round, and the seconds of a step in each's last."""
+
+    steps_s: list[float]
+    order: list[int] = field(default_factory=list)
+    last: bool = False
+
+
 class Turns:
     """The place of this process in the ring.
 
     Args:
         receive: File descriptor that the token comes from.
         send: File descriptor that the token goes to.
-        place: 0 for the process that begins every round and decides how many there are.
+        place: 0 for the process that draws the order of every round and decides how many there are.
+        count: Number of processes.
         limit_s: The time limit of the trials, in seconds.
         clock: Returns seconds since a fixed moment.
 
@@ -69,6 +82,7 @@ class Turns:
         send: int,
         *,
         place: int,
+        count: int,
         limit_s: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -77,8 +91,11 @@ class Turns:
         self._place = place
         self._limit_s = limit_s
         self._clock = clock
-        self._carried: list[float] = []
-        self._measuring_since: float | None = None
+        self._token = _Token(steps_s=[0.0] * count)
+        self._draw = random.Random(count)
+        self._order = list(range(count))
+        self._limits: tuple[Limits, float] | None = None
+        self._measuring_since = 0.0
         self.waited_s = 0.0
         self.broken = False
         self.rounds: list[tuple[float, ...]] = []
@@ -88,8 +105,8 @@ class Turns:
         """Return the place of this process among trials of that time limit, by its environment; None: it has none."""
         if (given := os.environ.get(VARIABLE)) is None:
             return None
-        receive, send, place = map(int, given.split(","))
-        return cls(receive, send, place=place, limit_s=limit_s)
+        receive, send, place, count = map(int, given.split(","))
+        return cls(receive, send, place=place, count=count, limit_s=limit_s)
 
     def begin(self) -> None:
         """Wait until this process may make its model; the first begins at once."""
@@ -100,7 +117,8 @@ class Turns:
 
     def warmed_up(self, ends_at: float) -> bool:
         """Let the others warm up, until `ends_at` at most; return whether to measure in turn from now on."""
-        return self._next([], ends_at)
+        self._pass()
+        return self._next(ends_at)
 
     def steps(self, step_s: float, *, most: int) -> int:
         """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
@@ -114,20 +132,41 @@ class Turns:
             limits: Of each of the trials.
             ends_at: When the clock shows this, measuring has to be over.
         """
-        carried = [*self._carried, step_s] if self._place else [step_s]
-        if not self._next(carried, ends_at):
-            return False
-        if self._place:
-            return True
-        self.rounds.append(tuple(self._carried))
-        if not self._is_enough(limits, ends_at):
-            return True
-        self._pass([], last=True)
+        self._limits = limits, ends_at
+        self._token.steps_s[self._place] = step_s
+        del self._token.order[0]
+        self._pass()
+        return self._next(ends_at)
+
+    def _next(self, ends_at: float) -> bool:
+        """Wait for this process's turn, handing on the token meanwhile; return whether there is one."""
+        while self._take(ends_at):
+            if not self._place and not self._token.order and not self._begin_round():
+                return False
+            if self._token.order[:1] == [self._place]:
+                return True
+            self._pass()
         return False
+
+    def _begin_round(self) -> bool:
+        """Draw the order of the next round; return whether there is one, or else tell the others that there is none."""
+        if self._limits is None:
+            self._measuring_since = self._clock()
+        else:
+            self.rounds.append(tuple(self._token.steps_s))
+            if self._is_enough(*self._limits):
+                self._token.last = True
+                self._pass()
+                return False
+        if len(self.rounds) % 2:
+            self._order.reverse()
+        else:
+            self._draw.shuffle(self._order)
+        self._token.order = list(self._order)
+        return True
 
     def _is_enough(self, limits: Limits, ends_at: float) -> bool:
         """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
-        assert self._measuring_since is not None
         counted, now = self.rounds[1:], self._clock()
         took_s = now - self._measuring_since
         if not counted:
@@ -141,22 +180,18 @@ class Turns:
             for other in range(1, len(counted[0]))
         )
 
-    def _next(self, carried: Sequence[float], ends_at: float) -> bool:
-        self._pass(carried, last=False)
-        return self._take(ends_at)
-
     def _hold(self) -> None:
         """Have this process end, its stack in its log, if it keeps the token for too long."""
         if math.isfinite(self._limit_s):
             faulthandler.dump_traceback_later(_HELD_SHARE * self._limit_s, exit=True, file=2)
 
-    def _pass(self, carried: Sequence[float], *, last: bool) -> None:
+    def _pass(self) -> None:
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):  # the successor has ended; the end of file will come round
-            os.write(self._send, json.dumps({"steps_s": list(carried), "last": last}).encode() + b"\n")
+            os.write(self._send, json.dumps(vars(self._token)).encode() + b"\n")
 
     def _take(self, ends_at: float) -> bool:
-        """Wait for the token; return whether this process measures another turn beside the others."""
+        """Wait for the token, until `ends_at` at most; return whether the trials go on in turn."""
         since, text, is_late = self._clock(), b"", False
         poll = select.poll()
         poll.register(self._receive, select.POLLIN)
@@ -172,15 +207,12 @@ class Turns:
         if not text.endswith(b"\n"):
             self.broken = True
             return False
-        token = json.loads(text)
-        self._carried = token["steps_s"]
-        if token["last"]:
-            self._pass([], last=True)
-            return False
-        self._hold()
-        if self._measuring_since is None:
-            self._measuring_since = self._clock()
-        return True
+        self._token = _Token(**json.loads(text))
+        if self._token.last:
+            self._pass()
+        elif self._token.order[:1] in ([], [self._place]):
+            self._hold()
+        return not self._token.last
 
 
 def _is_known(pairs: Sequence[tuple[float, float]], relative_interval: float) -> bool:
@@ -189,11 +221,11 @@ def _is_known(pairs: Sequence[tuple[float, float]], relative_interval: float) ->
     return interval.high <= interval.low * (1 + relative_interval) ** 2
 
 
-def take_place(place: int, receive: int, send: int) -> None:
-    """Give this process a place in the ring, which a fresh interpreter in its stead has too."""
-    for end in (receive, send):
+def take_place(place: int, ends: tuple[int, int], count: int) -> None:
+    """Give this process a place in the ring of so many, which a fresh interpreter in its stead has too."""
+    for end in ends:
         os.set_inheritable(end, True)
-    os.environ[VARIABLE] = f"{receive},{send},{place}"
+    os.environ[VARIABLE] = ",".join(map(str, (*ends, place, count)))
 
 
 def ring(count: int) -> list[tuple[int, int]]:

@@ -309,9 +309,13 @@ class Finals:
 
     def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
         """Return the speed-up by trials that ran in turn; None if there are none."""
-        ours, theirs = self._turns(config), self._turns(reference)
-        pairs = [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
+        pairs = self.pairs(config, reference)
         return paired_ratio(pairs) if pairs else None
+
+    def pairs(self, config: TrainConfig, reference: TrainConfig) -> list[list[tuple[float, float]]]:
+        """Return the seconds per sample of `reference` and `config` in each round in turn, for each run of them."""
+        ours, theirs = self._turns(config), self._turns(reference)
+        return [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
         """Return the final trials of `config` less those beside which others took far more than beside the quietest."""

@@ -154,6 +154,18 @@ def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
     ]
 
 
+def drifts_apart(finals: Finals) -> tuple[str, ...]:
+    """Return a line for each finalist whose ratio to the baseline changed in the course of their rounds in turn."""
+    lines, baseline = [], finals.plan.baseline
+    for config in finals.contenders():
+        for pairs in finals.pairs(config, baseline) if config != baseline else ():
+            ratios = [theirs / ours for theirs, ours in pairs]
+            if (change := drift([ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]])) >= WORTH_TELLING:
+                what = shown_changes(changes(config, finals.plan))
+                lines.append(f"noise: {what} drifted by {change:.0%} beside the baseline while they ran in turn")
+    return tuple(lines)
+
+
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
     ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run

@@ -20,7 +20,7 @@ from autotune.values.result import Arguments, Compilation, Contender, ResultData
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 from autotune.verification.finals import WORTH_DECIDING, Finals
-from autotune.verification.remarks import disturbance_notes, faster_trial, plain_notes, proof_notes
+from autotune.verification.remarks import disturbance_notes, drifts_apart, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__
 
 RUNNERS_UP = 4
@@ -83,7 +83,7 @@ def assemble(
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
-        disturbances=disturbance_notes(results, finals.trials(plan.baseline)),
+        disturbances=(*disturbance_notes(results, finals.trials(plan.baseline)), *drifts_apart(finals)),
         outshone=faster_trial(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
