@@ -62,6 +62,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     Attributes:
         added_s: Added to the time of each step, for what was worked out of its samples before training.
+        is_whole: Whether the step that ends has all its samples; one that has not isn't measured.
+        stopped_at: The step after which another callback would have ended training first; None: none would have.
         steps_per_turn: Measured steps between those of the other trials; None: it runs alone.
     """
 
@@ -97,6 +99,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._turns = turns
         self.steps_per_turn: int | None = None
         self.added_s = 0.0
+        self.is_whole: Callable[[], bool] = lambda: True
+        self.stopped_at: int | None = None
         self._least_discarded = max(limits.discarded_steps, STEPS_TO_PEAK if relax else 0)
         self._marks: list[Any] = []
         self._previous_end: Any = None
@@ -124,9 +128,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._marks.append(self._clock.mark())
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Mark the end of a step; end training when enough is known."""
+        """Mark the end of a step; end training when enough is known, and not before: other callbacks come first."""
         self._previous_end = self._clock.mark()
         self._marks.append(self._previous_end)
+        if control.should_training_stop and state.global_step < state.max_steps:
+            self.stopped_at = self.stopped_at or state.global_step
+            control.should_training_stop = False
         if not self.first_step_s:
             self._clock.settle()
             self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
@@ -150,6 +157,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._stopwatch.enter("measured_s")
             self._measured_from = time.perf_counter()
             self._previous_end = self._clock.mark()
+            return
+        if not self.is_whole():
             return
         self._records.append(self._marks)
         if state.global_step <= STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them

@@ -198,6 +198,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
     def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
         reading = _made_ready(trial, code, trainer, probe)
         rows = RowCount(trainer, request.config.per_device_train_batch_size)
+        trial.timer.is_whole = lambda: rows.is_whole
         outcome = trained(trial, probe, trainer, train, reading)
         if code.has_rows:
             rows.check()

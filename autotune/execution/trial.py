@@ -159,6 +159,13 @@ def trained(
     measurement = measurement_of(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()
     )
+    if timer.stopped_at is not None:
+        own = (type(c) for c in trainer.callback_handler.callbacks)
+        names = [kind.__name__ for kind in own if not kind.__module__.startswith(("transformers.", "autotune."))]
+        said = (
+            f"a callback of your code ({' or '.join(names)}) ends training after step {timer.stopped_at}; trials go on"
+        )
+        found["warnings"] = (*measurement.warnings, said)
     return measurement.model_copy(update=found)
 
 

@@ -218,19 +218,32 @@ def dropped(trainer: Any, rows: int, samples: int) -> str:
 
 
 class RowCount:
-    """Counts the rows of the batches that a Trainer trains on, from now on."""
+    """Counts the rows of the batches that a Trainer trains on, from now on.
+
+    Attributes:
+        is_whole: Whether the present step has all its samples; the last one of a stream may have fewer.
+    """
 
     def __init__(self, trainer: Any, micro_batch: int) -> None:
         self._trainer, self._micro_batch = trainer, micro_batch
         self._rows = self._samples = 0
+        self.is_whole = self._had_whole = False
         self._original = trainer.get_batch_samples
         trainer.get_batch_samples = self._counted
 
     def _counted(self, *args: Any, **kwargs: Any) -> Any:
         found = self._original(*args, **kwargs)
-        for batch in found[0]:
-            self._rows += rows_of(batch, self._micro_batch) or self._micro_batch
-            self._samples += self._micro_batch
+        rows = sum(rows_of(batch, self._micro_batch) or self._micro_batch for batch in found[0])
+        self._rows, self._samples = self._rows + rows, self._samples + len(found[0]) * self._micro_batch
+        steps = self._trainer.args.gradient_accumulation_steps
+        is_at_end = self._trainer.accelerator.gradient_state.end_of_dataloader
+        self.is_whole = len(found[0]) == steps and (not is_at_end or rows == steps * self._micro_batch)
+        self._had_whole |= self.is_whole
+        if not self._had_whole:
+            raise NoEffectError(
+                f"your data end after {rows} samples, within the first step of {steps * self._micro_batch}: "
+                "train on more of them, or with a smaller batch"
+            )
         return found
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from autotune.errors import AutotuneError, InfrastructureError, NothingFitsError
+from autotune.errors import AutotuneError, InfrastructureError, InputError, NothingFitsError
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_memory, show_rate
@@ -30,6 +30,8 @@ def plain_notes(state: SearchState) -> tuple[str, ...]:
     plan, history, results = state.plan, state.history, state.results
     notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
     baseline = history.known(plan.baseline)
+    if baseline is not None and baseline.measurement is not None:
+        notes += baseline.measurement.warnings
     if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY:
         reference = largest_default(plan, history)
         if reference is not None:
@@ -175,7 +177,10 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         result, failure = others[0]
         log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
         too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
-        return InfrastructureError(
+        own = plan.workload.own_code is not None or plan.workload.own_step is not None
+        raised = all(f.status is not TrialStatus.TIMED_OUT and f.phases is not None for _, f in others)
+        kind = InputError if own and raised else InfrastructureError  # what the user's code raised is the code's
+        return kind(
             f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
             f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
         )

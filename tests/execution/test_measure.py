@@ -97,6 +97,14 @@ def test_a_step_lasts_from_the_end_of_the_last_one_data_included(clock, run):
     assert timer.step_times_s() == pytest.approx([step_s(run)] * 5)
 
 
+def test_a_step_at_the_end_of_the_data_that_lacks_samples_is_not_measured(clock):
+    timer = timer_of(clock, measure_steps=3)
+    whole = iter([True, False, True, False, True])
+    timer.is_whole = lambda: next(whole)
+    assert train(timer, clock, slowness=[1] * 9) == 6
+    assert timer.step_times_s() == pytest.approx([step_s(1)] * 3)
+
+
 @pytest.mark.parametrize(("run", "full"), [(2, 3), (2, 8), (3, 64)])
 def test_with_fewer_micro_steps_the_times_are_those_of_the_full_step(clock, run, full):
     timer = timer_of(clock, run=run, full=full)

@@ -185,6 +185,50 @@ def test_padding_is_told_and_tokens_are_real_ones(bench, llama):
     assert result.outcome.tokens_per_second == pytest.approx(result.outcome.samples_per_second * mean)
 
 
+STOPPING = SCRIPT.replace(
+    "trainer.train()",
+    """
+from transformers import TrainerCallback
+
+class StopsSoon(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step >= 3
+
+trainer.add_callback(StopsSoon())
+trainer.train()
+""",
+)
+
+
+def test_a_callback_that_ends_training_early_is_named_and_the_trial_goes_on(bench, folder):
+    code = script(folder, STOPPING, "--output_dir", "out", "--use_cpu", "True", name="stops.py")
+    result = run(bench, described(bench, code)[1], limits=NO_END)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert len(result.outcome.step_times_s) >= NO_END["measure_steps"] - 1
+    assert "StopsSoon" in result.outcome.warnings[-1]
+    assert "after step 3" in result.outcome.warnings[-1]
+
+
+def streaming(samples):
+    return SCRIPT.replace("train_dataset=Rows()", "train_dataset=Stream()").replace(
+        "trainer = ",
+        f"""
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from (Rows()[index] for index in range({samples}))
+
+trainer = """,
+    )
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder, size):
+    code = script(folder, streaming(5), "--output_dir", "out", "--use_cpu", "True", "--max_steps", "9", name="five.py")
+    result = run(bench, described(bench, code)[1], per_device_train_batch_size=size)
+    assert result.status is TrialStatus.INVALID, result.outcome
+    assert "5 samples, within the first step of 8" in result.outcome.cause
+
+
 FAILING = {
     "print('no training here')": "it ended without having called Trainer.train",
     "raise SystemExit(3)": "it ended with exit code 3 without having called",

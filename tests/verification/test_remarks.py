@@ -12,15 +12,17 @@ from factories import (
     make_plan,
     make_request,
     make_result,
+    make_workload,
 )
 
-from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.errors import InfrastructureError, InputError, NothingFitsError
 from autotune.tuning_result import with_methods
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
-from autotune.values.trial import Memory, TrialResult, TrialStatus
+from autotune.values.trial import Memory, Phases, TrialResult, TrialStatus
+from autotune.values.user_code import OwnCode
 from autotune.verification.remarks import disturbance_notes, nothing_found
 
 
@@ -117,6 +119,15 @@ def test_nothing_fits_names_the_closest_miss_and_what_would_help():
         "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
         "a shorter --seq-len"
     )
+
+
+def test_what_the_users_code_raised_is_no_fault_of_the_machine():
+    code = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/")
+    raised, killed = make_failure(cause="ValueError: no loss", phases=Phases()), make_failure(cause="killed by SIGKILL")
+    own = {"workload": make_workload(own_code=code)}
+    assert isinstance(refused([(BASE, raised), (BIG, raised)], **own), InputError)
+    assert isinstance(refused([(BASE, raised), (BIG, killed)], **own), InfrastructureError)
+    assert isinstance(refused([(BASE, raised)]), InfrastructureError), "a named model has no code of the user's"
 
 
 def test_what_is_allowed_already_is_no_advice():
