@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import optuna
 from factories import make_config, make_plan, make_request, make_result
 
 from autotune.planning.plan import SearchPlan
+from autotune.storage.record import RECORDED, Record
 from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose
@@ -51,3 +53,14 @@ def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fi
         "trials": tuple(t.model_copy(update={"number": n}) for n, t in enumerate(found)),
     }
     return RecordedSearch(**{**defaults, **fields})
+
+
+def stored(*trials: RecordedTrial) -> list[optuna.trial.FrozenTrial]:
+    """Trials as a record has them, but for their parameters."""
+    return [optuna.create_trial(value=1.0, user_attrs={RECORDED: t.model_dump(mode="json")}) for t in trials]
+
+
+def keep(database: Record, *searches: RecordedSearch) -> None:
+    """Write whole searches."""
+    for search in searches:
+        database.write(search, stored(*search.trials))

@@ -108,11 +108,10 @@ def dashboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8080,
     as_json: Json = False,
 ) -> None:
-    """Show a search in optuna-dashboard, from a copy of its trials, until Ctrl-C."""
+    """Show a search in optuna-dashboard, until Ctrl-C."""
     from autotune.integrations.dashboard import application, is_loopback, server
-    from autotune.output.table import show_config
 
-    with server(host, port, application(run_dir, words=show_config)) as listening:
+    with server(host, port, application(run_dir, host)) as listening:
         if not is_loopback(host):
             warning = f"warning: --host {host}: whoever reaches it sees this search; no password is asked for"
             stderr().print(warning, highlight=False, soft_wrap=True)
@@ -120,7 +119,7 @@ def dashboard(
         if as_json:
             print_json({"url": url, "run_directory": str(run_dir)})
         else:
-            print_text(f"{run_dir}: {url} (Ctrl-C ends it; notes and changes made there are not kept)")
+            print_text(f"{run_dir}: {url} (Ctrl-C ends it)")
         try:
             listening.serve_forever()
         except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,7 +12,7 @@ from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.search.preview import ExpectedTrial, Preview
 from autotune.space.file import SpaceFile
-from autotune.space.knobs import SHORT_NAMES, shown_changes
+from autotune.space.knobs import shown_changes
 from autotune.space.space import MOST_POINTS
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
@@ -202,57 +201,12 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
     )
     figures = ("best\nsamples/s", "searches", "trials")
     headings = ("key", "when", "model", "workload", "device", *figures)
-    note = "A search whose key is here measures its baseline and the old winner first; `autotune history show KEY`."
+    note = "A search whose key is here measures its baseline and the old winner first."
     return Group(table_of(headings, rows, right=figures, title=f"recorded in {where}"), Text(note))
-
-
-def trials_table(searches: Sequence[RecordedSearch]) -> RenderableType:
-    """Return the trials of searches with one key, one table per search."""
-    return Group(*(_trials(search) for search in searches))
-
-
-def _trials(search: RecordedSearch) -> RenderableType:
-    verdict = search.verdict or "no answer"
-    gain = f", {search.speedup:.2f} times the baseline" if search.speedup is not None else ""
-    within = f"{search.device}, {show_memory(search.memory_bytes)}, --allow {search.allowance} --effort {search.effort}"
-    first, last = f"{search.model}: {search.shape}", f"{_moment(search.started)}: {verdict}{gain}"
-    where = f"{search.host}:{search.run_directory}" if search.host else search.run_directory
-    title = "\n".join(map(visible, (first, within, last, where)))
-    rows = (
-        (
-            str(trial.number),
-            str(trial.purpose),
-            str(trial.status),
-            _shown(trial.samples_per_second, show_rate),
-            _shown(trial.peak_bytes, show_memory),
-            show_time(trial.duration_s),
-            Text(_differences(trial.config, search.baseline) + " *" * (trial.config_id == search.best_config_id)),
-        )
-        for trial in search.trials
-    )
-    headings = ("trial", "purpose", "status", "samples/s", "peak memory", "took", "differs from the baseline in")
-    return table_of(headings, rows, right=("trial", "samples/s", "peak memory", "took"), title=Text(title))
 
 
 def _shown(value: float | None, show: Callable[[float], str]) -> str:
     return "" if value is None else show(value)
-
-
-def _differences(config: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """Return the differing knobs in words; both are plain dictionaries, since any version may have written them."""
-    before = _by_knob(baseline)
-    changed = {knob: value for knob, value in _by_knob(config).items() if value != before.get(knob)}
-    return ", ".join(f"{SHORT_NAMES.get(knob, knob)} {_short(value)}" for knob, value in changed.items()) or "nothing"
-
-
-def _by_knob(config: dict[str, Any]) -> dict[str, Any]:
-    single = {name: value for name, value in config.items() if name != "parallelism"}
-    return {**single, **{f"parallelism.{name}": value for name, value in (config.get("parallelism") or {}).items()}}
-
-
-def _short(value: object) -> object:
-    """Return a knob's value; for an adapter, its kind."""
-    return value["kind"] if isinstance(value, dict) and "kind" in value else value
 
 
 def _moment(iso: str) -> str:

@@ -40,8 +40,8 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
 from autotune.search.guide import Guide, proposals
 from autotune.search.recall import Recall
-from autotune.search.study import RESULT, StudyTrials
 from autotune.space.space import Point
+from autotune.storage.study import RESULT, StudyTrials
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
 

@@ -33,7 +33,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import Field, ValidationError
 
 from autotune.cost.calibrate import beyond_data_sheet, rates_by_table
@@ -60,21 +59,6 @@ _NAMES_OF_A_MODEL = {"reference", "name", "source", "path", "revision"}
 _MOST_TRACES_BYTES = 64 << 20
 
 _LEFT_S = 3600.0  # age from which a temporary file is no longer being written
-
-# File systems by the names that the kernel gives them. SQLite's locks and its write-ahead log, which is shared memory,
-# hold within one machine only (https://www.sqlite.org/wal.html, https://www.sqlite.org/howtocorrupt.html section 2.1).
-# 9p is left out: sandboxes and virtual machines show their own disk as that.
-NETWORK_KINDS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "pvfs2", "panfs", "wekafs"}
-    | {"glusterfs", "ocfs2", "gfs2", "acfs", "davfs", "ncpfs"}
-    | {
-        f"fuse.{name}"
-        for name in (
-            *("sshfs", "glusterfs", "ceph", "ceph-fuse", "beegfs", "juicefs", "moosefs", "mfs", "lizardfs", "davfs2"),
-            *("s3fs", "goofys", "mount-s3", "gcsfuse", "blobfuse", "blobfuse2", "rclone", "alluxio-fuse"),
-        )
-    }
-)
 
 
 def home() -> Path:
@@ -112,22 +96,6 @@ def writable(*parts: str) -> Path:
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
-
-
-def network_kind(path: Path) -> str | None:
-    """Return the kind of network file system that `path` lies on, or will once it is made; None on any other.
-
-    Where the mounts can't be listed, nothing is known.
-    """
-    try:
-        mounts = psutil.disk_partitions(all=True)
-    except OSError:
-        return None
-    resolved = path.resolve()
-    holding = [mount for mount in mounts if resolved.is_relative_to(mount.mountpoint)]
-    # Of mounts one over the other the last counts.
-    innermost = max(reversed(holding), key=lambda mount: len(Path(mount.mountpoint).parts), default=None)
-    return innermost.fstype if innermost is not None and innermost.fstype in NETWORK_KINDS else None
 
 
 class Observations(Value):

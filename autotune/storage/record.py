@@ -1,195 +1,330 @@
-"""The lasting record: a database of what the trials of all searches measured.
+"""Searches as Optuna studies: the study of a run directory, and the lasting record of all searches.
 
-By default SQLite in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names another database by its URL, or is "off". Many searches
-may write at once, of one team on many machines: each trial is one short transaction, and (search, number) is its
-primary key, so that it is there once however often it is written. What goes wrong is a :class:`RecordError` of one line
-within seconds; a search relies on the result files of its run directory and goes on without the record.
+A search is a study of its own, in which each trial is there as soon as it has ended. Its user attribute "search"
+describes it (:class:`~autotune.storage.recorded.RecordedSearch`); "recorded" of a trial is what other searches read of
+it (:class:`~autotune.storage.recorded.RecordedTrial`). Any program that reads Optuna's storages can open it.
+
+The lasting record is a journal file in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names a database in its place, by the URL of
+an Optuna `RDBStorage`, or is "off". Many searches may write at once. What goes wrong is a :class:`RecordError` of one
+line; a search relies on the result files of its run directory and goes on without the record. A URL holds a password,
+and drivers repeat parts of it: so of what a driver says only known words are shown.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import optuna
 import sqlalchemy as sa
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.trial import FrozenTrial
 
-from autotune.errors import InputError, RecordError
-from autotune.storage.database import VARIABLE, Database
+from autotune.errors import InputError, MachineError, RecordError
 from autotune.storage.home import home, writable
-from autotune.storage.recorded import (
-    LARGE_COLUMNS,
-    Key,
-    RecordedSearch,
-    RecordedTrial,
-    search_of,
-    search_row,
-    trial_row,
+from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial
+
+logger = logging.getLogger(__name__)
+
+# The environment variable that names the URL.
+VARIABLE = "AUTOTUNE_RECORD"
+
+RECORD_FILE, FORMER_FILE = "record.journal", "record.db"
+
+# User attributes: of a study, and of a trial.
+SEARCH, RECORDED = "search", "recorded"
+
+# Seconds in which a server answers. A network that swallows packets is noticed within some ten seconds
+# (https://www.postgresql.org/docs/current/libpq-connect.html).
+PATIENCE_S = 3
+_LIBPQ = {"connect_timeout": PATIENCE_S, "tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_count": 3}
+
+# "postgres" is what hosts hand out. The driver is that of the extra `postgresql`, unless the URL names one.
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+# Words that are shown of an error; after one of the first kind, or a server's without any, a later attempt may succeed.
+_PASSING = (
+    *("connection refused", "timeout expired", "timed out", "too many clients", "server closed the connection"),
+    *("starting up", "shutting down", "terminating connection", "database is locked", "deadlock"),
+)
+_LASTING = (
+    *("authentication failed", "access denied", "permission denied", "does not exist", "unknown database"),
+    *("pg_hba.conf", "unable to open", "readonly", "read-only", "disk is full", "no space left"),
+    *("name or service not known", "not a database", "malformed", "no such file or directory", "is a directory"),
+    *("no longer compatible",),
 )
 
-SCHEMA_VERSION = 1
-RECORD_FILE = "record.db"
+_NO_URL = (
+    f"{VARIABLE}: no URL of a database that lasts, such as sqlite:////data/record.db or "
+    "postgresql://user:password@host/database (with %40 for an @ in the password, %2F for a /); 'off' switches the "
+    "record off"
+)
 
-# Searches named in one statement; SQLite takes 32,766 names (https://www.sqlite.org/limits.html).
-_AT_ONCE = 1000
-
-_tables = sa.MetaData()
-_about = sa.Table(
-    "autotune_about",
-    _tables,
-    sa.Column("name", sa.String(32), primary_key=True),
-    sa.Column("value", sa.String(255), nullable=False),
-)
-_searches = sa.Table(
-    "autotune_searches",
-    _tables,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("key", sa.String(16), nullable=False, index=True),
-    sa.Column("model", sa.String(255), nullable=False, index=True),
-    sa.Column("started", sa.String(32), nullable=False),
-    sa.Column("verdict", sa.String(64)),
-    sa.Column("best_config_id", sa.String(16)),
-    sa.Column("speedup", sa.Double),
-    sa.Column("about", sa.Text, nullable=False),  # of the rest
-)
-_trials = sa.Table(
-    "autotune_trials",
-    _tables,
-    sa.Column("search_id", sa.String(64), sa.ForeignKey("autotune_searches.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("purpose", sa.String(16), nullable=False),
-    sa.Column("config_id", sa.String(16), nullable=False),
-    sa.Column("status", sa.String(16), nullable=False),
-    sa.Column("samples_per_second", sa.Double),
-    sa.Column("peak_bytes", sa.BigInteger),
-    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
-    sa.Column("duration_s", sa.Double, nullable=False),
-    sa.Column("ended", sa.String(32), nullable=False),
-    sa.Column("config", sa.Text, nullable=False),
-    sa.Column("outcome", sa.Text, nullable=False),
-)
+_LAYING_TABLES = 3  # attempts at making the tables, beside others who do the same
 
 
 def record() -> Record | None:
     """Return the record of this user, None if it is switched off.
 
     Raises:
-        InputError: `AUTOTUNE_RECORD` is no URL of a database, or there is no home for the usual one.
+        InputError: `AUTOTUNE_RECORD` is no URL of a database, or there is no home for the usual file.
         MachineError: The package that talks to that database is not installed.
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() == "off":
         return None
-    return Record(named) if named else Record(f"sqlite:///{home() / RECORD_FILE}", at_home=True)
+    if named:
+        return Record(named)
+    file = home() / RECORD_FILE
+    former = file.with_name(FORMER_FILE)
+    if former.exists() and not file.exists():
+        logger.warning("autotune: %s: a record of an earlier form, which is not read any more; remove it", former)
+    return Record(file)
 
 
 class Record:
-    """One database; nothing is connected or made before something is read or written, which may raise RecordError.
+    """An Optuna storage of searches: a journal file, or a database by its URL.
 
-    If it lies `at_home`, the home of lasting things is made when it is first written.
+    Nothing is opened or made before something is read or written, which may raise RecordError.
 
     Raises:
-        InputError: `url` isn't one, or is that of a SQLite file on a network file system.
-        MachineError: Its driver is not installed.
+        InputError: `place` is neither a path nor a URL.
+        MachineError: The database's driver is not installed.
     """
 
-    def __init__(self, url: str, *, at_home: bool = False) -> None:
-        self._database = Database(url)
-        self._at_home = at_home
-        self._ready = False
+    def __init__(self, place: Path | str) -> None:
+        self._place = place
+        self.where = str(place) if isinstance(place, Path) else _shown(place)
+        self._engine = _engine(place) if isinstance(place, str) else None
 
-    @property
-    def where(self) -> str:
-        """The database, for people; a password is not shown."""
-        return self._database.where
+    @functools.cached_property
+    def storage(self) -> BaseStorage:
+        """The storage, which is made if need be."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if isinstance(self._place, Path):
+            if self._place.is_symlink():
+                raise RecordError(f"{self._place}: is a link: remove it")
+            with self._place.open("ab+") as file:
+                file.seek(0)
+                if file.read(1) not in (b"", b"{"):
+                    raise ValueError("no journal")
+            return JournalStorage(JournalFileBackend(str(self._place), lock_obj=_Lock(self._place)))
+        assert self._engine is not None
+        return _storage(self._engine, self.where)
 
-    def write(self, search: RecordedSearch, trials: Iterable[RecordedTrial]) -> int:
-        """Write trials that aren't written yet, and their search; one transaction. Return how many those were."""
-        row = search_row(search)
-        with self._writing() as connection:
-            self._database.insert_new(connection, _searches, [row])
-            connection.execute(sa.update(_searches).where(_searches.c.id == search.id).values(**row))
-            known = set(connection.scalars(sa.select(_trials.c.number).where(_trials.c.search_id == search.id)))
-            rows = [trial_row(search.id, trial) for trial in trials if trial.number not in known]
-            self._database.insert_new(connection, _trials, rows)
-        return len(rows)
+    def write(self, search: RecordedSearch, trials: Sequence[FrozenTrial]) -> int:
+        """Write a search, and those of its trials that aren't there yet; return how many those were.
 
-    def searches(
-        self, *, key: Key | None = None, latest: int | None = None, brief: bool = False
-    ) -> list[RecordedSearch]:
-        """Return searches with their trials, the latest first, if `key` is given those with it; of no record yet, none.
-
-        At most so many of the `latest` are returned; `brief`: without the configurations and outcomes of the trials.
+        A trial that was run again under its number replaces the earlier one.
         """
-        wanted = sa.select(_searches).order_by(_searches.c.started.desc(), _searches.c.id)
-        if key is not None:
-            wanted = wanted.where(_searches.c.key == key.short)
-        columns = [c for c in _trials.c if not (brief and c.name in LARGE_COLUMNS)]
-        with self._reading() as connection:
-            if connection is None:
+        with self._translated():
+            if isinstance(self._place, Path) and self._place.parent == home():
+                writable()
+            about = search.model_dump(mode="json", exclude={"trials"})
+            name = f"{search.model[:100]} {search.started[:16]} {search.id[:8]}"
+            study = self._study(name, about)
+            known = {t.number: t for t in _readable(study.get_trials(deepcopy=False), name)}
+            new = [trial for trial in trials if not _is_same(_recorded(trial), known)]
+            replaced = {_recorded(trial).number for trial in new} & known.keys()
+            others: list[FrozenTrial] = []
+            if replaced:  # finished trials can't be changed
+                others = [t for t in study.get_trials() if not {n.number for n in _readable([t], name)} & replaced]
+                optuna.delete_study(study_name=name, storage=self.storage)
+                study = self._study(name, about)
+            study.add_trials([*others, *new])
+        return len(new)
+
+    def _study(self, name: str, about: dict[str, Any]) -> optuna.Study:
+        study = optuna.create_study(storage=self.storage, study_name=name, direction="maximize", load_if_exists=True)
+        if study.user_attrs.get(SEARCH) != about:
+            study.set_user_attr(SEARCH, about)
+        return study
+
+    def searches(self, *, key: Key | None = None, latest: int | None = None) -> list[RecordedSearch]:
+        """Return searches with their trials, the latest first, if `key` is given those with it, at most the `latest`.
+
+        What can't be read is passed over with a warning; where no record is yet, there are none.
+        """
+        with self._translated():
+            if self._is_missing():
                 return []
-            found = connection.execute(wanted.limit(latest)).mappings().all()
-            rows: dict[str, list[Any]] = {row["id"]: [] for row in found}
-            for ids in _in_parts(list(rows)):
-                chosen = sa.select(*columns).where(_trials.c.search_id.in_(ids)).order_by(_trials.c.number)
-                for row in connection.execute(chosen).mappings():
-                    rows[row["search_id"]].append(row)
-        return list(filter(None, (search_of(row, rows[row["id"]]) for row in found)))
+            found = []
+            for study in self.storage.get_all_studies():
+                try:
+                    if SEARCH in study.user_attrs:
+                        found.append((RecordedSearch.model_validate(study.user_attrs[SEARCH]), study))
+                except ValueError:
+                    logger.warning("search %r of the record is passed over: it can't be read", study.study_name)
+            found = [(search, study) for search, study in found if key is None or search.key == key]
+            found.sort(key=lambda each: each[0].started, reverse=True)
+            return [
+                search.model_copy(update={"trials": tuple(_readable(self._trials(study._study_id), study.study_name))})
+                for search, study in found[:latest]
+            ]
+
+    def _trials(self, study_id: int) -> list[FrozenTrial]:
+        return self.storage.get_all_trials(study_id, deepcopy=False)
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:
         """Delete searches with their trials."""
-        with self._writing() as connection:
-            for ids in _in_parts([search.id for search in searches]):
-                connection.execute(sa.delete(_trials).where(_trials.c.search_id.in_(ids)))
-                connection.execute(sa.delete(_searches).where(_searches.c.id.in_(ids)))
+        wanted = {search.id for search in searches}
+        with self._translated():
+            for study in self.storage.get_all_studies():
+                about = study.user_attrs.get(SEARCH)
+                if isinstance(about, dict) and about.get("id") in wanted:
+                    self.storage.delete_study(study._study_id)
+
+    def _is_missing(self) -> bool:
+        """Whether it is a file that isn't there, and isn't made by reading."""
+        if isinstance(self._place, Path):
+            return not self._place.exists()
+        scheme, _, file = self._place.partition(":///")
+        return scheme.startswith("sqlite") and not Path(file.partition("?")[0]).exists()
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sa.Connection | None]:
-        """Connect to read; None if there is nothing to read, which is not made for that."""
+    def _translated(self) -> Iterator[None]:
+        """Turn what a storage raises into a RecordError of one line without secrets."""
         try:
-            is_missing = self._database.file is not None and not self._database.file.exists()
-        except OSError as error:  # a name too long, say
-            raise RecordError(f"{str(self._database.file)[:100]}: {error.strerror}") from None
-        if is_missing:
-            yield None
-            return
-        with self._database.reading() as connection:
-            has_any = sa.inspect(connection).has_table(_about.name) and self._version(connection) is not None
-            yield connection if has_any else None
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        """Begin a transaction, in a database that has the tables."""
-        if self._at_home:
-            try:
-                writable()
-            except InputError as error:
-                raise RecordError(str(error)) from None
-        with self._database.writing() as connection:
-            if not self._ready:
-                self._make(connection)
-            yield connection
-        self._ready = True
-
-    def _make(self, connection: sa.Connection) -> None:
-        """Make what is missing, while no other process does."""
-        self._database.exclude_others(connection)
-        _tables.create_all(connection)
-        if self._version(connection) is None:
-            connection.execute(sa.insert(_about).values(name="schema", value=str(SCHEMA_VERSION)))
-
-    def _version(self, connection: sa.Connection) -> int | None:
-        """Return the version of the schema, None if it isn't written yet; refuse one that is newer."""
-        found = connection.scalar(sa.select(_about.c.value).where(_about.c.name == "schema"))
-        if found is not None and int(found) > SCHEMA_VERSION:
-            raise RecordError(
-                f"{self.where}: written by a newer autotune (schema {found}, this one knows {SCHEMA_VERSION}); "
-                f"update autotune, or name another database by {VARIABLE}"
-            )
-        return int(found) if found is not None else None
+            yield
+        except RecordError:
+            raise
+        except InputError as error:
+            raise RecordError(str(error)) from None
+        except Exception as error:  # of Optuna, SQLAlchemy, a driver, the file system, or of a damaged file
+            said = _said(error).lower()
+            words = next((words for words in (*_LASTING, *_PASSING) if words in said), "")
+            of_server = isinstance(error, optuna.exceptions.StorageInternalError | sa.exc.DBAPIError)
+            may_pass = words in _PASSING or (of_server and not words)
+            if not words:
+                damaged = f"damaged, or no storage of Optuna ({type(error).__name__})"
+                words = damaged if isinstance(error, ValueError | LookupError | TypeError) else type(error).__name__
+            raise RecordError(f"{self.where}: can't be used: {words}", is_temporary=may_pass) from None
 
 
-def _in_parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), _AT_ONCE):
-        yield ids[start : start + _AT_ONCE]
+def _said(error: BaseException | None) -> str:
+    """Return all that an error and its causes say, which may have secrets in it."""
+    parts = []
+    while error is not None:
+        parts.append(f"{error} {getattr(error, 'orig', '')}")
+        error = error.__cause__ or error.__context__
+    return " ".join(parts)
+
+
+def _readable(trials: Sequence[FrozenTrial], name: str) -> list[RecordedTrial]:
+    """Return the trials of a study by number, of one that ran again the latest; unreadable ones are passed over."""
+    found: dict[int, RecordedTrial] = {}
+    for trial in trials:
+        try:
+            if RECORDED in trial.user_attrs:
+                recorded = _recorded(trial)
+                found[recorded.number] = recorded
+        except (ValueError, TypeError):
+            logger.warning("trial %s of search %r in the record is passed over", trial.number, name)
+    return [found[number] for number in sorted(found)]
+
+
+def _recorded(trial: FrozenTrial) -> RecordedTrial:
+    return RecordedTrial.model_validate(trial.user_attrs[RECORDED])
+
+
+def _is_same(trial: RecordedTrial, known: dict[int, RecordedTrial]) -> bool:
+    """Whether a trial is known as it is; a copy of its file has another date."""
+    there = known.get(trial.number)
+    return there is not None and there.model_copy(update={"ended": trial.ended}) == trial
+
+
+class _Lock(BaseJournalFileLock):
+    """A lock on a journal that the kernel releases when its holder is killed; Optuna's own then holds 30 s.
+
+    Of a line that was cut short, by a kill or a full disk, the beginning is removed: what was appended to it would make
+    the whole file unreadable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def acquire(self) -> bool:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
+        self._file = os.fdopen(descriptor, "r+b")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        position = end = self._file.seek(0, os.SEEK_END)
+        tail = b""
+        while position and b"\n" not in tail[:-1]:
+            if tail.endswith(b"\n"):
+                return True
+            position = max(0, position - 4096)
+            self._file.seek(position)
+            tail = self._file.read(end - position)
+        cut = tail[tail.rfind(b"\n") + 1 :]
+        self._file.truncate(end - len(cut))
+        return True
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def _engine(url: str) -> sa.Engine:
+    """Return what connects to a database.
+
+    Raises:
+        InputError: SQLAlchemy knows no such database.
+        MachineError: Its driver is not installed.
+    """
+    scheme, separator, rest = url.partition("://")
+    url = f"{_DRIVERS.get(scheme, scheme)}{separator}{rest}"
+    options: dict[str, Any] = {"connect_args": _LIBPQ} if url.startswith("postgresql+psycopg") else {}
+    try:
+        return sa.create_engine(url, poolclass=sa.NullPool, **options)
+    except ImportError as error:
+        remedy = ' (pip install "autotune-train[postgresql]")' if options else ""
+        raise MachineError(f"{VARIABLE}: this database needs {error.name}, which is not installed{remedy}") from None
+    except (sa.exc.ArgumentError, ValueError, TypeError):
+        raise InputError(_NO_URL) from None
+
+
+def _storage(engine: sa.Engine, where: str) -> BaseStorage:
+    """Return the storage of a database, its tables made if need be.
+
+    Raises:
+        RecordError: It holds a record of an earlier form.
+    """
+    tables = sa.inspect(engine)
+    if tables.has_table("autotune_searches") and not tables.has_table("studies"):
+        raise RecordError(
+            f"{where}: holds a record of an earlier form (tables autotune_...), which isn't read any more: name "
+            f"another database by {VARIABLE}"
+        )
+    options = {"poolclass": sa.NullPool, "connect_args": _LIBPQ if engine.name == "postgresql" else {}}
+    for _ in range(_LAYING_TABLES - 1):
+        with contextlib.suppress(sa.exc.IntegrityError, sa.exc.ProgrammingError):
+            return optuna.storages.RDBStorage(_written(engine.url), engine_kwargs=options)
+    return optuna.storages.RDBStorage(_written(engine.url), engine_kwargs=options)
+
+
+def _written(url: sa.URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+def _shown(url: str) -> str:
+    """Return a URL for people: its kind, and host or file as far as they can't be part of a password.
+
+    Raises:
+        InputError: It is no URL of a database, or is one in memory.
+    """
+    scheme, separator, rest = url.partition("://")
+    is_file = scheme.partition("+")[0] == "sqlite"
+    if is_file and re.fullmatch(r"/[^@?]*[^@?/:][^@?:]*(\?.*)?", rest):
+        return rest[1:].partition("?")[0]
+    host = re.fullmatch(r"([^@/]*@)?([\w.-]*)(:\d+)?/[^@/?]+(\?[^@]*)?", rest)
+    if not separator or is_file or not re.fullmatch(r"[a-z0-9]+(\+[a-z0-9_]+)?", scheme) or host is None:
+        raise InputError(_NO_URL)
+    return f"{scheme}://{host[2]}" if "@" in rest else f"{scheme}://..."

@@ -1,17 +1,14 @@
-"""What the lasting record holds: searches, their trials, the key under which searches compare, and all as rows. Pure.
+"""The searches and trials of the lasting record, and the key under which searches compare.
 
 Two searches have the same key if a trial of one means the same in the other: the same architecture, the same step, the
-same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it. A row that
-another version wrote and this one can't read is passed over with a warning.
+same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -24,7 +21,8 @@ from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 from autotune.version import __version__
 
-logger = logging.getLogger(__name__)
+# A finite number above zero: anything else comes from a damaged record.
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # Packages that a trial doesn't train with.
 _NOT_TRAINING = frozenset({"optuna"})
@@ -99,10 +97,10 @@ class RecordedTrial(Value):
     config_id: str
     config: dict[str, Any]
     status: TrialStatus
-    samples_per_second: float | None = None
+    samples_per_second: _Positive | None = None
     peak_bytes: int | None = None
     memory_bytes: PositiveInt = Field(description="the budget that it ran within")
-    duration_s: float
+    duration_s: float = Field(ge=0, allow_inf_nan=False)
     ended: str = Field(description="UTC, ISO 8601")
     outcome: dict[str, Any] = Field(description="the Measurement, or the Failure without its log")
 
@@ -155,52 +153,3 @@ class RecordedSearch(Value):
         finals = [rate for purpose, is_best, rate in rates if is_best and purpose is Purpose.FINAL]
         explored = [(is_best, rate) for purpose, is_best, rate in rates if purpose.explores]
         return statistics.harmonic_mean(finals) if finals else max(explored, default=(False, None))[1]
-
-
-# Columns of a trial that hold whole values as JSON.
-LARGE_COLUMNS = ("config", "outcome")
-
-# Fields of a search that are columns; `about` holds the others.
-_SEARCH_COLUMNS = ("id", "model", "started", "verdict", "best_config_id", "speedup")
-
-
-def search_row(search: RecordedSearch) -> dict[str, Any]:
-    """Return the row of a search."""
-    written = search.model_dump(mode="json", exclude={"trials"})
-    row = {name: written.pop(name) for name in _SEARCH_COLUMNS}
-    row["model"] = row["model"][:255]
-    return {**row, "key": search.key.short, "about": json.dumps(written)}
-
-
-def search_of(row: Any, trials: Sequence[Any]) -> RecordedSearch | None:
-    """Return a search out of its rows, without trials that can't be read; None if it can't."""
-    readable = tuple(filter(None, map(_trial, trials)))
-    columns = {name: row[name] for name in _SEARCH_COLUMNS}
-    try:
-        return RecordedSearch.model_validate({**json.loads(row["about"]), **columns, "trials": readable})
-    except ValueError:
-        logger.warning("search %s of the record is passed over: it can't be read", row["id"])
-        return None
-
-
-def trial_row(search_id: str, trial: RecordedTrial) -> dict[str, Any]:
-    """Return the row of a trial."""
-    written = trial.model_dump()
-    return {
-        **written,
-        "search_id": search_id,
-        "purpose": str(trial.purpose),
-        "status": str(trial.status),
-        "config": json.dumps(trial.config),
-        "outcome": json.dumps(trial.outcome),
-    }
-
-
-def _trial(row: Any) -> RecordedTrial | None:
-    columns = {name: value for name, value in row.items() if name != "search_id"}
-    try:
-        large = {name: json.loads(columns.get(name, "{}")) for name in LARGE_COLUMNS}
-        return RecordedTrial.model_validate({**columns, **large})
-    except ValueError:
-        logger.warning("trial %s of search %s in the record is passed over", row["number"], row["search_id"])
-        return None

@@ -7,12 +7,14 @@
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         data/                 tokenized real data
+        study.journal         the Optuna study: parameters, values, constraints, and whole results as user attributes
         record.json           the identity of this search in the lasting record
         explain/trials/       trials of `autotune explain`, with numbers of their own
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. Optuna's study is built anew from the result files.
+It is opened, locked and written before anything else is done. The result files are what counts: a trial that isn't in
+the study is added when the search goes on.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from autotune.values.trial import TrialResult
 
 PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
+STUDY_FILE = "study.journal"
 EXPLAIN_FOLDER = "explain"
 
 # Temporary files of `write_value`, of which a search that is killed while it writes leaves one. Those of reports, which

@@ -1,37 +1,49 @@
-"""Writes every trial of a search to the lasting record as it ends, and reads what earlier searches wrote there.
+"""Writes every trial of a search to its study and to the lasting record as it ends, and reads earlier searches.
 
 A :class:`RecordWriter` is an observer between the search and the user's: it passes every event on. A trial is a file
-first: what can't be written to the record is reported once and tried again with every later trial, in a thread, so that
-the search isn't held up; at the end the record is waited for up to a minute. What is missing even then is written by
-`autotune resume` or `autotune history sync`. Exhaustive and resumed searches are recorded as well.
+first. The study of the run directory, `study.journal`, is written before the next trial begins; what is missing there
+is added when the search goes on. The lasting record is written in a thread, so that one that is away doesn't hold the
+search up: that is said once, and it is tried again with every later trial and at the end, for up to a minute. What is
+missing even then is written by `autotune resume`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import datetime
 import math
+import platform
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from typing import NamedTuple, Self, TypeVar
+from pathlib import Path
+from typing import Self, TypeVar
+
+from optuna.trial import FrozenTrial
+from pydantic import Field, ValidationError
 
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.planning.plan import SearchPlan
-from autotune.storage.database import PATIENCE_S
-from autotune.storage.record import Record, record
-from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial
-from autotune.storage.run_directory import RunDirectory
-from autotune.storage.sync import Answer, Identity, answered, described, identity_of, note_answer, recorded_trials
+from autotune.storage.record import PATIENCE_S, RECORDED, Record, record
+from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial, key_of, versions_of
+from autotune.storage.run_directory import PLAN_FILE, STUDY_FILE, RunDirectory
+from autotune.storage.study import RESULT, StudyTrials
+from autotune.value import Value, read_value, write_value
 from autotune.values.events import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
-from autotune.values.trial import TrialResult
+from autotune.values.trial import Purpose, TrialResult
+
+IDENTITY_FILE = "record.json"
+
+_RECORDED_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
 
 # Earlier searches with the same key that are read at most: the latest say most about this machine.
 _MOST_SEARCHES = 20
 
-# How long a search waits for a record that answers: for a trial to be written (a little longer than the database itself
-# waits, which says more), and for earlier searches to be read.
+# How long a search waits for a record that answers: for a trial to be written, and for earlier searches to be read.
 _WAIT_S = PATIENCE_S + 1.0
 _READING_WAIT_S = 4 * _WAIT_S
 
@@ -41,6 +53,49 @@ _LEAST_WAIT_S = 2.0  # for reading and for the last write, when the search's tim
 _PAUSES_S = (0.25, 4.0)
 
 T = TypeVar("T")
+
+
+class Identity(Value):
+    """By what the record knows a run directory, whatever it is called."""
+
+    id: str
+    started: str = Field(description="UTC, ISO 8601")
+    host: str = Field(default="", description="that made it")
+
+
+def identity_of(directory: RunDirectory) -> Identity:
+    """Return the identity of a run directory, made when it is first asked for."""
+    path = directory.path / IDENTITY_FILE
+    try:
+        return read_value(Identity, path)
+    except (OSError, ValidationError):
+        made = Identity(id=uuid.uuid4().hex, started=_moment(directory.path / PLAN_FILE), host=platform.node())
+        write_value(made, path)
+        return made
+
+
+def described(plan: SearchPlan, identity: Identity, run_directory: str) -> RecordedSearch:
+    """Return a search as it is recorded, without trials and answer."""
+    workload = plan.workload
+    batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
+    target = f"target {workload.target_length}" if workload.target_length is not None else ""
+    data = "real data" if workload.dataset is not None else ""
+    words = (str(workload.task), workload.shown_length, target, batch, data)
+    return RecordedSearch(
+        id=identity.id,
+        key=key_of(plan),
+        model=workload.model.name,
+        shape=", ".join(filter(None, words)),
+        device=plan.hardware.name,
+        versions=versions_of(plan.hardware),
+        memory_bytes=plan.memory_bytes,
+        allowance=str(plan.allowance),
+        effort=str(plan.budget.effort),
+        baseline=plan.baseline.model_dump(mode="json"),
+        started=identity.started,
+        host=identity.host,
+        run_directory=run_directory,
+    )
 
 
 def in_thread(call: Callable[[], T]) -> Future[T]:
@@ -60,18 +115,11 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-class _Batch(NamedTuple):
-    """What one attempt writes."""
-
-    search: RecordedSearch
-    trials: tuple[RecordedTrial, ...]
-
-
 class RecordWriter:
-    """Records the trials of one search.
+    """Writes the trials of one search to its study, and to the lasting record.
 
-    None in place of a database records nothing. The observer hears every event, and what goes wrong here. A record that
-    is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
+    None in place of a database records nothing there. The observer hears every event, and what goes wrong here. A
+    record that is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
     """
 
     def __init__(
@@ -83,15 +131,16 @@ class RecordWriter:
         ends_at: float = math.inf,
     ) -> None:
         self._record = database
+        self._study: Record | None = Record(directory.path / STUDY_FILE)
         self._ends_at = ends_at
         self._directory = directory
         self._observer = observer
-        self._pending: list[RecordedTrial] = []
+        self._trials = StudyTrials(plan, plan.search_space())
+        self._search = described(plan, identity_of(directory), str(directory.path.absolute()))
+        self._pending: list[FrozenTrial] = []
         self._written: RecordedSearch | None = None
-        self._attempt: tuple[_Batch, Future[int]] | None = None
+        self._attempt: tuple[RecordedSearch, int, Future[int]] | None = None  # with the number of its trials
         self._trouble: RecordError | None = None
-        identity = identity_of(directory) if database is not None else Identity(id="", started="")
-        self._search = described(plan, identity, str(directory.path.absolute()))
 
     @property
     def key(self) -> Key:
@@ -106,17 +155,34 @@ class RecordWriter:
 
     def write(self, results: Iterable[TrialResult]) -> None:
         """Write trials, except checks and those that are written already."""
-        found = recorded_trials(self._directory, results) if self._record is not None else []
-        self._pending += found
-        if found:
+        wanted = [r for r in results if r.request.task is None and r.request.purpose in _RECORDED_PURPOSES]
+        found = [self._frozen(result) for result in wanted]
+        self._write_study(found)
+        if self._record is not None and found:
+            self._pending += [_without_result(trial) for trial in found]
             self._write(0.0 if self._trouble is not None else _WAIT_S)
 
+    def _frozen(self, result: TrialResult) -> FrozenTrial:
+        trial = self._trials.frozen(result)
+        file = self._directory.path / "trials" / f"{result.request.number:04d}" / "result.json"
+        trial.set_user_attr(RECORDED, RecordedTrial.of(result, _moment(file)).model_dump(mode="json"))
+        return trial
+
+    def _write_study(self, trials: list[FrozenTrial]) -> None:
+        if self._study is None:
+            return
+        try:
+            self._study.write(self._search, trials)
+        except RecordError as error:
+            self._study = None
+            self._observer(Note(text=f"the study: {error}; the search goes on without it: its trials are files"))
+
     def end(self, result: ResultData) -> ResultData:
-        """Record the answer, and return it."""
-        if self._record is not None:
-            answer = Answer.of(result)
-            note_answer(self._directory, answer)
-            self._search = answered(self._search, answer)
+        """Write the answer down, and return it."""
+        speedup = result.speedup.ratio if result.speedup else None
+        answer = {"verdict": result.verdict, "best_config_id": result.best.config.config_id, "speedup": speedup}
+        self._search = self._search.model_copy(update=answer)
+        self._write_study([])
         return result
 
     def __enter__(self) -> Self:
@@ -135,8 +201,8 @@ class RecordWriter:
             with contextlib.suppress(KeyboardInterrupt):
                 self._write_all(last_s)
         if self._is_behind:
-            catch_up = f"`autotune history sync {self._directory.path}`"
-            self._note(f"{self._missing} ({self._trouble}); nothing is lost: {catch_up} writes it")
+            resume = f"`autotune resume {self._directory.path}`"
+            self._note(f"{self._missing} ({self._trouble}); nothing is lost: {resume} writes it")
 
     def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
@@ -179,8 +245,8 @@ class RecordWriter:
             return
         self._settle(0.0)
         if self._attempt is None:
-            batch = _Batch(self._search, tuple(self._pending))
-            self._attempt = (batch, in_thread(lambda: database.write(*batch)))
+            search, trials = self._search, tuple(self._pending)
+            self._attempt = (search, len(trials), in_thread(lambda: database.write(search, trials)))
         if not self._settle(wait_s) and wait_s:
             self._fails(_no_answer(database, wait_s))
 
@@ -200,7 +266,7 @@ class RecordWriter:
         """Take note of how the attempt under way went; False if it hasn't ended within `wait_s`."""
         if self._attempt is None:
             return True
-        batch, attempt = self._attempt
+        search, count, attempt = self._attempt
         if not wait([attempt], wait_s).done:
             return False
         self._attempt = None
@@ -209,10 +275,10 @@ class RecordWriter:
         except RecordError as error:
             self._fails(error)
             return True
-        del self._pending[: len(batch.trials)]
-        self._written = batch.search
+        del self._pending[:count]
+        self._written = search
         if self._trouble is not None:
-            self._note(f"it can be written again, and has {len(batch.trials)} more of this search's trials")
+            self._note(f"it can be written again, and has {count} more of this search's trials")
         self._trouble = None
         return True
 
@@ -226,6 +292,13 @@ class RecordWriter:
         self._observer(Note(text=f"the lasting record: {text}"))
 
 
+def _without_result(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial as others may read it: where a user's data and code lie is left out."""
+    other = copy.copy(trial)
+    other.user_attrs = {name: value for name, value in trial.user_attrs.items() if name != RESULT}
+    return other
+
+
 def _no_answer(database: Record, waited_s: float) -> RecordError:
     return RecordError(f"{database.where}: no answer for {waited_s:.0f} s", is_temporary=True)
 
@@ -233,7 +306,7 @@ def _no_answer(database: Record, waited_s: float) -> RecordError:
 def record_writer(
     plan: SearchPlan, directory: RunDirectory, observer: Observer, ends_at: float = math.inf
 ) -> RecordWriter:
-    """Return what records the trials of a search: nothing, where there is no record or none is asked for."""
+    """Return what writes the trials of a search; the lasting record is left alone if none is asked for or none is."""
     database = None
     if plan.record:
         try:
@@ -241,3 +314,12 @@ def record_writer(
         except AutotuneError as error:
             observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
     return RecordWriter(database, plan, directory, observer, ends_at)
+
+
+def _moment(file: Path) -> str:
+    """Return when a file was written; now, if it isn't there."""
+    try:
+        moment = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC)
+    except OSError:
+        moment = datetime.datetime.now(datetime.UTC)
+    return moment.isoformat(timespec="seconds")

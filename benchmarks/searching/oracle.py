@@ -11,8 +11,8 @@ from searching.replay import ReplayClock, ReplayRunner
 from searching.tables import Table, TableTrial
 
 from autotune.planning.plan import SearchPlan, request_of
-from autotune.search.study import StudyTrials
 from autotune.space.space import Point, SearchSpace
+from autotune.storage.study import StudyTrials
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult, TrialStatus

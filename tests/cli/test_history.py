@@ -1,4 +1,4 @@
-"""`autotune history`: what is recorded, listed, shown, exported, made good from files and forgotten."""
+"""`autotune history`: what is recorded, listed and forgotten."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import OUT_OF_MEMORY, make_config, make_plan, make_result
-from recorded_searches import recorded_search, recorded_trial
+from factories import OUT_OF_MEMORY, make_config
+from recorded_searches import keep, recorded_search, recorded_trial
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.storage.database import VARIABLE
-from autotune.storage.record import Record
+from autotune.storage.record import RECORD_FILE, VARIABLE, Record
 from autotune.storage.recorded import Key
-from autotune.storage.run_directory import RunDirectory
-from autotune.value import write_value
 
 BEST = make_config(16, precision="bf16")
 GPT2 = recorded_search(
@@ -28,15 +25,15 @@ T5 = recorded_search(id="c", model="google-t5/t5-small", key=Key(model="t", work
 
 @pytest.fixture
 def path(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
-    return tmp_path / "record.db"
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    return tmp_path / RECORD_FILE
 
 
 @pytest.fixture
 def filled(path) -> Record:
-    database = Record(f"sqlite:///{path}")
-    for search in (GPT2, AGAIN, T5):
-        database.write(search, search.trials)
+    database = Record(path)
+    keep(database, GPT2, AGAIN, T5)
     return database
 
 
@@ -78,36 +75,9 @@ def test_keys_alone_are_for_other_programs(filled):
 
 @pytest.mark.parametrize("columns", ["60", "80"])
 def test_no_name_is_broken_in_a_narrow_terminal(filled, columns):
-    for arguments in ((), ("show", GPT2.key.short)):
-        shown = CliRunner().invoke(app, ["history", *arguments], env={"COLUMNS": columns}).stdout
-        assert max(map(len, shown.splitlines())) <= int(columns)
-        words = ("micro-batch", "completed") if arguments else (GPT2.model, T5.model)
-        assert all(word in shown for word in words)
-
-
-def test_the_trials_of_a_key_are_shown(filled):
-    output = run("show", GPT2.key.short[:5]).stdout
-    for text in (
-        "faster, 2.50 times the baseline",
-        "out of memory",
-        "micro-batch 16, precision bf16 *",
-    ):
-        assert text in output
-    assert output.count("node7:/runs/tiny") == 2
-    shown = json.loads(run("show", GPT2.key.short, "--json").stdout)
-    assert [search["id"] for search in shown["searches"]] == ["a", "b"]
-    assert shown["searches"][0]["trials"][1]["outcome"]["samples_per_second"] == 25.0
-
-
-def test_all_is_exported_to_stdout_or_a_file(filled, tmp_path):
-    printed = json.loads(run("export").stdout)
-    assert {search["id"] for search in printed["searches"]} == {"a", "b", "c"}
-    file = tmp_path / "record.json"
-    assert "3 searches, 7 trials" in run("export", str(file)).stdout.replace("\n", "")
-    assert json.loads(file.read_text()) == printed
-    counted = json.loads(run("export", str(file), "--json").stdout)
-    assert counted == {"file": str(file), "searches": 3, "trials": 7}
-    assert "can't be written" in line_of(run("export", str(tmp_path / "no" / "file.json"), code=2))
+    shown = CliRunner().invoke(app, ["history"], env={"COLUMNS": columns}).stdout
+    assert max(map(len, shown.splitlines())) <= int(columns)
+    assert all(name in shown for name in (GPT2.model, T5.model))
 
 
 @pytest.mark.parametrize(
@@ -139,32 +109,8 @@ def test_what_is_forgotten_can_be_counted(filled):
     assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
 
 
-@pytest.fixture
-def run_dirs(tmp_path) -> list[str]:
-    """Two searches that nobody has written to the record, the second of which wasn't to be."""
-    found = []
-    for name, wanted in (("wanted", True), ("unwanted", False)):
-        directory = RunDirectory.create(tmp_path / name)
-        directory.write_plan(make_plan(record=wanted))
-        (directory.path / "trials" / "0000").mkdir(parents=True)
-        write_value(make_result(), directory.path / "trials" / "0000" / "result.json")
-        found.append(str(directory.path))
-    return found
-
-
-def test_what_run_directories_hold_beyond_the_record_is_written(path, run_dirs):
-    lines = run("sync", *run_dirs).stdout.splitlines()
-    assert lines[0].endswith("wanted: 1 of its 1 trials written, the others were there")
-    assert lines[1].endswith("unwanted: left alone, it was searched with --no-record")
-    again = json.loads(run("sync", run_dirs[0], "--json").stdout)
-    assert again == [{"run_directory": run_dirs[0], "trials": 1, "written": 0, "wanted": True, "reason": ""}]
-    assert [len(search.trials) for search in Record(f"sqlite:///{path}").searches()] == [1]
-
-
 BAD_INPUT = {
-    "no run directory": (["sync", "nowhere"], "nowhere: holds no search"),
-    "unknown key": (["show", "zzz"], "history zzz: nothing is recorded under this key"),
-    "empty key": (["show", ""], "nothing is recorded under this key"),
+    "empty key": (["forget", "", "--yes"], "nothing is recorded under this key"),
     "nothing to forget": (["forget", "--yes"], "name what to forget"),
     "two things to forget": (["forget", "--all", "--model", "gpt2", "--yes"], "name what to forget"),
     "unknown key to forget": (["forget", "zzz", "--yes"], "history zzz"),
@@ -188,11 +134,11 @@ def test_a_beginning_that_several_keys_have_is_not_enough(filled):
     alike = next(found for found in searches.values() if len(found) > 1)[:2]
     for search in alike:
         filled.write(search, [])
-    assert "could be" in line_of(run("show", alike[0].key.short[0], code=2))
+    assert "could be" in line_of(run("forget", alike[0].key.short[0], "--yes", code=2))
 
 
 def test_a_record_that_is_off_or_damaged_is_one_line(path, monkeypatch):
-    path.write_bytes(b"no database" * 100)
+    path.write_bytes(b"no journal" * 100)
     assert "damaged" in line_of(run(code=2))
     monkeypatch.setenv(VARIABLE, "off")
     assert line_of(run(code=2)) == "autotune: AUTOTUNE_RECORD is off: there is no record"

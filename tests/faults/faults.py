@@ -11,13 +11,12 @@ import itertools
 import os
 import random
 import shutil
-import sqlite3
 import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_MADE = {"os.mkdir": 0, "os.rename": 1, "sqlite3.connect": 0}  # position of the path that is made
+_MADE = {"os.mkdir": 0, "os.rename": 1}  # position of the path that is made
 
 
 class AtWrite(NamedTuple):
@@ -65,16 +64,24 @@ class AtWrite(NamedTuple):
 
 
 class SmallRecord(NamedTuple):
-    """The lasting record has no room for more than a few pages, as on a disk that is full."""
+    """The lasting record has no room for more than some bytes, as on a disk that is full."""
 
-    pages: int
+    most_bytes: int
 
     def __call__(self) -> None:
-        import sqlalchemy as sa
+        from optuna.storages.journal import JournalFileBackend
 
-        @sa.event.listens_for(sa.engine.Engine, "connect")
-        def limit(connection: sqlite3.Connection, _: Any) -> None:
-            connection.execute(f"PRAGMA max_page_count={self.pages}")
+        append = JournalFileBackend.append_logs
+
+        def limited(backend: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+            path = Path(backend._file_path)
+            before = path.stat().st_size
+            append(backend, logs)
+            if path.name == "record.journal" and path.stat().st_size > self.most_bytes:
+                os.truncate(path, max(before, self.most_bytes))  # a part of a line is there
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        JournalFileBackend.append_logs = limited
 
 
 def clock_jumps() -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from pathlib import Path
 
-from faults.replaying import LAUNCHES, Search
+import optuna
+from faults.replaying import LAUNCHES, Search, said
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.execution.processes import marked
 from autotune.storage.record import Record
 from autotune.storage.results import read_result
-from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, RunDirectory, read_plan
-from autotune.storage.sync import IDENTITY_FILE, Identity
+from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, STUDY_FILE, RunDirectory, read_plan
+from autotune.storage.writer import IDENTITY_FILE, Identity
 from autotune.value import read_value
 from autotune.values.trial import Purpose, TrialResult
 
@@ -59,10 +61,11 @@ class Kept:
         littered = list(run.rglob(".*"))
         assert littered == [], "temporary files have stayed"
         wanted = sorted(n for n, r in results.items() if r.request.purpose in RECORDED and r.request.task is None)
+        study = optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(run / STUDY_FILE))))
+        assert sorted(trial.user_attrs["trial"] for trial in study.trials) == wanted
         if self._search.server or self._search.record.exists():
-            found = Record(self._search.url).searches()
-            own = [search for search in found if search.run_directory == str(run)]
-            assert [sorted(trial.number for trial in search.trials) for search in own] == [wanted]
+            own = [search for search in self._search.recorded() if search.run_directory == str(run)]
+            assert [sorted(trial.number for trial in search.trials) for search in own] == [wanted], said(self._search)
             assert own[0].verdict is not None
 
     def _begun(self) -> list[tuple[int, str, str]]:
@@ -81,9 +84,9 @@ class Kept:
             if not path.name.startswith("."):
                 json.loads(path.read_bytes())
         if record.exists():
-            with sqlite3.connect(record) as connection:
-                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            connection.close()
+            self._search.recorded()
+        if (run / STUDY_FILE).exists():
+            Record(run / STUDY_FILE).searches()
 
 
 def left_running(run: Path) -> list[int]:

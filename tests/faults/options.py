@@ -136,7 +136,7 @@ COMMANDS = (
     "find --model m --device cpu --dry-run --fix precision=fp99", "find --model m --dry-run --device cuda:x",
     "find --model m --device cpu --dry-run --only nothing", "find --model m --device cpu --dry-run --data nowhere.txt",
     "find --model nothing-like-it --dry-run", "script --dry-run -- python nowhere.py", "script --dry-run --",
-    "models nothing-like-it", "gpus abacus", "spaces nothing", "history show nothing",
+    "models nothing-like-it", "gpus abacus", "spaces nothing", "history forget nothing",
     "history forget", "history forget nothing", "history forget --all nothing", "history export no/such/folder/x.json",
     "export . --to", "export . --to nothing", "estimate m", "doctor --calibrate --device abacus",
 )  # fmt: skip

@@ -28,6 +28,8 @@ from autotune import api
 from autotune.errors import AutotuneError
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
+from autotune.storage.record import Record
+from autotune.storage.recorded import RecordedSearch
 from autotune.value import read_value, write_value
 from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.trial import Outcome, TrialRequest
@@ -61,12 +63,11 @@ class Search(NamedTuple):
     @property
     def record(self) -> Path:
         """The file of the lasting record."""
-        return self.home / "record.db"
+        return self.home / "record.journal"
 
-    @property
-    def url(self) -> str:
-        """The lasting record."""
-        return self.server or f"sqlite:///{self.record}"
+    def recorded(self) -> list[RecordedSearch]:
+        """What the lasting record has."""
+        return Record(self.server or self.record).searches()
 
 
 @functools.cache

@@ -2,14 +2,12 @@
 
 from io import StringIO
 
-from factories import make_config, make_plan
+from factories import make_plan
 from predicted_space import GB, SPACE, make_model_of
-from recorded_searches import recorded_search, recorded_trial
 from rich.console import Console
 
-from autotune.output.listings import preview_table, trials_table
+from autotune.output.listings import preview_table
 from autotune.search.preview import preview
-from autotune.values.config import Parallelism
 from autotune.values.knob import Allowance
 
 
@@ -41,12 +39,3 @@ def test_the_most_frequent_reasons_are_shown_and_the_others_counted():
     assert "refused: 20 configurations: reason 0" in text
     assert "refused: 23 configurations for 2 other reasons (--json)" in text
     assert "reason 8" not in text
-
-
-def test_what_differs_from_the_baseline_is_named_by_knobs():
-    spread = make_config(16, adapter={"rank": 4}, parallelism=Parallelism(world_size=2, sharding="zero_3"))
-    console = Console(width=200, file=StringIO())
-    console.print(trials_table([recorded_search(recorded_trial(spread))]))
-    shown = console.file.getvalue()
-    assert "micro-batch 16, adapter lora, devices 2, sharding zero_3 " in shown
-    assert " nothing " in shown

@@ -22,7 +22,7 @@ from factories import (
     make_space_file,
 )
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
-from recorded_searches import DAY, recorded_search, recorded_trial
+from recorded_searches import DAY, keep, recorded_search, recorded_trial
 
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
@@ -364,7 +364,7 @@ class Searches:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.database = Record(f"sqlite:///{folder / 'record.db'}")
+        self.database = Record(folder / "record.journal")
         self.speed = 1.0
         self.guided = True
         self.bonus: dict[TrainConfig, float] = {}
@@ -387,7 +387,7 @@ class Searches:
             for config in (BASE, *configs)
         ]  # fmt: skip
         search = kept(*found, verdict="faster", best_config_id=winner.config_id)
-        self.database.write(search, search.trials)
+        keep(self.database, search)
 
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""

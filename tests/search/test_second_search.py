@@ -5,7 +5,7 @@ import json
 import pytest
 
 import autotune
-from autotune.storage.database import VARIABLE
+from autotune.storage.record import VARIABLE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 

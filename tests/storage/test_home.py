@@ -1,12 +1,10 @@
-"""Where lasting things live, what is stored there of devices and models, and which paths lie on a network."""
+"""Where lasting things live, and what is stored there of devices and models."""
 
 import logging
 import os
 import time
-from collections import namedtuple
 from pathlib import Path
 
-import psutil
 import pytest
 from factories import make_gpu, make_hardware, make_workload
 from profiles import make_family, make_profile
@@ -17,7 +15,6 @@ from autotune.storage.home import (
     _MOST_OBSERVATIONS,
     add_observations,
     home,
-    network_kind,
     rates_of,
     rates_path,
     read_observations,
@@ -102,66 +99,6 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", fail)
     with pytest.raises(InputError, match="set AUTOTUNE_HOME"):
         home()
-
-
-# Network file systems
-
-Mount = namedtuple("Mount", ["mountpoint", "fstype"])
-
-MOUNTS = [
-    Mount("/", "ext4"),
-    Mount("/proc", "proc"),
-    Mount("/home", "autofs"),
-    Mount("/home/ann", "nfs4"),
-    Mount("/home/ann/scratch", "xfs"),
-    Mount("/mnt/our data", "cifs"),
-    Mount("/mnt/ssh", "fuse.sshfs"),
-    Mount("/lustre", "lustre"),
-    Mount("/over", "nfs"),
-    Mount("/over", "ext4"),
-]
-
-
-@pytest.fixture
-def _mounts(monkeypatch):
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: MOUNTS)
-
-
-@pytest.mark.usefixtures("_mounts")
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/data/record.db", None),
-        ("/home/ann/record.db", "nfs4"),
-        ("/home/ann/not/made/yet/record.db", "nfs4"),
-        ("/home/ann/scratch/record.db", None),
-        ("/home/annie/record.db", None),
-        ("/mnt/our data/record.db", "cifs"),
-        ("/mnt/ssh/record.db", "fuse.sshfs"),
-        ("/lustre/record.db", "lustre"),
-        ("/over/record.db", None),
-    ],
-)
-def test_the_innermost_mount_counts_and_of_two_at_one_place_the_last(path, kind):
-    assert network_kind(Path(path)) == kind
-
-
-@pytest.mark.usefixtures("_mounts")
-def test_a_link_leads_where_it_points(tmp_path):
-    (tmp_path / "link").symlink_to("/lustre/home")
-    assert network_kind(tmp_path / "link" / "record.db") == "lustre"
-
-
-def test_where_mounts_can_not_be_listed_nothing_is_known(monkeypatch):
-    def fail(all: bool) -> list[Mount]:
-        raise FileNotFoundError("/proc/self/mounts")
-
-    monkeypatch.setattr(psutil, "disk_partitions", fail)
-    assert network_kind(Path("/lustre")) is None
-
-
-def test_the_mounts_of_this_machine_can_be_listed():
-    assert network_kind(Path("/proc")) is None
 
 
 # Rates

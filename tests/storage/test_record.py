@@ -1,135 +1,107 @@
-"""The lasting record: a real database that several write at once, and that never takes a search down."""
+"""The lasting record: an Optuna storage that several write at once, and that never takes a search down."""
 
+import fcntl
 import sqlite3
+import threading
+import time
 from pathlib import Path
 
+import optuna
 import pytest
 from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
-from recorded_searches import recorded_search, recorded_trial
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from recorded_searches import keep, recorded_search, recorded_trial, stored
 
 from autotune.errors import InputError, RecordError
-from autotune.storage import database as databases
-from autotune.storage import record as module
-from autotune.storage.database import VARIABLE
-from autotune.storage.record import RECORD_FILE, SCHEMA_VERSION, Record, record
-from autotune.storage.recorded import Key, trial_row
+from autotune.storage.record import FORMER_FILE, RECORD_FILE, RECORDED, SEARCH, VARIABLE, Record, record
+from autotune.storage.recorded import Key
 
 OTHER = Key(model="m", workload="w", hardware="h", versions="v")
 
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    return tmp_path / "record.db"
+    return tmp_path / "record.journal"
 
 
 @pytest.fixture
 def database(path) -> Record:
-    return Record(f"sqlite:///{path}")
+    return Record(path)
 
 
-@pytest.fixture
-def _hasty(monkeypatch):
-    """Others are waited for only a moment."""
-    monkeypatch.setitem(databases._OPTIONS, "pysqlite", {"timeout": 0.1})
+@pytest.fixture(params=["journal", "sqlite"])
+def either(request, tmp_path) -> Record:
+    return Record(tmp_path / "record.journal" if request.param == "journal" else f"sqlite:///{tmp_path}/record.db")
 
 
-def keep(database: Record, *searches) -> None:
-    for search in searches:
-        database.write(search, search.trials)
-
-
-def test_what_was_kept_is_read_again(database):
+def test_what_was_kept_is_read_again(either):
     search = recorded_search(recorded_trial(make_config(16), 12.5), recorded_trial(make_config(4), OUT_OF_MEMORY))
-    keep(database, search)
-    assert database.searches() == [search]
+    keep(either, search)
+    assert either.searches() == [search]
 
 
-def test_reading_makes_nothing(database, tmp_path):
-    assert database.searches() == []
+def test_reading_makes_nothing(either, tmp_path):
+    assert either.searches() == []
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trial_that_is_kept_again_stays_as_it_is(database):
-    search = recorded_search(recorded_trial())
-    keep(database, search, search)
-    database.write(search, [search.trials[1].model_copy(update={"duration_s": 99.0})])
-    assert database.searches() == [search]
-
-
-def test_how_many_were_not_there_is_told(database):
+def test_a_trial_is_there_once_however_often_it_is_kept(either):
     search = recorded_search(recorded_trial(), recorded_trial())
-    assert database.write(search, search.trials[:1]) == 1
-    assert database.write(search, search.trials) == 2
+    assert either.write(search, stored(*search.trials[:1])) == 1
+    assert either.write(search, stored(*search.trials)) == 2
+    assert either.write(search, stored(*search.trials)) == 0
+    assert either.searches() == [search]
 
 
-def test_who_writes_the_same_trial_at_the_same_moment_writes_it_once(database, monkeypatch):
-    """Both have looked before either wrote: what one then finds written isn't written again, and is no error."""
+def test_a_trial_that_ran_again_under_its_number_replaces_the_earlier_one(either):
     search = recorded_search(recorded_trial())
-    keep(database, search)
-    monkeypatch.setattr(module, "trial_row", lambda search_id, trial: {**trial_row(search_id, trial), "number": 1})
-    late = search.trials[1].model_copy(update={"number": 7, "duration_s": 99.0})
-    database.write(search, [late])
-    assert database.searches() == [search]
+    keep(either, search)
+    again = search.trials[1].model_copy(update={"duration_s": 99.0})
+    either.write(search, stored(again))
+    assert either.searches() == [search.model_copy(update={"trials": (search.trials[0], again)})]
+    (name,) = optuna.get_all_study_names(either.storage)
+    assert len(optuna.load_study(study_name=name, storage=either.storage).trials) == 2
 
 
-def test_trials_come_one_by_one_and_the_answer_last(database):
+def test_trials_come_one_by_one_and_the_answer_last(either):
     search = recorded_search(recorded_trial())
     for trial in search.trials:
-        database.write(search, [trial])
+        either.write(search, stored(trial))
     answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x", "speedup": 1.5})
-    database.write(answered, [])
-    assert database.searches() == [answered]
+    either.write(answered, [])
+    assert either.searches() == [answered]
 
 
 def test_the_latest_search_comes_first(database):
-    searches = [recorded_search(id=str(day), started=f"2026-11-0{day}T00:00:00+00:00") for day in (2, 3, 1)]
-    keep(database, *searches)
+    keep(database, *(recorded_search(id=str(day), started=f"2026-11-0{day}T00:00:00+00:00") for day in (2, 3, 1)))
     assert [search.id for search in database.searches()] == ["3", "2", "1"]
     assert [search.id for search in database.searches(latest=1)] == ["3"]
 
 
-def test_searches_are_found_by_their_key(database):
+def test_searches_are_found_by_their_key_and_forgotten(either):
     mine, other = recorded_search(), recorded_search(id="b", key=OTHER)
-    keep(database, mine, other)
-    assert database.searches(key=mine.key) == [mine]
-    assert database.searches(key=OTHER) == [other]
-
-
-def test_more_searches_than_a_statement_takes_names(database, monkeypatch):
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
-    searches = [recorded_search(id=str(number)) for number in range(5)]
-    keep(database, *searches)
-    assert database.searches() == searches
-    database.forget(searches[1:])
-    assert database.searches() == searches[:1]
-
-
-def test_in_brief_configurations_and_outcomes_are_left_out(database):
-    keep(database, recorded_search())
-    (search,) = database.searches(brief=True)
-    assert [(t.config, t.outcome, t.samples_per_second) for t in search.trials] == [({}, {}, 10.0)]
-
-
-def test_what_is_forgotten_is_gone_and_the_rest_is_not(database):
-    mine, other = recorded_search(), recorded_search(id="b", key=OTHER)
-    keep(database, mine, other)
-    database.forget([mine])
-    assert database.searches() == [other]
+    keep(either, mine, other)
+    assert either.searches(key=mine.key) == [mine]
+    assert either.searches(key=OTHER) == [other]
+    either.forget([mine])
+    assert either.searches() == [other]
 
 
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[3])
-from recorded_searches import recorded_search, recorded_trial
+from pathlib import Path
+from recorded_searches import recorded_search, recorded_trial, stored
 from autotune.storage.record import Record
 
 search = recorded_search(*(recorded_trial() for _ in range(30)), id=sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
-database = Record(f"sqlite:///{sys.argv[1]}")
+database = Record(sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1]))
 for trial in search.trials:
-    database.write(search, [trial])
+    database.write(search, stored(trial))
 """
 
 
@@ -138,69 +110,83 @@ def test_two_processes_write_at_once_into_a_record_that_neither_has_made(path, d
     assert {search.id: len(search.trials) for search in database.searches()} == {"a": 31, "b": 31}
 
 
-@pytest.mark.usefixtures("_hasty")
-def test_a_locked_record_is_one_line_after_a_moment(path):
-    keep(Record(f"sqlite:///{path}"), recorded_search())
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    late = Record(f"sqlite:///{path}")
-    with pytest.raises(RecordError, match=r"record\.db: in use by another process") as caught:
-        keep(late, recorded_search(id="b"))
-    assert "\n" not in str(caught.value)
-    assert caught.value.is_temporary
-    assert len(late.searches()) == 1, "who only reads doesn't wait for a writer"
-    holder.execute("ROLLBACK")
-    holder.close()
-    keep(late, recorded_search(id="b"))
-    assert len(late.searches()) == 2
+def test_a_line_that_was_cut_short_costs_what_was_in_it_alone(path, database):
+    search = recorded_search(recorded_trial())
+    keep(database, search)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    keep(Record(path), recorded_search(id="b"))
+    assert {s.id: len(s.trials) for s in Record(path).searches()} == {"a": 1, "b": 1}
+    keep(Record(path), search)
+    assert Record(path).searches(latest=1)[0].trials
+    assert len(optuna.get_all_study_names(JournalStorage(JournalFileBackend(str(path))))) == 2
 
 
-@pytest.mark.parametrize("content", [b"this is no database, whatever its name says", b"SQLite format 3\0" + bytes(400)])
+def test_one_that_is_held_is_waited_for(path, database):
+    keep(database, recorded_search())
+    with path.open("a") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        writing = threading.Thread(target=keep, args=(database, recorded_search(id="b")))
+        writing.start()
+        time.sleep(0.1)
+        assert len(Record(path).searches()) == 1, "who only reads doesn't wait for a writer"
+    writing.join()
+    assert len(Record(path).searches()) == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no journal" * 99, bytes(4096), b'{"op_code": 5}\n' * 3, b"[1]\n", b'{"half": \n{}\n']
+)
 def test_a_damaged_record_is_one_line_and_left_as_it_is(path, content):
-    path.write_bytes(content * 20)
-    for attempt in (lambda: Record(f"sqlite:///{path}").searches(), lambda: keep(Record(f"sqlite:///{path}"), SEARCH)):
-        with pytest.raises(RecordError, match=r"record\.db: ") as caught:
-            attempt()
-        assert "\n" not in str(caught.value)
-        assert not caught.value.is_temporary
-    assert path.read_bytes() == content * 20
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"record\.journal: can't be used: damaged") as caught:
+        keep(Record(path), recorded_search())
+    assert "\n" not in str(caught.value)
+    assert not caught.value.is_temporary
+    assert path.read_bytes() == content
 
 
-SEARCH = recorded_search()
-
-
-def test_a_record_of_a_newer_autotune_is_refused(path, database):
-    keep(database, SEARCH)
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"UPDATE autotune_about SET value = '{SCHEMA_VERSION + 1}' WHERE name = 'schema'")
+def test_a_record_of_the_earlier_form_is_refused_in_a_line(tmp_path):
+    with sqlite3.connect(tmp_path / "record.db") as connection:
+        connection.execute("CREATE TABLE autotune_searches (id)")
     connection.close()
-    for attempt in (lambda: Record(f"sqlite:///{path}").searches(), lambda: keep(Record(f"sqlite:///{path}"), SEARCH)):
-        with pytest.raises(RecordError, match=r"written by a newer autotune .*update autotune"):
-            attempt()
+    for attempt in (Record.searches, lambda found: keep(found, recorded_search())):
+        with pytest.raises(RecordError, match=r"record\.db: holds a record of an earlier form"):
+            attempt(Record(f"sqlite:///{tmp_path}/record.db"))
 
 
-def test_a_file_of_somebody_else_is_added_to_and_not_touched(path, database):
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE theirs (value)")
-    connection.close()
-    assert database.searches() == []
-    keep(database, SEARCH)
-    assert database.searches() == [SEARCH]
+ODD = {"of a type": "5", "too little": {"id": "a"}, "a number that is none": {"samples_per_second": float("inf")}}
 
 
-def test_a_row_that_can_not_be_read_is_passed_over(path, database, caplog):
-    keep(database, recorded_search(recorded_trial()))
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE autotune_trials SET purpose = 'of another time' WHERE number = 1")
-    connection.close()
-    (search,) = database.searches()
-    assert [trial.number for trial in search.trials] == [0]
-    assert "trial 1 of search a in the record is passed over" in caplog.text
+@pytest.mark.parametrize("name", ODD)
+def test_odd_rows_are_passed_over_with_a_warning(either, name, caplog):
+    keep(either, recorded_search(recorded_trial()), recorded_search(id="b"), recorded_search(id="c"))
+    odd, other = ODD[name], recorded_search(id="b")
+    spoilt = {**other.model_dump(mode="json", exclude={"trials"}), **odd} if isinstance(odd, dict) else odd
+    name_b = next(n for n in optuna.get_all_study_names(either.storage) if n.endswith(" b"))
+    optuna.load_study(study_name=name_b, storage=either.storage).set_user_attr(SEARCH, spoilt)
+    row = {**recorded_trial().model_dump(mode="json"), **odd} if isinstance(odd, dict) else odd
+    name_a = next(n for n in optuna.get_all_study_names(either.storage) if n.endswith(" a"))
+    loaded = optuna.load_study(study_name=name_a, storage=either.storage)
+    loaded.add_trial(optuna.create_trial(value=1.0, user_attrs={RECORDED: row if name != "too little" else odd}))
+    optuna.create_study(study_name="somebody's", storage=either.storage)
+    assert {s.id: len(s.trials) for s in either.searches()}["c"] == 1
+    assert "passed over" in caplog.text
+    keep(either, recorded_search(recorded_trial()))
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(RecordError, match=r"nowhere/record\.db: can't be used: unable to open"):
-        keep(Record(f"sqlite:///{tmp_path}/nowhere/record.db"), SEARCH)
+@pytest.mark.parametrize("place", ["nowhere/record.journal", "folder"])
+def test_a_place_that_can_not_be_written_is_one_line(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RecordError, match=f"{place}: can't be used: "):
+        keep(Record(tmp_path / place), recorded_search())
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "study.journal").symlink_to(tmp_path / "theirs")
+    with pytest.raises(RecordError, match="is a link"):
+        keep(Record(tmp_path / "study.journal"), recorded_search())
+    assert not (tmp_path / "theirs").exists()
 
 
 class TestWhereItIs:
@@ -210,29 +196,55 @@ class TestWhereItIs:
         database = record()
         assert database.searches() == []
         assert not (tmp_path / "new").exists()
-        keep(database, SEARCH)
+        keep(database, recorded_search())
         assert (tmp_path / "new" / RECORD_FILE).is_file()
+
+    def test_one_of_the_earlier_form_is_told(self, monkeypatch, tmp_path, caplog):
+        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+        (tmp_path / FORMER_FILE).touch()
+        assert record().searches() == []
+        assert "of an earlier form" in caplog.text
 
     def test_a_home_that_can_not_be_written_is_one_line(self, monkeypatch, tmp_path):
         (tmp_path / "file").touch()
         monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
         with pytest.raises(RecordError, match=r"can't be written"):
-            keep(record(), SEARCH)
+            keep(record(), recorded_search())
 
     @pytest.mark.parametrize("word", ["off", "OFF"])
     def test_it_can_be_switched_off(self, monkeypatch, word):
         monkeypatch.setenv(VARIABLE, word)
         assert record() is None
 
-    def test_a_url_names_another(self, monkeypatch, path):
-        monkeypatch.setenv(VARIABLE, f"sqlite:///{path}")
-        keep(record(), SEARCH)
-        assert path.is_file()
+    def test_a_url_names_another(self, monkeypatch, tmp_path):
+        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'team.db'}")
+        keep(record(), recorded_search())
+        assert record().where == str(tmp_path / "team.db")
 
-    @pytest.mark.parametrize("url", ["/data/record.db", "nosuch://host/db", "sqlite://", "sqlite:///:memory:"])
-    def test_what_is_no_url_of_a_lasting_database_is_refused(self, monkeypatch, url):
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("/data/record.db", "nosuch://host/db", "sqlite://", "sqlite:///:memory:", "sqlite://ann:s3cr3t@host/db"),
+            *("postgresql://ann:s3@cr3t@host/db", "postgresql://ann:s3cr3t", "postgresql://host:s3cr3t/db"),
+            "postgresql://ann:s3cr3t@host/db?port=x@y",
+        ],
+    )
+    def test_what_is_no_url_of_a_lasting_database_is_refused_without_what_may_be_a_password(self, monkeypatch, url):
         monkeypatch.setenv(VARIABLE, url)
-        with pytest.raises(InputError, match=r"AUTOTUNE_RECORD: .* is no URL .*'off' switches") as caught:
+        with pytest.raises(InputError, match=r"AUTOTUNE_RECORD: no URL .*'off' switches") as caught:
             record()
         assert "\n" not in str(caught.value)
+        assert "s3" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://ann:s3cr3t@127.0.0.1:1/db", "postgresql://s3cr3t@127.0.0.1:1/db?password=s3cr3t"]
+)
+def test_a_server_that_is_not_there_is_one_line_without_the_password_and_may_come_back(url):
+    pytest.importorskip("psycopg")
+    with pytest.raises(RecordError, match=r"127\.0\.0\.1: can't be used: connection refused") as caught:
+        Record(url).searches()
+    assert "s3cr3t" not in str(caught.value)
+    assert caught.value.is_temporary

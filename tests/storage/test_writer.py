@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from concurrent.futures import wait
 
+import optuna
 import pytest
-from factories import ScriptedRunner, make_budget, make_config, make_plan, make_request, make_result, make_space_file
-from recorded_searches import recorded_search
+from factories import (
+    OUT_OF_MEMORY,
+    ScriptedRunner,
+    make_budget,
+    make_config,
+    make_plan,
+    make_request,
+    make_result,
+    make_space_file,
+)
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from search_events import Heard
 
-from autotune.errors import NothingFitsError
+from autotune.errors import NothingFitsError, RecordError
+from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import Tuner
-from autotune.storage import database as databases
 from autotune.storage import writer
-from autotune.storage.database import VARIABLE
-from autotune.storage.record import Record
+from autotune.storage.record import VARIABLE, Record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.sync import catch_up
 from autotune.storage.writer import RecordWriter, in_thread, record_writer
 from autotune.value import write_value
 from autotune.values.checks import SoakTask
@@ -32,7 +40,7 @@ PLAN = make_plan(record=True)
 
 @pytest.fixture
 def database(tmp_path) -> Record:
-    return Record(f"sqlite:///{tmp_path / 'record.db'}")
+    return Record(tmp_path / "record.journal")
 
 
 @pytest.fixture
@@ -137,109 +145,91 @@ def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_p
 
 
 @pytest.fixture
-def _hasty(monkeypatch):
-    """Nothing is waited for longer than a moment."""
-    monkeypatch.setitem(databases._OPTIONS, "pysqlite", {"timeout": 0.05})
+def away(database, monkeypatch):
+    """A record that can't be written until the event is set."""
+    back, write = threading.Event(), database.write
+
+    def attempt(*of) -> int:
+        if not back.is_set():
+            raise RecordError("db: can't be used: connection refused", is_temporary=True)
+        return write(*of)
+
+    monkeypatch.setattr(database, "write", attempt)
     monkeypatch.setattr(writer, "LAST_WAIT_S", 0.5)
     monkeypatch.setattr(writer, "_PAUSES_S", (0.01, 0.02))
-
-
-@pytest.fixture
-def locked(database, _hasty):
-    """A record that another process is writing, until it is told to end."""
-    Record(f"sqlite:///{database.where}").write(OTHER, [])
-    holder = sqlite3.connect(database.where, isolation_level=None, check_same_thread=False)
-    holder.execute("BEGIN IMMEDIATE")
-    yield holder
-    holder.close()
-
-
-OTHER = recorded_search(id="of another search", trials=())
-
-
-def hasty(database: Record) -> Record:
-    """The same record with the patience that holds now."""
-    return Record(f"sqlite:///{database.where}")
+    monkeypatch.setattr(writer, "_WAIT_S", 0.1)
+    return back
 
 
 class TestARecordThatIsAway:
-    def test_it_is_told_once_and_has_all_when_it_is_back(self, database, locked, directory, heard):
-        with RecordWriter(hasty(database), PLAN, directory, heard) as recording:
+    def test_it_is_told_once_and_has_all_when_it_is_back(self, database, away, directory, heard):
+        with RecordWriter(database, PLAN, directory, heard) as recording:
             for number in range(3):
                 recording(ended(number))
             assert len(heard.notes) == 1
-            assert "in use by another process" in heard.notes[0]
+            assert "connection refused" in heard.notes[0]
             assert heard.notes[0].endswith("the search goes on without it, and its trials are kept as files")
-            locked.execute("ROLLBACK")
+            away.set()
         assert numbers(database) == [0, 1, 2]
         assert sum(isinstance(event, TrialEnded) for event in heard) == 3
         assert "can be written again" in heard.notes[-1]
 
-    @pytest.mark.usefixtures("_hasty")
-    def test_it_is_tried_again_with_the_next_trials(self, tmp_path, directory, heard):
-        database = Record(f"sqlite:///{tmp_path}/folder/record.db")
+    def test_it_is_tried_again_with_the_next_trials(self, database, away, directory, heard):
         with RecordWriter(database, PLAN, directory, heard) as recording:
             recording(ended(0))
-            (tmp_path / "folder").mkdir()
+            away.set()
             number = 1
-            while len(heard.notes) < 2 and number < 500:  # the attempts go on beside the trials
+            while len(heard.notes) < 2 and number < 100:  # the attempts go on beside the trials
                 recording(ended(number))
-                time.sleep(0.01)
                 number += 1
             assert "can be written again" in heard.notes[1]
-            assert 0 in numbers(database)
         assert numbers(database) == list(range(number))
         assert len(heard.notes) == 2
 
-    def test_at_the_end_it_is_waited_for(self, database, locked, directory, heard, monkeypatch):
+    def test_at_the_end_it_is_waited_for(self, database, away, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
-        monkeypatch.setattr(writer, "_WAIT_S", 0.2)
-        back = threading.Timer(1.0, lambda: locked.execute("ROLLBACK"))
-        with RecordWriter(hasty(database), PLAN, directory, heard) as recording:
+        with RecordWriter(database, PLAN, directory, heard) as recording:
             recording(ended())
-            back.start()
-        back.join()
+            threading.Timer(0.5, away.set).start()
         assert numbers(database) == [0]
         assert "1 trial is not written yet; it is waited for up to 60 s" in heard.notes[1]
         assert "can be written again" in heard.notes[2]
 
-    @pytest.mark.usefixtures("locked")
+    @pytest.mark.usefixtures("away")
     def test_after_the_time_of_the_search_it_is_hardly_waited_for(self, database, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
         began = time.monotonic()
-        with RecordWriter(hasty(database), PLAN, directory, heard, ends_at=began) as recording:
+        with RecordWriter(database, PLAN, directory, heard, ends_at=began) as recording:
             recording(ended())
         assert time.monotonic() - began < 5.0
-        assert "history sync" in heard.notes[-1]
+        assert "autotune resume" in heard.notes[-1]
 
-    def test_what_is_missing_in_the_end_is_told_and_can_be_made_good(
-        self, database, locked, directory, heard, monkeypatch
+    def test_what_is_missing_in_the_end_is_told_and_written_when_the_search_goes_on(
+        self, database, away, directory, heard
     ):
-        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
-        directory.write_plan(PLAN)
         for number in range(2):
             leave(directory, make_result(number=number))
-        with RecordWriter(hasty(database), PLAN, directory, heard):
+        with RecordWriter(database, PLAN, directory, heard):
             pass
         assert "2 trials are not written yet (" in heard.notes[-1]
-        assert heard.notes[-1].endswith(f"nothing is lost: `autotune history sync {directory.path}` writes it")
-        assert numbers(database) == []
-        locked.execute("ROLLBACK")
-        assert catch_up(hasty(database), directory.path).trials == 2
+        assert heard.notes[-1].endswith(f"nothing is lost: `autotune resume {directory.path}` writes it")
+        away.set()
+        with RecordWriter(database, PLAN, directory, heard):
+            pass
         assert numbers(database) == [0, 1]
 
+    @pytest.mark.usefixtures("away")
     @pytest.mark.parametrize(("kind", "waits"), [(KeyboardInterrupt, False), (NothingFitsError, True), (None, True)])
-    def test_who_is_interrupted_does_not_wait(self, database, locked, directory, heard, monkeypatch, kind, waits):
-        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
-        recording = RecordWriter(hasty(database), PLAN, directory, heard).__enter__()
+    def test_who_is_interrupted_does_not_wait(self, database, directory, heard, kind, waits):
+        recording = RecordWriter(database, PLAN, directory, heard).__enter__()
         recording(ended())
         recording.__exit__(kind)
         assert any("waited for" in note for note in heard.notes) == waits
-        assert "history sync" in heard.notes[-1]
+        assert "autotune resume" in heard.notes[-1]
 
-    def test_ctrl_c_ends_the_wait_and_nothing_else(self, database, locked, directory, heard, monkeypatch):
+    @pytest.mark.usefixtures("away")
+    def test_ctrl_c_ends_the_wait_and_nothing_else(self, database, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "LAST_WAIT_S", 3600.0)
-        monkeypatch.setattr(writer, "_WAIT_S", 0.1)
 
         def listen(event: Event) -> None:
             heard(event)
@@ -249,9 +239,9 @@ class TestARecordThatIsAway:
         def interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        with RecordWriter(hasty(database), PLAN, directory, listen) as recording:
+        with RecordWriter(database, PLAN, directory, listen) as recording:
             recording(ended())
-        assert "history sync" in heard.notes[-1]
+        assert "autotune resume" in heard.notes[-1]
 
     def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "_WAIT_S", 0.2)
@@ -266,24 +256,17 @@ class TestARecordThatIsAway:
             gate.set()
         assert numbers(database) == [0, 1, 2]
 
-    def test_earlier_searches_are_done_without(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(writer, "_READING_WAIT_S", 0.05)
-        gate = threading.Event()
-        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
-        assert RecordWriter(database, PLAN, directory, heard).earlier() == []
-        gate.set()
-        assert "no answer" in heard.notes[0]
-
     def test_earlier_searches_take_a_quarter_of_a_short_time_at_most(self, database, directory, heard, monkeypatch):
         gate, began = threading.Event(), time.monotonic()
         monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
         assert RecordWriter(database, PLAN, directory, heard, ends_at=began + 12.0).earlier() == []
         gate.set()
         assert 2.0 <= time.monotonic() - began < 6.0
+        assert "no answer" in heard.notes[0]
 
-    def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard, monkeypatch):
-        (tmp_path / "record.db").write_bytes(b"no database" * 200)
-        with RecordWriter(Record(f"sqlite:///{tmp_path / 'record.db'}"), PLAN, directory, heard) as recording:
+    def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard):
+        (tmp_path / "record.journal").write_bytes(b"no journal\n" * 200)
+        with RecordWriter(Record(tmp_path / "record.journal"), PLAN, directory, heard) as recording:
             assert recording.earlier() == []
             recording(ended())
         assert len(heard.notes) == 2
@@ -294,6 +277,65 @@ class TestARecordThatIsAway:
         monkeypatch.setattr(database, "write", lambda *of: 1 // 0)
         with pytest.raises(ZeroDivisionError), RecordWriter(database, PLAN, directory, heard) as recording:
             recording(ended())
+
+
+class TestTheStudy:
+    """Of a run directory, as any program reads it."""
+
+    def load(self, directory: RunDirectory) -> optuna.Study:
+        storage = JournalStorage(JournalFileBackend(str(directory.path / "study.journal")))
+        return optuna.load_study(study_name=None, storage=storage)
+
+    def test_a_trial_is_there_with_all_that_was_measured_before_the_next_begins(self, directory, heard):
+        plan = make_plan(space=make_space_file({"precision": ["fp32", "bf16"]}), budget=make_budget(finalists=1))
+        seen = []
+
+        def answer(request):
+            studied = self.load(directory).trials if seen else []
+            assert [t.user_attrs["trial"] for t in studied] == [n for n in seen if n <= request.number]
+            seen.append(request.number)
+            return 20.0 if request.config.precision == "bf16" else 10.0
+
+        with RecordWriter(None, plan, directory, heard) as recording:
+            recording.end(Tuner(plan, directory, ScriptedRunner(directory.path, answer), recording).run())
+        study = self.load(directory)
+        assert study.direction is optuna.study.StudyDirection.MAXIMIZE
+        assert study.user_attrs["search"]["verdict"] == "faster"
+        best = study.trials[1]
+        assert (best.value, best.params) == (20.0, {"precision": "bf16"})
+        assert [TrialResult.model_validate_json(t.user_attrs["result"]) for t in study.trials] == [
+            r for r in directory.results() if r.request.task is None
+        ]
+
+    def test_what_a_kill_kept_from_it_is_added_when_the_search_goes_on(self, directory, heard):
+        with RecordWriter(None, PLAN, directory, heard) as recording:
+            recording(ended(0))
+        leave(directory, make_result(number=0))
+        leave(directory, make_result(make_config(4), number=1))
+        with RecordWriter(None, PLAN, directory, heard):
+            pass
+        assert [t.user_attrs["trial"] for t in self.load(directory).trials] == [0, 1]
+
+    def test_a_trial_that_ran_out_of_memory_is_pruned_with_its_constraint(self, directory, heard):
+        with RecordWriter(None, PLAN, directory, heard) as recording:
+            recording(ended(outcome=OUT_OF_MEMORY))
+        (trial,) = self.load(directory).trials
+        assert (trial.state, trial.constraints["memory"] > 0) == (optuna.trial.TrialState.PRUNED, True)
+
+    def test_it_teaches_a_sampler(self, directory, heard):
+        with RecordWriter(None, PLAN, directory, heard) as recording:
+            recording(ended(0))
+        sampler = CostModelSampler(PLAN)
+        sampler.learn(self.load(directory))
+        assert sampler.state.results == [ended(0).result]
+
+    def test_one_that_can_not_be_written_costs_a_line(self, directory, heard):
+        (directory.path / "study.journal").mkdir()
+        with RecordWriter(None, PLAN, directory, heard) as recording:
+            recording(ended(0))
+            recording(ended(1))
+        assert len(heard.notes) == 1
+        assert "the search goes on without it" in heard.notes[0]
 
 
 class TestSwitchedOff:
@@ -308,7 +350,6 @@ class TestSwitchedOff:
         monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
         assert self.run(PLAN.model_copy(update={"record": False}), directory, heard) == []
         assert not (tmp_path / "record.db").exists()
-        assert not list(directory.path.iterdir())
 
     def test_by_the_environment(self, directory, heard, monkeypatch):
         monkeypatch.setenv(VARIABLE, "off")
@@ -317,7 +358,7 @@ class TestSwitchedOff:
     def test_by_a_setting_that_can_not_be_used(self, directory, heard, monkeypatch):
         monkeypatch.setenv(VARIABLE, "nosuch://host/db")
         (note,) = self.run(PLAN, directory, heard)
-        assert f"{VARIABLE}: what it names is no URL" in note
+        assert f"{VARIABLE}: no URL" in note
 
     def test_otherwise_it_is_on(self, directory, heard, monkeypatch, tmp_path):
         monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 
 import optuna
@@ -10,7 +11,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
+from autotune.units import GIB
 from autotune.values.config import TrainConfig
+from autotune.values.result import TrialRow
 from autotune.values.trial import (
     Failure,
     Interval,
@@ -44,15 +47,26 @@ class StudyTrials:
 
     def frozen(self, result: TrialResult) -> FrozenTrial:
         """Return a result as a finished trial of a study."""
-        params = self.params(result.request.config)
-        return optuna.create_trial(
+        params, row = self.params(result.request.config), TrialRow.of(result)
+        trial = optuna.create_trial(
             state=self.state(result.status),
             value=self.value(result),
             params=params,
             distributions={name: self.distributions[name] for name in params},
             constraints=self.constraints(result),
-            user_attrs={RESULT: result.model_dump_json()},
+            user_attrs={
+                "trial": row.number,
+                "purpose": str(row.purpose),
+                "status": str(row.status),
+                **({"peak memory GiB": row.peak_bytes / GIB} if row.peak_bytes is not None else {}),
+                **({"cause": row.cause} if row.cause else {}),
+                RESULT: result.model_dump_json(),
+            },
         )
+        if result.began is not None:
+            trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
+            trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
+        return trial
 
     def is_ours(self, trial: FrozenTrial) -> bool:
         """Whether a trial has parameters of the space, with values of the space.

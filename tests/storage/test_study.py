@@ -5,7 +5,7 @@ import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
 from optuna.trial import TrialState
 
-from autotune.search.study import MEMORY, StudyTrials
+from autotune.storage.study import MEMORY, StudyTrials
 from autotune.units import GIB
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
