@@ -19,6 +19,7 @@ autotune.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gzip
 import hashlib
@@ -29,7 +30,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -96,6 +97,18 @@ def writable(*parts: str) -> Path:
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
+
+
+@contextlib.contextmanager
+def _changing(folder: Path) -> Iterator[Path]:
+    """Keep other processes from changing the files of a folder, unless its file system has no locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(descriptor)
 
 
 class Observations(Value):
@@ -171,13 +184,13 @@ def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation,
 def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
     """Store observations for the next search; where the home can't be written, a warning says so."""
     known: dict[str, Observation] = {}
-    for observation in (*read_observations(hardware, model_type), *observations):
-        known.pop(observation.key, None)  # what was measured again is the latest
-        known[observation.key] = observation
     path = _observations_path(hardware, model_type)
     try:
-        writable("corrections", hardware.fingerprint)
-        write_value(Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:]), path)
+        with _changing(writable("corrections", hardware.fingerprint)):
+            for observation in (*read_observations(hardware, model_type), *observations):
+                known.pop(observation.key, None)  # what was measured again is the latest
+                known[observation.key] = observation
+            write_value(Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:]), path)
     except Exception as error:
         logger.warning("%s: observations are not stored (%s)", path, error)
 
@@ -192,10 +205,11 @@ def read_timings(hardware: Hardware) -> Timings | None:
 
 def add_timings(hardware: Hardware, found: Timings) -> None:
     """Store what operators took beside what is stored, if the home can be written; the oldest go if there are many."""
-    both = (read_timings(hardware) or found).updated(found)
-    latest = {name: dict(list(getattr(both, name).items())[-_MOST_TIMINGS:]) for name in ("operators", "optimizers")}
-    with contextlib.suppress(OSError, InputError):
-        write_value(both.model_copy(update=latest), writable("operators") / f"{hardware.fingerprint}.json")
+    with contextlib.suppress(OSError, InputError), _changing(writable("operators")) as folder:
+        both = (read_timings(hardware) or found).updated(found)
+        names = ("operators", "optimizers")
+        latest = {name: dict(list(getattr(both, name).items())[-_MOST_TIMINGS:]) for name in names}
+        write_value(both.model_copy(update=latest), folder / f"{hardware.fingerprint}.json")
 
 
 def read_trace(workload: Workload, parameters: int, family: Family) -> Profile | None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from at_once import run_at_once
 from factories import make_gpu, make_hardware, make_workload
 from profiles import make_family, make_profile
 
@@ -19,6 +20,7 @@ from autotune.storage.home import (
     rates_path,
     read_observations,
     read_rates,
+    read_timings,
     read_trace,
     writable,
     write_rates,
@@ -305,3 +307,28 @@ def test_a_home_that_cannot_be_written_stores_no_traces(monkeypatch, tmp_path, c
     write_trace(make_workload(), 10, make_profile())
     assert read_trace(make_workload(), 10, make_profile().family) is None
     assert caplog.records == []
+
+
+ADDING = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from factories import make_hardware
+from autotune.cost.corrections import Observation
+from autotune.storage.home import add_observations, add_timings
+from autotune.values.estimate import Timings
+
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(40):
+    key = f"{sys.argv[2]}{number}"
+    found = Observation(key=key, memory_features={}, memory={"device": 1.0}, time_features={}, log_time=None)
+    add_observations(make_hardware(), "llama", [found])
+    add_timings(make_hardware(), Timings(operators={key: 1.0}, operator_s=1.0, micro_step_s=1.0))
+"""
+
+
+def test_what_two_searches_add_at_once_is_all_there():
+    assert run_at_once(ADDING, "", "ab") == [(0, "")] * 2
+    wanted = {f"{name}{number}" for name in "ab" for number in range(40)}
+    assert {o.key for o in read_observations(make_hardware(), "llama")} == wanted
+    assert read_timings(make_hardware()).operators.keys() == wanted
