@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autotune.errors import AutotuneError
 from autotune.execution.outcome import OUTCOMES
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.storage.recorded import RecordedSearch, RecordedTrial
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Interval, Memory, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Measurement, Memory, TrialResult, TrialStatus
 
 # Relative difference between the peaks of two runs of one configuration, as in `autotune.cost.corrections`.
 _MEMORY_NOISE = 0.01
@@ -58,8 +60,10 @@ def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
             plan, config, recorded.purpose, number=recorded.number, timeout_s=recorded.duration_s + 1.0
         )
         outcome = OUTCOMES.validate_python(recorded.outcome)
-    except ValueError:
+    except (ValueError, AutotuneError):
         return None
+    if isinstance(outcome, Measurement) and not 0 < outcome.samples_per_second < math.inf:
+        return None  # from a damaged record
     limits = request.limits.model_copy(update={"memory_bytes": recorded.memory_bytes})
     request = request.model_copy(update={"limits": limits})
     return TrialResult(request=request, outcome=outcome, duration_s=recorded.duration_s)

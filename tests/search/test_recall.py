@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
 from autotune.storage.record import Record
+from autotune.storage.recorded import RecordedSearch
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
@@ -87,6 +90,34 @@ def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
     assert recall_of(earlier, plan=two).is_empty
     both = make_space_file({**PARAMETERS, "parallelism.world_size": [1, 2]})
     assert not recall_of(earlier, plan=two.model_copy(update={"space": both})).is_empty
+
+
+def places(value, path=()):
+    """Each place in a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+@pytest.mark.parametrize("odd", [0, -1, 1e308, float("inf"), float("nan"), "5", None, [], {}, 10**30], ids=repr)
+def test_a_record_with_any_odd_value_ends_no_search(odd):
+    whole = json.loads(TYPICAL.model_dump_json())
+    for path in list(places(whole)):
+        spoilt = json.loads(json.dumps(whole))
+        at = functools.reduce(lambda inner, key: inner[key], path[:-1], spoilt)
+        at[path[-1]] = odd
+        try:
+            search = RecordedSearch.model_validate(spoilt)
+        except ValueError:
+            continue  # which a reader of the record passes over
+        recall, history = Recall(PLAN, [search]), History()
+        for number, (config, rate) in enumerate([(BASE, 10.0), (FAST, 20.0)]):
+            recall.advance(history)
+            history.add(make_result(config, rate, number=number))
+            recall.lessons(history)
+            recall.refusal(SECOND)
+        assert search.best_samples_per_second is None or search.best_samples_per_second > 0
 
 
 class TestMemory:
