@@ -10,7 +10,8 @@
     │   └── RecordError           the lasting record can't be read or written
     ├── MachineError          3   this machine lacks something that was asked for
     ├── InfrastructureError   4   the trial processes themselves could not be run
-    └── NothingFitsError      5   no configuration fits the memory budget
+    ├── NothingFitsError      5   no configuration fits the memory budget
+    └── NothingPassedError    6   configurations trained, but failed when they were measured again or checked
 
 Anything else that reaches the command line is a bug of ours (exit code 1); Ctrl-C is 130.
 A trial that fails is never an exception but a :class:`autotune.values.trial.Failure`.
@@ -89,6 +90,7 @@ EXIT_MEANINGS = {
     3: "the machine lacks something that was asked for",
     4: "infrastructure failed: trial processes can't be run",
     5: "nothing fits, or the configuration to estimate doesn't, with the closest miss and what would make it fit",
+    6: "nothing passed: what trained failed when it was measured again or checked, with the causes",
     EXIT_INTERRUPTED: "interrupted; the best so far is written",
 }
 
@@ -141,6 +143,12 @@ class NothingFitsError(AutotuneError):
     """No configuration fits; the message names the closest miss and what would make it fit."""
 
     exit_code = 5
+
+
+class NothingPassedError(AutotuneError):
+    """Every configuration that completed a trial failed afterwards; the message says how the fastest did."""
+
+    exit_code = 6
 
 
 @contextlib.contextmanager

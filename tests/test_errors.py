@@ -20,6 +20,7 @@ EXIT_CODES = {
     "MachineError": 3,
     "InfrastructureError": 4,
     "NothingFitsError": 5,
+    "NothingPassedError": 6,
 }
 
 

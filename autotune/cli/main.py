@@ -49,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog="Exit codes: 0 found, 1 a bug, 2 bad input, 3 the machine lacks something, 4 infrastructure failed, "
-    "5 nothing fits, 130 interrupted.",
+    "5 nothing fits, 6 nothing passed, 130 interrupted.",
 )
 
 

@@ -96,7 +96,7 @@ def _memory(size: int) -> str:
 def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[TrialResult]) -> str:
     if not searched:
         return "no trial has ended yet"
-    if any(t.measurement is not None for t in searched):
+    if Finals(SearchState(plan, searched)).contenders():
         return f"the search was stopped before it wrote its answer; `autotune resume {directory.path}` goes on"
     return str(nothing_found(plan, searched))
 

@@ -16,7 +16,7 @@ from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
 from autotune.values.result import Contender, ResultData, Speedup, shown_rate
-from autotune.values.trial import Interval, Measurement, Prediction, TrialStatus
+from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
 # Least share of padding, and least half-width of an interval as a share of the rate, that are shown.
@@ -117,8 +117,7 @@ def verdict_line(result: ResultData) -> str:
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
-        begin = ", or begin beside them with --no-wait" if result.best.measurement is None else ""
-        return f"{cause}. Try again when it is quiet{begin}"
+        return f"{cause}. Try again when it is quiet"
     if result.verdict in ("no clear winner", "couldn't tell"):
         return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
@@ -142,10 +141,13 @@ def _kept(result: ResultData) -> str:
             "couldn't tell whether anything tried is faster than your baseline: trials differ too much; "
             "the baseline is kept"
         )
+    others = [t for t in result.trials if t.config != result.baseline.config and t.purpose is not None]
+    tried = len({t.config for t in others if t.purpose is not None and t.purpose.explores})
+    again = len({t.config for t in others if t.purpose is Purpose.FINAL and t.status is TrialStatus.COMPLETED})
+    who = f"none of the {again} fastest of {tried} configurations tried is" if again > 1 else "the fastest tried isn't"
     percent = math.ceil((bound - 1) * 100 - 0.01)
-    if percent <= 0:
-        return "nothing tried is faster than your baseline; the baseline is kept"
-    return f"nothing tried is faster than your baseline by more than {percent} %; the baseline is kept"
+    by_more = f" by more than {percent} %" if percent > 0 else ""
+    return f"{who} faster than your baseline{by_more}; the baseline is kept"
 
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:

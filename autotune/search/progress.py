@@ -203,7 +203,7 @@ class Teller:
     def _leader(self) -> Leader | None:
         """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
         fastest = self._history.best()
-        if fastest is None:
+        if fastest is None or not self._finals.contenders():
             return None
         config, proven = fastest.request.config, None
         if any(r.request.purpose.closes for r in self._results):

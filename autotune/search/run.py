@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, SearchState
+from autotune.planning.plan import SearchPlan
 from autotune.planning.reopen import is_over
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.recall import Recall
@@ -38,18 +37,13 @@ from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Fleet
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
-from autotune.verification.finals import Finals
-from autotune.verification.verdict import assemble
 
 # "off" in this environment variable is --no-wait.
 WAIT_VARIABLE = "AUTOTUNE_WAIT"
 
-# Share of the machine that other processes take, above which nothing can be told.
-BUSY_SHARE = 0.50
-
 # How long a quiet machine is waited for: seconds, and the part of the search's time.
 WAIT_LIMIT_S, WAIT_PART = 60.0, 0.1
-_LATEST = 5  # looks that decide after the waiting, a second each
+_SLOW_START = 3.0  # the time of a search counts as shorter by this multiple of what its start took
 _NAMED = 3  # busy processes that are named
 
 
@@ -139,18 +133,12 @@ def conduct(
         record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
     ):
         model = _predicted(plan, directory, backend, writer, stopwatch)
-        share = _too_busy(plan, directory, writer, stopwatch)
-        if share is None:
-            try:
-                result = writer.end(_searched(plan, directory, backend, writer, model, stopwatch))
-            except SearchInterrupted as interrupted:
-                deliver(interrupted.result, plan.output)
-                raise
-        else:  # the record keeps no search without a trial
-            busy = assemble(Finals(SearchState(plan)), 0.0, stopwatch.laps(), others_share=share)
-            assert busy is not None, "it needs no trial"
-            result = busy
-            directory.write_answer(result)
+        _wait_for_quiet(plan, directory, writer, stopwatch)
+        try:
+            result = writer.end(_searched(plan, directory, backend, writer, model, stopwatch))
+        except SearchInterrupted as interrupted:
+            deliver(interrupted.result, plan.output)
+            raise
         trackers.end(result)
     deliver(result, plan.output)
     return result
@@ -174,39 +162,33 @@ def _predicted(
     return model
 
 
-def _too_busy(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> float | None:
-    """Wait a while for a quiet machine; return the share that others take if that is too much to begin a search."""
+def _wait_for_quiet(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> None:
+    """Wait a while for a quiet machine, and say so; whatever others still take, the search then goes on.
+
+    Finals in turn cancel what others take, so that they widen the intervals. A slow start leaves less time to wait.
+    """
     results, options = directory.results(), plan.options
     if options is None or not options.wait or options.engine != "local" or os.environ.get(WAIT_VARIABLE) == "off":
-        return None
+        return
     if is_over(plan, results) and results:
-        return None
+        return
+    limit_s = min(WAIT_LIMIT_S, WAIT_PART * (plan.budget.max_time_s - _SLOW_START * stopwatch.elapsed_s()))
     stopwatch.enter(WAITING)
-    try:
-        return _share_after_waiting(plan, observer, may_end=not results)
-    finally:
-        stopwatch.enter("planning")
-
-
-def _share_after_waiting(plan: SearchPlan, observer: Observer, *, may_end: bool) -> float | None:
-    """Wait, and say so; with `may_end` return the share if it is above `BUSY_SHARE` in the end."""
-    shares = [others_share(plan.hardware) or 0.0]
-    limit_s = min(WAIT_LIMIT_S, WAIT_PART * plan.budget.max_time_s)
-    if shares[0] > QUIET_SHARE:
+    share = others_share(plan.hardware) or 0.0
+    if share > QUIET_SHARE:
         names = ", ".join(f"{p.name} (pid {p.pid})" for p in other_processes(plan.hardware)[:_NAMED])
-        taken = f"{shares[0]:.0%} of the {'processor time' if plan.hardware.is_cpu else 'GPU'}"
+        taken = f"{share:.0%} of the {'processor time' if plan.hardware.is_cpu else 'GPU'}"
         text = f"other processes take {taken}{': ' + names if names else ''}"
-        observer(Note(text=f"{text}; waiting up to {show_time(limit_s)} for a quiet machine (--no-wait)"))
+        if limit_s >= LOOK_S:
+            text += f"; waiting up to {show_time(limit_s)} for a quiet machine (--no-wait)"
+        observer(Note(text=text))
         observer(PhaseBegan(phase=Phase.WAITING))
         ends = time.monotonic() + limit_s - LOOK_S
-        while shares[-1] > QUIET_SHARE and time.monotonic() <= ends:
-            shares.append(others_share(plan.hardware) or 0.0)
-    share = shares[-1] if shares[-1] <= QUIET_SHARE else statistics.fmean(shares[-_LATEST:])
-    if share > BUSY_SHARE and may_end:
-        return share
-    if share > QUIET_SHARE:
-        observer(Note(text=f"other processes still take {share:.0%}: intervals will be wider than without them"))
-    return None
+        while share > QUIET_SHARE and time.monotonic() <= ends:
+            share = others_share(plan.hardware) or 0.0
+        if share > QUIET_SHARE:
+            observer(Note(text=f"other processes still take {share:.0%}: intervals will be wider than without them"))
+    stopwatch.enter("planning")
 
 
 def _searched(

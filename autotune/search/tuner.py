@@ -94,6 +94,7 @@ class Tuner:
 
         Raises:
             NothingFitsError: No configuration completed a trial within the memory budget.
+            NothingPassedError: All that completed a trial failed in finals or checks.
             InfrastructureError: Trials can't be run, or none completed for another reason than memory.
             SearchInterrupted: Ctrl-C.
         """
@@ -214,7 +215,7 @@ class Tuner:
 
     def _next_check(self) -> Check | None:
         """Return the next check of the winner."""
-        if self._state.history.best() is None:
+        if not self._finals.contenders():
             return None
         return self._finals.proof.next(verdict.verdict_of(self._finals).best)
 
@@ -279,7 +280,9 @@ class Tuner:
     def _write(self) -> ResultData | None:
         """Write the answer so far, if there is one, and return it."""
         result = verdict.assemble(self._finals, self._pace.spent_s(), self._starting)
-        if result is not None:
+        if result is None:  # nothing that was refused meanwhile is handed out
+            (self._directory.path / ANSWER_FILE).unlink(missing_ok=True)
+        else:
             result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})
             self._directory.write_answer(result)
         return result

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 
 import psutil
 import pynvml
@@ -25,6 +26,8 @@ WORTH_A_WARNING = 0.05
 
 # Share of the machine up to which other processes leave it quiet: what is measured then may be kept for later searches.
 QUIET_SHARE = 0.10
+
+_LONGEST_COMMAND = 60  # characters of a command that are shown
 
 # A process that uses more of a core than this is busy.
 BUSY_PERCENT = 10.0
@@ -135,7 +138,7 @@ class OtherProcess(Value):
     """Another process that computes on the device."""
 
     pid: int
-    name: str
+    name: str = Field(description="its command, shortened")
     used_bytes: int | None
 
 
@@ -164,8 +167,15 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherP
             percent = process.cpu_percent(None)
             if percent > BUSY_PERCENT:
                 used = process.memory_info().rss if on_device is None else on_device[process.pid]
-                busy.append((percent, OtherProcess(pid=process.pid, name=process.name(), used_bytes=used)))
+                busy.append((percent, OtherProcess(pid=process.pid, name=_command(process), used_bytes=used)))
     return [process for _, process in sorted(busy, key=lambda found: -found[0])]
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        if words := process.cmdline():
+            return " ".join([PurePath(words[0]).name, *words[1:]])[:_LONGEST_COMMAND].strip()
+    return process.name()
 
 
 def _on_gpu(hardware: Hardware) -> dict[int, int | None]:

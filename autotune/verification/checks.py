@@ -77,13 +77,13 @@ class Proof:
             return None
         soaks = self._state.trials(config, Purpose.SOAK)
         if soaks and soaks[-1].has_failed and self._next_soak(config) is None:
-            return _ending(soaks[-1])
+            return ending(soaks[-1])
         verdict = self.verdict(config)
         if verdict is not None:
             return None if verdict.passed else verdict.statement
         own = self._loss_run(config, self._loss_task())
         if own is not None and config != self.reference() and own.has_failed:
-            return _ending(own)
+            return ending(own)
         return None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
@@ -219,7 +219,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return _ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
+        return ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
 
     def _losses_s(self) -> float:
         """Return the expected seconds of all runs of one comparison."""
@@ -261,7 +261,7 @@ def _curve_of(result: TrialResult) -> LossCurve | None:
     return result.measurement.curve if result.measurement is not None else None
 
 
-def _ending(result: TrialResult) -> str:
+def ending(result: TrialResult) -> str:
     """Return purpose, number, status and cause of a failed trial: 'soak, trial 12: out of memory: while saving ...'."""
     cause = result.outcome.cause if result.outcome.kind == "failure" else ""
     return f"{result.request.purpose}, trial {result.request.number}: {result.status}{': ' + cause if cause else ''}"

@@ -139,7 +139,7 @@ class Finals:
             and len(measured) == len(contenders)
             and together <= self.plan.hardware.free_bytes * (1 - DEFAULT_MARGIN)
             and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
-            and all(map(_ran_in_turn, self._series()))
+            and self.ran_in_turn()
         )
 
     def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
@@ -169,6 +169,10 @@ class Finals:
             elif latest and result.request.purpose.explores:
                 break
         return latest[::-1]
+
+    def ran_in_turn(self) -> bool:
+        """Whether all final trials ran in turn."""
+        return all(map(_ran_in_turn, self._series()))
 
     def others_share(self) -> float:
         """Return the mean share of the machine that other processes took in the final trials, as far as it matters."""
@@ -266,7 +270,7 @@ class Finals:
         sides = [t for c in dict.fromkeys((config, *self.contenders())) if (t := self._step_times(c))]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
         later = CPU_DRIFT if self.plan.hardware.is_cpu else 0.0
-        if all(map(_ran_in_turn, self._series())) and all(len(side) >= PARTS for side in parts):
+        if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
             return next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
         return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples, later=later)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from autotune.errors import AutotuneError, InfrastructureError, InputError, NothingFitsError
+from autotune.errors import AutotuneError, InfrastructureError, InputError, NothingFitsError, NothingPassedError
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_memory, show_rate
@@ -18,11 +18,14 @@ from autotune.values.knob import Allowance
 from autotune.values.result import shown_rate
 from autotune.values.statistics import drift
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
-from autotune.verification.checks import largest_default
+from autotune.verification.checks import ending, largest_default
 from autotune.verification.finals import Finals
 
 # Least drift of the machine's speed that is reported.
 WORTH_TELLING = 0.03
+
+# Number of failed configurations that an error names.
+_NAMED = 3
 
 
 def plain_notes(state: SearchState) -> tuple[str, ...]:
@@ -169,7 +172,9 @@ def drifts_apart(finals: Finals) -> tuple[str, ...]:
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
-    """Return the error for a search in which no trial completed: nothing fits, or trials fail for another reason."""
+    """Return the error for a search without an answer: nothing passed, nothing fits, or trials fail otherwise."""
+    if any(r.measurement is not None and r.request.purpose.explores for r in results):
+        return _nothing_passed(Finals(SearchState(plan, results)))
     ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run
     failures = [(r, r.outcome) for r in ran if r.outcome.kind == "failure"]
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
@@ -194,4 +199,19 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     return NothingFitsError(
         f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
         f"what could make it fit: {', '.join(remedies)}"
+    )
+
+
+def _nothing_passed(finals: Finals) -> NothingPassedError:
+    """Return the error that names what failed, the fastest first, with its cause."""
+    causes = []
+    for config in (r.request.config for r in finals.history.ranking()):
+        failed = [r for r in finals.trials(config) if r.has_failed]
+        cause = finals.proof.refusal(config) or (ending(failed[-1]) if failed else "the allocator ran short of memory")
+        causes.append(f"{shown_changes(changes(config, finals.plan)) or 'the baseline'}: {cause}")
+    more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
+    return NothingPassedError(
+        f"nothing passed: what trained failed when it was measured again or checked ({'; '.join(causes[:_NAMED])}"
+        f"{more}); "
+        "a larger --memory or a shorter --seq-len leaves more room"
     )

@@ -26,28 +26,19 @@ from autotune.version import __version__
 RUNNERS_UP = 4
 
 # If finals are undecided and other processes took more than this share of the machine meanwhile, they are the cause.
+# Finals that ran one after the other don't decide by their intervals then; trials in turn share what others take.
 TELLING_SHARE = 0.25
 
 
-def assemble(
-    finals: Finals,
-    search_time_s: float,
-    starting: Mapping[str, float] | None = None,
-    *,
-    others_share: float | None = None,
-) -> ResultData | None:
-    """Return the result by the trials so far; None if none has completed.
+def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
+    """Return the result by the trials so far; None if none has completed, or if all failed in finals or checks.
 
-    `starting` are the seconds before the first trial, by kind of work; `others_share` is what other processes took of
-    the machine, if for that reason no trial was begun.
+    `starting` are the seconds before the first trial, by kind of work.
     """
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
-    if others_share is not None:
-        decision = Decision(plan.baseline, "couldn't tell", others_share=others_share)
-    elif finals.history.best() is None:
+    if not finals.contenders():
         return None
-    else:
-        decision = verdict_of(finals)
+    decision = verdict_of(finals)
     proof, best, speedup = finals.proof, decision.best, decision.speedup
     soaked = proof.soaked(best)
     corrections = _corrections(finals, decision)
@@ -69,7 +60,7 @@ def assemble(
         ),
         soaked=soaked,
         loss_check=proof.verdict(best),
-        proof_notes=proof_notes(finals, best) if results else (),
+        proof_notes=proof_notes(finals, best),
         objective=plan.objective,
         compilation=_compilation(finals, best, plan.baseline),
         speedup=speedup,
@@ -101,13 +92,12 @@ class Decision(NamedTuple):
 
 
 def verdict_of(finals: Finals) -> Decision:
-    """Return the decision by the trials so far."""
+    """Return the decision by the trials so far, of which one at least has completed and not failed afterwards."""
     plan = finals.plan
     contenders = finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
     ranking = [r.request.config for r in finals.history.ranking()]
-    fallback = plan.baseline if plan.baseline in ranking else ranking[0]  # if all contenders failed
-    leader = next((c for c in ranking if c in contenders), fallback)
+    leader = next(c for c in ranking if c in contenders)
     if plan.baseline not in contenders:
         roomy = (c for c in ranking if c in contenders and not finals.runs_short(c))
         best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
@@ -126,9 +116,12 @@ def verdict_of(finals: Finals) -> Decision:
     if speedup is not None:
         return Decision(best, "faster", speedup)
     others_share, challenger = finals.others_share(), _challenger(finals)
-    if others_share > TELLING_SHARE and (challenger is None or challenger.interval.high > WORTH_DECIDING):
-        return Decision(best, "couldn't tell", others_share=others_share)
-    return Decision(best, "couldn't tell" if challenger is not None and challenger.bound is None else "no clear winner")
+    is_unsure = challenger is not None and challenger.bound is None
+    if others_share > TELLING_SHARE and not finals.ran_in_turn():
+        is_unsure = is_unsure or challenger is None or challenger.interval.high > WORTH_DECIDING
+    if not is_unsure:
+        return Decision(best, "no clear winner")
+    return Decision(best, "couldn't tell", others_share=others_share if others_share > TELLING_SHARE else None)
 
 
 def _challenger(finals: Finals) -> Speedup | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -192,20 +191,3 @@ def test_or_where_it_is_wanted_now(resume):
     done, asked = resume("-o", "elsewhere.json")
     assert str(asked["output"]) == "elsewhere.json"
     assert "written: elsewhere.json" in done.stdout
-
-
-def test_beside_processes_that_take_most_of_the_machine_nothing_is_told_and_that_is_no_error(
-    tiny_llama, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("AUTOTUNE_WAIT")
-    monkeypatch.setattr("autotune.search.run.others_share", lambda hardware: 0.85)
-    monkeypatch.setattr("autotune.search.run.WAIT_LIMIT_S", 0.0)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    words = ["--model", tiny_llama, "--device", "cpu", "--run-dir", tmp_path / "run", "--json"]
-    done = CliRunner().invoke(app, ["find", *map(str, words)])
-    assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["verdict"], told["others_share"], told["trials"]) == ("couldn't tell", 0.85, [])
-    assert "other processes take 85% of the processor time" in done.stderr
-    assert "waiting for a quiet machine ..." in done.stderr
-    assert json.loads((tmp_path / "run" / "best-config.json").read_text()) == told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +12,7 @@ import pytest
 from exporting import answer_of
 from factories import Clock, make_config, make_facts, make_result
 from plans import planned
-from typer.testing import CliRunner
 
-from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, MachineError, NothingFitsError
 from autotune.execution.pool import LocalPool
 from autotune.planning.options import SearchOptions
@@ -165,6 +162,7 @@ class BusyMachine:
         self.clock = Clock()
         self.events: list[Event] = []
         self._shares = list(shares)
+        self.started_s = 0.0
 
     def look(self, hardware: object) -> float:
         self.clock.now_s += 1.0
@@ -173,8 +171,9 @@ class BusyMachine:
     def begin(self, **options):
         plan = planned(model="gpt2", **options)
         self.directory.write_plan(plan)
-        backend = SimpleNamespace(asker=None)
-        return conduct(plan, self.directory, backend, self.events.append, Stopwatch("planning", clock=self.clock))
+        stopwatch = Stopwatch("planning", clock=self.clock)
+        self.clock.now_s += self.started_s
+        conduct(plan, self.directory, SimpleNamespace(asker=None), self.events.append, stopwatch)
 
     @property
     def notes(self) -> list[str]:
@@ -225,8 +224,8 @@ def test_a_busy_machine_is_waited_for_and_that_is_said(machine):
     ]
 
 
-@pytest.mark.parametrize("share", [0.15, 0.25, 0.5])
-def test_beside_others_that_leave_half_of_it_a_search_goes_on(machine, share):
+@pytest.mark.parametrize("share", [0.15, 0.5, 0.95])
+def test_beside_others_a_search_goes_on_whatever_they_take(machine, share):
     busy = machine(0.9, share)
     with pytest.raises(Began):
         busy.begin(max_time_s=300.0)
@@ -241,16 +240,13 @@ def test_the_wait_is_bounded_by_a_minute(machine):
     assert busy.clock.now_s == pytest.approx(60.0, abs=1.0)
 
 
-def test_where_others_take_most_of_it_nothing_can_be_told_and_the_baseline_is_the_answer(machine, tmp_path):
+def test_a_slow_start_leaves_no_time_to_wait(machine):
     busy = machine(0.85)
-    result = busy.begin(max_time_s=100.0, output=str(tmp_path / "mine.json"))
-    assert (result.verdict, result.others_share) == ("couldn't tell", pytest.approx(0.85))
-    assert result.best == result.baseline
-    assert result.best.measurement is None
-    assert result.spent.waiting_s == pytest.approx(10.0, abs=1.0)
-    assert load(tmp_path / "mine.json").training_arguments("out").per_device_train_batch_size == 8
-    written = json.loads((busy.directory.path / ANSWER_FILE).read_text())
-    assert (written["verdict"], written["others_share"]) == ("couldn't tell", pytest.approx(0.85))
+    busy.started_s = 40.0
+    with pytest.raises(Began):
+        busy.begin(max_time_s=120.0)
+    assert busy.clock.now_s == 41.0
+    assert busy.notes[0] == "other processes take 85% of the processor time: cc1 (pid 7)"
 
 
 def test_what_can_not_fit_is_said_beside_others_too_without_waiting_for_quiet(machine):
@@ -264,33 +260,10 @@ def test_what_can_not_fit_is_said_beside_others_too_without_waiting_for_quiet(ma
 def test_what_is_predicted_to_fit_is_said_before_the_waiting(machine, monkeypatch):
     busy = machine(0.95)
     monkeypatch.setattr(run, "check_fits", lambda plan, model, runner, observer: observer(Note(text="the lightest")))
-    assert busy.begin(max_time_s=100.0).verdict == "couldn't tell"
+    with pytest.raises(Began):
+        busy.begin(max_time_s=100.0)
     assert busy.notes[0] == "the lightest"
     assert busy.notes[1].startswith("other processes take 95%")
-
-
-def test_that_answer_is_shown_without_a_table_and_can_be_exported_and_reported(machine, tmp_path):
-    busy = machine(0.85)
-    shown = str(load_written(busy))
-    assert "couldn't tell: other processes took 85% of the machine" in shown
-    assert "--no-wait" in shown
-    assert "samples/s" not in shown
-    assert "Couldn&#39;t tell" in load(busy.directory.path / ANSWER_FILE)._repr_html_()
-    path = str(busy.directory.path)
-    for command in (["export", path, "--output", str(tmp_path / "out")], ["report", path]):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
-
-
-def test_a_search_that_could_not_be_begun_begins_when_it_is_resumed_on_a_quiet_machine(machine):
-    assert machine(0.85).begin(max_time_s=100.0).verdict == "couldn't tell"
-    with pytest.raises(Began):
-        machine(0.0).begin(max_time_s=100.0)
-
-
-def load_written(busy: BusyMachine) -> TuningResult:
-    busy.begin()
-    return load(busy.directory.path / ANSWER_FILE)
 
 
 def test_who_does_not_want_to_wait_does_not(machine, monkeypatch):

@@ -24,7 +24,8 @@ from factories import (
 )
 from optuna.trial import TrialState
 
-from autotune.errors import InfrastructureError, NothingFitsError
+from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
+from autotune.output.gather import gather
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
 from autotune.planning.reopen import reopened
 from autotune.search.guide import SAME_FAILURES
@@ -718,6 +719,18 @@ def test_the_winner_is_soaked_and_compared_after_the_finals(search):
     assert result.proof_notes == ()
 
 
+def test_where_all_fail_their_soak_nothing_is_handed_out(search):
+    def unfit(request: TrialRequest) -> Outcome | float:
+        return OUT_OF_MEMORY if request.purpose is Purpose.SOAK else rate(request)
+
+    run = search(unfit, {"precision": ["fp32", "bf16"]}, **PROVEN)
+    with pytest.raises(NothingPassedError, match=r"precision bf16: soak, trial \d+: out of memory.*the baseline: soak"):
+        run.run()
+    assert not (run.directory / ANSWER_FILE).exists()
+    RunDirectory(run.directory).write_plan(run.plan)
+    assert gather(run.directory).nothing.startswith("nothing passed: ")
+
+
 def test_the_evaluation_batch_that_fits_is_exported(search):
     result = search(checked(), SMALL, **PROVEN).run()
     assert result.arguments.training_arguments["per_device_eval_batch_size"] == 64
@@ -778,14 +791,6 @@ def test_where_everything_diverges_the_baseline_is_the_answer(search):
     assert result.soaked is not None
     assert result.loss_check is None
     assert checks_of(run)[-1] == (Purpose.SOAK, BASE)
-
-
-def test_where_nothing_fits_when_soaked_the_baseline_is_the_answer_and_that_is_told(search):
-    run = search(checked(), SMALL, **PROVEN)
-    result = search(checked(unfit=tuple(run.plan.every_config())), SMALL, **PROVEN).run()
-    assert result.best.config == BASE
-    assert result.soaked is None
-    assert result.proof_notes[-1].startswith("not checked on the longest samples: soak, trial")
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])

@@ -385,6 +385,17 @@ def test_trials_that_were_to_run_in_turn_and_did_not_are_followed_by_such_that_r
     assert search.finals.next_trials() == [BASE]
 
 
+def test_finals_in_turn_decide_by_their_intervals_whatever_others_take():
+    """Each step takes longer by a share of its own, as beside a process that comes and goes."""
+    noise = random.Random(2)
+    for truth, verdict in ((1.5, "faster"), (1.0, "no clear winner")):
+        base = [1.6 * (1 + noise.random()) for _ in range(30)]
+        fast = [t / truth * math.exp(noise.gauss(0.0, 0.05)) for t in base]
+        search = InTurn(SEARCHED, finalists=1)
+        search.take_turns({BASE: tuple(base), FAST: tuple(fast)}, others=0.7)
+        assert verdict_of(search.finals).verdict == verdict
+
+
 @pytest.mark.parametrize(("later", "told"), [(1.06, True), (1.0, False)])
 def test_a_ratio_that_changes_while_they_run_in_turn_is_told(later, told):
     """The whole machine drifts by far more, which says nothing."""
