@@ -105,6 +105,7 @@ class Record:
         self._place = place
         self.where = str(place) if isinstance(place, Path) else _shown(place)
         self._engine = _engine(place) if isinstance(place, str) else None
+        self._written: dict[str, tuple[optuna.Study, dict[int, RecordedTrial]]] = {}  # by name: what this one wrote to
 
     @functools.cached_property
     def storage(self) -> BaseStorage:
@@ -131,23 +132,30 @@ class Record:
                 writable()
             about = search.model_dump(mode="json", exclude={"trials"})
             name = f"{search.model[:100]} {search.started[:16]} {search.id[:8]}"
-            study = self._study(name, about)
-            known = {t.number: t for t in _readable(study.get_trials(deepcopy=False), name)}
+            study, known = self._written.pop(name, None) or self._opened(name)
+            recorded = {_recorded(trial).number: _recorded(trial) for trial in trials}
             new = [trial for trial in trials if not _is_same(_recorded(trial), known)]
             replaced = {_recorded(trial).number for trial in new} & known.keys()
             others: list[FrozenTrial] = []
             if replaced:  # finished trials can't be changed
                 others = [t for t in study.get_trials() if not {n.number for n in _readable([t], name)} & replaced]
                 optuna.delete_study(study_name=name, storage=self.storage)
-                study = self._study(name, about)
+                study, _ = self._opened(name)
+            if study.user_attrs.get(SEARCH) != about:
+                study.set_user_attr(SEARCH, about)
             study.add_trials([*others, *new])
+            self._written[name] = study, known | recorded
         return len(new)
 
-    def _study(self, name: str, about: dict[str, Any]) -> optuna.Study:
-        study = optuna.create_study(storage=self.storage, study_name=name, direction="maximize", load_if_exists=True)
-        if study.user_attrs.get(SEARCH) != about:
-            study.set_user_attr(SEARCH, about)
-        return study
+    def _opened(self, name: str) -> tuple[optuna.Study, dict[int, RecordedTrial]]:
+        """Return a study, made if need be, and what it has."""
+        try:
+            study = optuna.load_study(study_name=name, storage=self.storage)
+        except KeyError:
+            study = optuna.create_study(
+                study_name=name, storage=self.storage, direction="maximize", load_if_exists=True
+            )
+        return study, {t.number: t for t in _readable(study.get_trials(deepcopy=False), name)}
 
     def searches(self, *, key: Key | None = None, latest: int | None = None) -> list[RecordedSearch]:
         """Return searches with their trials, the latest first, if `key` is given those with it, at most the `latest`.
@@ -304,14 +312,11 @@ def _storage(engine: sa.Engine, where: str) -> BaseStorage:
             f"another database by {VARIABLE}"
         )
     options = {"poolclass": sa.NullPool, "connect_args": _LIBPQ if engine.name == "postgresql" else {}}
+    url = engine.url.render_as_string(hide_password=False)
     for _ in range(_LAYING_TABLES - 1):
         with contextlib.suppress(sa.exc.IntegrityError, sa.exc.ProgrammingError):
-            return optuna.storages.RDBStorage(_written(engine.url), engine_kwargs=options)
-    return optuna.storages.RDBStorage(_written(engine.url), engine_kwargs=options)
-
-
-def _written(url: sa.URL) -> str:
-    return url.render_as_string(hide_password=False)
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+    return optuna.storages.RDBStorage(url, engine_kwargs=options)
 
 
 def _shown(url: str) -> str:
