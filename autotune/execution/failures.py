@@ -7,11 +7,14 @@ the time limit is read from the stack that Python's faulthandler has written the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import textwrap
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
+from traceback import walk_tb
 from typing import Self
 
 from autotune.units import show_memory
@@ -42,6 +45,9 @@ _FATAL_MESSAGES = (
 _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)", re.IGNORECASE)
 
 _LONGEST = 200  # characters of a cause
+
+# Whose frames are innermost where another package's code fails to load.
+_IMPORTING = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
 
 # Of a log, from its beginning and from its end.
 HEAD_BYTES = 1 << 20
@@ -92,6 +98,20 @@ def first_line(error: BaseException) -> str:
     worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
     line = next(worded, type(error).__name__)
     return textwrap.shorten(line, _LONGEST, placeholder=" ...")
+
+
+def import_failure(error: BaseException) -> str:
+    """Return why libraries can't be imported: the first of a chain of errors, whose package it is, and what to do."""
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = cause
+    said = f"{type(error).__name__}: {first_line(error)}"
+    names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    package = next((name for name in reversed(names) if name not in _IMPORTING), None)
+    if package is None or package in ("autotune", "transformers"):
+        return said
+    with contextlib.suppress(PackageNotFoundError):
+        package = f"{package} {version(package)}"
+    return f"{package} can't be imported: {said}; install the build of it for torch {version('torch')}, or uninstall it"
 
 
 def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) -> str:

@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 from autotune.errors import InfrastructureError
 from autotune.execution.environment import forget_unfinished, launcher_environment, trial_device
-from autotune.execution.failures import read_tail
+from autotune.execution.failures import import_failure, read_tail
 from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
 from autotune.execution.places import Place
 from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_descendants, end_marked
@@ -188,7 +188,11 @@ def main() -> None:
     if arguments.cores:
         os.sched_setaffinity(0, [int(core) for core in arguments.cores.split(",")])
     started = time.monotonic()
-    forkable = not arguments.fresh and _preload(trial_device(arguments.device))
+    try:
+        forkable = not arguments.fresh and _preload(trial_device(arguments.device))
+    except Exception as error:
+        traceback.print_exc()
+        sys.exit(import_failure(error))  # the last line of the log, which the parent shows
     _reply(arguments.replies, {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started})
     forget_unfinished(since=time.time())  # those of earlier searches and trainings
     host = Host(os.getpid(), (arguments.replies,), _run_here if forkable else _run_afresh)

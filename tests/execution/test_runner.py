@@ -239,6 +239,21 @@ def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, light_launc
         assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
+def test_a_package_of_another_build_is_named_with_the_remedy(model, tmp_path, monkeypatch):
+    """transformers says of it that 'get_reporting_integration_callbacks' could not be imported."""
+    package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.1.dist-info"
+    package.mkdir()
+    about.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    said = (
+        "torchvision 0.1 can't be imported: RuntimeError: operator torchvision::nms does not exist; install the build"
+    )
+    with pytest.raises(InfrastructureError, match=said):
+        Bench(model, tmp_path / "run").run()
+
+
 def test_a_launcher_that_cannot_start_is_an_infrastructure_error_with_its_last_line(model, tmp_path, monkeypatch):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "transformers.py").write_text("raise ImportError('transformers is broken here')")

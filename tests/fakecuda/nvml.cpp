@@ -112,23 +112,32 @@ API nvmlDeviceGetMemoryInfo_v2(Device device, Memory2* m) {
   m->free = m->total - m->reserved - m->used;
   return SUCCESS;
 }
-struct Running {
+struct RunningV1 {  // of the name without a version, which torch asks by
   unsigned pid;
   unsigned long long used;
-  unsigned gpu, compute;
 };
-API nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned* n, Running* out) {
+struct Running : RunningV1 {
+  unsigned gpu = 0xffffffff, compute = 0xffffffff;
+};
+template <class Each>
+int running(Device device, unsigned* n, Each* out) {
   DEVICE;
-  std::vector<Running> found;
+  std::vector<Each> found;
   each_process([&](Process& p) {
-    if (p.used[d]) found.push_back({(unsigned)p.pid, p.used[d], 0xffffffff, 0xffffffff});
+    if (!p.used[d]) return;
+    Each each{};
+    each.pid = (unsigned)p.pid, each.used = p.used[d];
+    found.push_back(each);
   });
   unsigned room = *n;
   *n = found.size();
   if (found.empty()) return SUCCESS;
   if (room < found.size() || !out) return TOO_SMALL;
-  memcpy(out, found.data(), found.size() * sizeof(Running));
+  std::copy(found.begin(), found.end(), out);
   return SUCCESS;
+}
+API nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned* n, Running* out) {
+  return running(device, n, out);
 }
 API nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned* n, Running*) {
   DEVICE;
@@ -247,6 +256,6 @@ API nvmlDeviceGetGpuFabricInfoV(Device device, Fabric* fabric) {
   fabric->state = 0;  // there is none
   return SUCCESS;
 }
-API nvmlDeviceGetComputeRunningProcesses(Device device, unsigned* n, Running* out) {
-  return nvmlDeviceGetComputeRunningProcesses_v3(device, n, out);
+API nvmlDeviceGetComputeRunningProcesses(Device device, unsigned* n, RunningV1* out) {
+  return running(device, n, out);
 }

@@ -1,7 +1,9 @@
-"""What `.ci/fake-cuda` does where it can't make its environment."""
+"""What `.ci/fake-cuda` does where it can't make its environment, and what its driver says of processes."""
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,14 @@ def test_without_a_cuda_build_of_torch_it_is_passed_over(tmp_path):
 def test_any_other_failure_is_one(tmp_path):
     (tmp_path / "environment").write_text("in the way")
     assert run(AUTOTUNE_FAKE_CUDA=str(tmp_path / "environment")).returncode != 0
+
+
+def test_torch_names_the_processes_that_hold_memory():
+    hold = "import torch; held = torch.zeros(1 << 20, device='cuda'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        fail = "import torch; torch.zeros(1 << 20, device='cuda'); torch.zeros(1 << 44, device='cuda')"
+        said = subprocess.run([sys.executable, "-c", fail], capture_output=True, text=True).stderr
+        other.communicate(b"\n")
+    assert str(other.pid) in (named := re.findall(r"Process (\d+) has", said)), said
+    assert all(Path(f"/proc/{pid}").exists() or pid == str(other.pid) for pid in named), said
