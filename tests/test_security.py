@@ -58,6 +58,23 @@ def test_code_of_a_model_is_off_by_default():
     assert SearchOptions(model="m").trust_remote_code is False
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"attn_implementation": {"": "owner/kernel"}},
+        {"_attn_implementation": {"text_config": "owner/kernel", "": "sdpa"}},
+        {"text_config": {"_attn_implementation": {"": ["owner/kernel"]}}},
+        {"experts_implementation": {"": "owner/kernel"}},
+        {"layers": [{"attn_implementation": "owner/kernel"}]},
+    ],
+)
+def test_kernels_of_the_hub_are_found_wherever_a_config_names_them(tmp_path, named):
+    plain = {name: value for name, value in CONFIG.items() if name != "_attn_implementation"}
+    (tmp_path / "config.json").write_text(json.dumps({**plain, **named}))
+    with pytest.raises(InputError, match=r"kernels of a repository on the hub \(owner/kernel\)"):
+        resolve(str(tmp_path))
+
+
 def test_a_project_runs_none_of_its_code(tmp_path, monkeypatch):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(json.dumps({**CONFIG, "_attn_implementation": "sdpa"}))

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -53,8 +53,8 @@ class Task(StrEnum):
 Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "vision-language", "speech", "speech-to-text", "own"]
 
 
-# Implementations of attention or experts whose name has a slash.
-_HUB_KERNELS = re.compile(r'"\w*(?:attn|experts)_implementation\w*": "([^"]*/[^"]*)"')
+# Fields of a config that name implementations: of the whole model, or by its parts ('' is the whole).
+_IMPLEMENTATION = re.compile("(attn|experts)_implementation")
 
 
 class ModelSpec(Value):
@@ -79,7 +79,19 @@ class ModelSpec(Value):
     @property
     def hub_kernels(self) -> tuple[str, ...]:
         """Repositories of kernels on the hub that the config names, which transformers fetches and runs."""
-        return tuple(dict.fromkeys(_HUB_KERNELS.findall(json.dumps(self.config, sort_keys=True))))
+        return tuple(dict.fromkeys(_kernels_in(self.config)))
+
+
+def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:
+    """Yield the texts in a config that name a repository; `is_name`: whether texts name implementations here."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from _kernels_in(value[key], is_name=is_name or bool(_IMPLEMENTATION.search(key)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _kernels_in(inner, is_name=is_name)
+    elif is_name and isinstance(value, str) and ("/" in value or value in HUB_EXPERTS):
+        yield value
 
 
 # Packages of the kernels (https://github.com/Dao-AILab/flash-attention).
