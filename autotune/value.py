@@ -1,7 +1,8 @@
 """Reads and writes values as JSON files; a reader never sees half a file.
 
-`write_*` is for files of our own: a name is replaced, whatever it stood for. `save_*` is for what the user has named:
-links are followed, and what is no regular file (a pipe, a device, standard output) is written through.
+`write_*` and `open_own` are for files of our own, which are private: a link that stands in their place is replaced or
+refused. `save_*` and `read_named` are for what the user has named: links are followed, and what is no regular file (a
+pipe, a device, standard output) is written or read through.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import errno
 import hashlib
 import json
 import os
+import secrets
+import select
 import stat
 import sys
 import time
@@ -52,7 +55,13 @@ def digest_of(fields: dict[str, Any], length: int = 10) -> str:
 
 V = TypeVar("V", bound=Value)
 
-# So long somebody who is to read a pipe is waited for.
+# Ends the names of temporary files, of which a process that is killed while it writes leaves one.
+TEMPORARY_SUFFIX = ".tmp"
+_LONGEST_PREFIX = 40  # characters of the name that it stands for
+
+_NOT_OWN = "a link, or no plain file"
+
+# Seconds to wait for the other end of a pipe.
 PATIENCE_S = 10.0
 _PAUSE_S = 0.05
 
@@ -71,11 +80,12 @@ def write_text(text: str, path: Path) -> None:
     write_bytes(text.encode(), path)
 
 
-def write_bytes(content: bytes, path: Path) -> None:
-    """Write `content` to `path` by a temporary name, a flush to disk and a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write_bytes(content: bytes, path: Path, *, mode: int = 0o600) -> None:
+    """Write `content` to `path` by a temporary name, a flush to disk and a rename; `mode` is before the umask."""
+    temporary = path.with_name(f".{path.name[:_LONGEST_PREFIX]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # no link that somebody has put there
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -83,6 +93,28 @@ def write_bytes(content: bytes, path: Path) -> None:
     except BaseException:  # of a full disk, say
         temporary.unlink(missing_ok=True)
         raise
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Return a descriptor of a file of our own, private if it is made here, that is written in place.
+
+    Args:
+        path: Its name.
+        flags: As of `os.open`, such as `os.O_WRONLY | os.O_CREAT | os.O_APPEND`.
+
+    Raises:
+        OSError: It can't be opened, or has another name elsewhere: it is a link, or has several hard ones.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, _NOT_OWN, str(path))
+    descriptor = os.open(path, (flags | os.O_NOFOLLOW | os.O_NONBLOCK) & ~os.O_TRUNC, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, _NOT_OWN, str(path))
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 def save_value(value: Value, path: Path) -> None:
@@ -107,7 +139,8 @@ def save_bytes(content: bytes, path: Path) -> None:
     """
     descriptor = _open_special(path)
     if descriptor is None:
-        write_bytes(content, Path(os.path.realpath(path)))
+        target = Path(os.path.realpath(path))
+        write_bytes(content, target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666)
         return
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -163,6 +196,23 @@ def _is_open_as(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
+
+
+def read_named(path: Path) -> bytes:
+    """Return the content of a file that the user has named, which may be a pipe.
+
+    Raises:
+        OSError: It can't be read, or is a pipe to which nobody has written within `PATIENCE_S`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(descriptor, "rb") as file:
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLIN)
+            if not waiting.poll(PATIENCE_S * 1000):
+                raise OSError(errno.ENXIO, "a pipe to which nobody writes")
+        os.set_blocking(descriptor, True)
+        return file.read()
 
 
 def sha256_of(content: bytes) -> str:

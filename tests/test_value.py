@@ -10,7 +10,17 @@ import pytest
 from factories import make_config, make_workload
 from pydantic import ValidationError
 
-from autotune.value import Value, check_savable, read_value, save_bytes, save_text, write_text, write_value
+from autotune.value import (
+    Value,
+    check_savable,
+    open_own,
+    read_named,
+    read_value,
+    save_bytes,
+    save_text,
+    write_text,
+    write_value,
+)
 from autotune.values.config import TrainConfig
 
 
@@ -78,6 +88,47 @@ def test_a_file_of_ours_follows_no_link(tmp_path):
     write_text("new", tmp_path / "link")
     assert (tmp_path / "target").read_text() == "another's"
     assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_temporary_name_that_was_guessed_is_not_written_through(tmp_path):
+    (tmp_path / "target").write_text("another's")
+    for name in ("text", "saved"):
+        (tmp_path / f".{name}.{os.getpid()}").symlink_to(tmp_path / "target")
+    write_text("new", tmp_path / "text")
+    save_text("new", tmp_path / "saved")
+    assert (tmp_path / "target").read_text() == "another's"
+
+
+def test_a_private_file_that_the_user_has_named_stays_private(tmp_path):
+    (tmp_path / "secret").touch(mode=0o600)
+    save_text("text", tmp_path / "secret")
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("make", [os.link, os.symlink, lambda target, path: os.mkfifo(path)])
+def test_a_file_that_is_written_in_place_is_no_link(tmp_path, make):
+    (tmp_path / "target").write_text("another's")
+    make(tmp_path / "target", tmp_path / "log")
+    with pytest.raises(OSError, match=r"a link|No such device"):
+        open_own(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    assert (tmp_path / "target").read_text() == "another's"
+
+
+def test_a_pipe_that_the_user_has_named_is_read_to_its_end(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = b"0123456789abcdef" * 10_000
+    with ThreadPoolExecutor() as others:
+        written = others.submit(pipe.write_bytes, content)
+        assert read_named(pipe) == content
+        written.result()
+
+
+def test_a_pipe_to_which_nobody_writes_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe to which nobody writes"):
+        read_named(tmp_path / "pipe")
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):

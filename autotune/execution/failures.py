@@ -18,6 +18,7 @@ from traceback import walk_tb
 from typing import Self
 
 from autotune.units import show_memory
+from autotune.value import open_own
 
 # What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
 _ALLOCATION_MESSAGES = (
@@ -137,7 +138,7 @@ class BoundedLog:
     """A log file of at most `HEAD_BYTES` + `TAIL_BYTES` and a line; what lies between is counted and dropped."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
         self._head_left = HEAD_BYTES
         self._tail = b""
         self._dropped_bytes = 0

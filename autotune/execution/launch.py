@@ -36,7 +36,7 @@ from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, r
 from autotune.execution.places import Place
 from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_descendants, end_marked
 from autotune.execution.ranks import own_rank
-from autotune.value import write_text
+from autotune.value import open_own, write_text
 from autotune.values.hardware import installed_versions
 
 DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
@@ -85,7 +85,7 @@ class Launcher:
         self._log_path = run_directory / _named("launcher.log", place)
         self._replies, write_end = os.pipe()
         bound = ("--cores", ",".join(map(str, place.cores))) if place.cores else ()
-        with self._log_path.open("ab") as log:
+        with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 launch_command("--device", place.device, "--replies", str(write_end), *bound),
                 stdin=subprocess.PIPE,

@@ -113,6 +113,8 @@ def recovered(directory: Path) -> TrialResult | None:
         ended = max((directory / outcome_file(rank)).stat().st_mtime for rank in range(request.ranks or 1))
     except (OSError, ValidationError):
         return None
+    if request.number != int(directory.name):  # a copy of another's folder
+        return None
     outcome = merged_outcome(directory, Ending(), request)
     if isinstance(outcome, Failure) and outcome.status is TrialStatus.CRASHED:
         return None

@@ -169,7 +169,8 @@ class LocalRunner(Runner):
         started = time.monotonic()
         ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
         ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
-        forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
+        if any(map(operators_of, requests)):  # what is noted there was noted by a child of this process
+            forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
         warnings = self._wait_until_idle(idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
@@ -316,4 +317,4 @@ class LocalRunner(Runner):
 def _make_empty(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(exist_ok=True)  # and no folder above: a run directory that was removed isn't made again
-    directory.mkdir(exist_ok=True)
+    directory.mkdir()  # nothing in it is older, nor a link

@@ -20,6 +20,7 @@ from autotune.planning.plan import SearchPlan, SearchState
 from autotune.search.explain import answer_in, refusals
 from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
+from autotune.storage.results import trial_folders
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.value import read_value
 from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
@@ -57,7 +58,7 @@ def gather(run_dir: str | Path) -> RunReport:
         nothing=None if result is not None else _why_nothing(directory, plan, searched),
         explanation=None if result is None else explanation_of(result, [*searched, *explained], refusals(plan, result)),
         trials=with_changes((*_rows(plan, result, searched), *rows_of(explained), *refused), plan),
-        unfinished=len(list((directory.path / "trials").glob("[0-9]*"))) - len(searched),
+        unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
         spent=_spent(result, searched),

@@ -41,7 +41,7 @@ from autotune.cost.corrections import Observation
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.errors import InputError
-from autotune.value import Value, read_value, write_bytes, write_value
+from autotune.value import TEMPORARY_SUFFIX, Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates, Timings
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.workload import Workload
@@ -89,9 +89,10 @@ def writable(*parts: str) -> Path:
     """
     folder = home().joinpath(*parts)
     try:
+        home().mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        for left in folder.glob(".*.json*.[0-9]*"):  # temporary files of `write_bytes`
+        for left in folder.glob(f".*{TEMPORARY_SUFFIX}"):
             if time.time() - left.stat().st_mtime > _LEFT_S:
                 _unlink(left)
     except OSError as error:

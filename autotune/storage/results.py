@@ -7,6 +7,7 @@ a file whose arguments differ is refused: nobody has measured them, and they wou
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from autotune.errors import InputError, located
 from autotune.execution.outcome import recovered
 from autotune.training.arguments import plan
 from autotune.units import visible
-from autotune.value import read_value, write_value
+from autotune.value import read_named, read_value, write_value
 from autotune.values.result import SCHEMA_VERSION, ResultData
 from autotune.values.trial import TrialResult
 
@@ -31,7 +32,7 @@ def read_result(path: str | Path) -> ResultData:
             that its configuration means.
     """
     try:
-        text = Path(path).read_bytes()
+        text = read_named(Path(path))
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""
@@ -74,12 +75,19 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def trial_folders(run_directory: Path) -> list[Path]:
+    """Return the folders of a search's trials, by number; a copy of one under another name is none."""
+    found = (folder for folder in (run_directory / "trials").glob("*") if re.fullmatch("[0-9]{4,9}", folder.name))
+    return sorted(found, key=lambda folder: int(folder.name))
+
+
 def read_trial(directory: Path) -> TrialResult | None:
-    """Return the result of a trial; None if it has none that can be read, and so has not finished."""
+    """Return the result of a trial; None if it has none that can be read, or another's: then it has not finished."""
     try:
-        return read_value(TrialResult, directory / RESULT_FILE)
+        found = read_value(TrialResult, directory / RESULT_FILE)
     except (OSError, ValidationError):
         return None
+    return found if found.request.number == int(directory.name) else None
 
 
 def restore(run_directory: Path) -> list[str]:
@@ -88,7 +96,7 @@ def restore(run_directory: Path) -> list[str]:
     They are made of what the processes of the trials had written.
     """
     said = []
-    for directory in sorted((run_directory / "trials").glob("[0-9]*")):
+    for directory in trial_folders(run_directory):
         path = directory / RESULT_FILE
         if read_trial(directory) is not None or not ((result := recovered(directory)) or path.exists()):
             continue

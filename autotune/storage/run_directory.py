@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -35,8 +36,9 @@ from pydantic import ValidationError
 from autotune.errors import InfrastructureError, RunDirectoryError, first_complaint
 from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
-from autotune.storage.results import RESULT_FILE, read_trial
-from autotune.value import Value, write_value
+from autotune.storage.results import RESULT_FILE, read_trial, trial_folders
+from autotune.storage.trust import check_within
+from autotune.value import TEMPORARY_SUFFIX, Value, open_own, write_value
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
 
@@ -45,12 +47,15 @@ ANSWER_FILE = "best-config.json"
 STUDY_FILE = "study.journal"
 EXPLAIN_FOLDER = "explain"
 
-# Temporary files of `write_value`, of which a search that is killed while it writes leaves one. Those of reports, which
-# are written without the lock, are not among them.
-_TEMPORARY = tuple(f".{name}.[0-9]*" for name in (PLAN_FILE, ANSWER_FILE, "record.json", "processes*.json"))
+# Temporary files that a search may leave when it is killed; reports are written without its lock, and have others.
+_TEMPORARY = tuple(
+    f"{name}.*{TEMPORARY_SUFFIX}"
+    for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".record.json", ".processes*.json", "trials/*/.*.json")
+)
 
-# Attempts at making a directory that other processes remove meanwhile.
+# Attempts at making a directory that other processes remove meanwhile, and seconds before the lock is tried again.
 _ATTEMPTS = 10
+_PAUSE_S = 0.01
 
 
 def default_run_directory(model: str) -> Path:
@@ -66,8 +71,9 @@ class RunDirectory:
     because the directory was removed, counts for nothing.
     """
 
-    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+    def __init__(self, path: Path, *, is_new: bool = False, whole: Path | None = None) -> None:
         self.path = path
+        self._whole = whole or path  # links may lead to any place in it
         self._is_new = is_new
         self._made_here = self._has_begun = False
 
@@ -88,26 +94,28 @@ class RunDirectory:
         """Return the run directory of an earlier search.
 
         Raises:
-            RunDirectoryError: There is no search in `path`.
+            RunDirectoryError: There is no search in `path`, or a link in it leads elsewhere.
         """
         if not (path / PLAN_FILE).is_file():
             raise RunDirectoryError(f"{path}: holds no search (no {PLAN_FILE}); `autotune find` starts one")
+        check_within(path)
         return cls(path)
 
     def __enter__(self) -> Self:
         while True:
             lock = self._open_lock()
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _taken(lock) and self._is_lock(lock):
+                    break
             except OSError:
                 lock.close()
                 raise RunDirectoryError(f"{self.path}: another search is running in it") from None
-            if self._is_lock(lock):
-                break
-            lock.close()  # of a directory that was removed between opening and locking
+            lock.close()  # of a directory that was removed between opening and locking, or looked at just then
+            time.sleep(_PAUSE_S)
         self._file = lock  # the lock lasts as long as the file is open
         try:
             self._check_new()  # another search may have come to its end since this one was made
+            check_within(self._whole)
         except RunDirectoryError:
             lock.close()
             raise
@@ -116,7 +124,7 @@ class RunDirectory:
 
     def _tidy(self) -> None:
         """Remove the temporary files of searches that were killed here."""
-        for pattern in (*_TEMPORARY, "trials/*/.*.json.[0-9]*"):
+        for pattern in _TEMPORARY:
             for path in self.path.glob(pattern):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -124,21 +132,24 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        named = str(self.path.resolve()) in str(error)  # as the place of a log that says more
+        named = not isinstance(error, OSError) and str(self.path.resolve()) in str(error)  # a log that says more
         try:
-            if error is None or isinstance(error, OSError):
-                named = False
+            if error is None or isinstance(error, OSError | InfrastructureError):
                 self._check_place(error)
         finally:
             if self._made_here and not self._holds_search() and not named and self._is_lock(self._file):
                 self._remove()  # refused before there was anything to keep
             self._file.close()
 
-    def _check_place(self, error: OSError | None) -> None:
+    def _check_place(self, error: OSError | InfrastructureError | None) -> None:
         """Raise InfrastructureError if the directory is gone, its disk is full, or it can't be written any more."""
         if not self._is_lock(self._file) and self._has_begun:
-            raise InfrastructureError(f"{self.path}: was removed while the search ran; its trials are lost") from error
-        if error is None:
+            then = "was removed while the search ran; its trials are lost"
+            if os.fstat(self._file.fileno()).st_nlink:  # the lock is still there, under another name
+                moved = Path(f"/proc/self/fd/{self._file.fileno()}").readlink().parent
+                then = f"was moved while the search ran; `autotune resume {shlex.quote(str(moved))}` goes on"
+            raise InfrastructureError(f"{self.path}: {then}") from error
+        if not isinstance(error, OSError):
             return
         if error.errno in DISK_IS_FULL:
             raise full_disk(self.path) from error
@@ -154,7 +165,7 @@ class RunDirectory:
         for left in reversed(range(_ATTEMPTS)):
             try:
                 self._made_here |= self._is_new and _made(self.path)
-                return (self.path / "lock").open("a")
+                return os.fdopen(open_own(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
             except OSError as error:
                 # A new one is made again if another search, which was refused, has just removed it.
                 if not (self._is_new and left and isinstance(error, FileNotFoundError)):
@@ -213,7 +224,7 @@ class RunDirectory:
                 data.symlink_to(Path("..") / "data")  # trials look for tokenized data beside them
         except OSError as error:
             raise RunDirectoryError(f"{path}: can't be written: {error.strerror}") from None
-        return RunDirectory(path)
+        return RunDirectory(path, whole=self.path)
 
     def explained(self) -> list[TrialResult]:
         """Return the finished trials of `autotune explain`."""
@@ -239,8 +250,22 @@ class RunDirectory:
 
     def results(self) -> list[TrialResult]:
         """Return every finished trial, by number; one without a readable result has not finished."""
-        found = map(read_trial, sorted((self.path / "trials").glob("[0-9]*")))
+        found = map(read_trial, trial_folders(self.path))
         return [result for result in found if result is not None]
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Take a lock; return whether that was done, False if somebody who looks whether a search runs has it for a moment.
+
+    Raises:
+        OSError: A search has it.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as they do, beside whom there is room
+        return False
+    return True
 
 
 def _made(path: Path) -> bool:
@@ -251,7 +276,7 @@ def _made(path: Path) -> bool:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.mkdir()
+        path.mkdir(mode=0o700)
     except FileExistsError:
         if not path.is_dir():
             raise

@@ -6,6 +6,8 @@ resumed or explained runs them. What of that was handed over by this user is not
 directory can stand for that, neither can the owner of its files. What isn't noted is named and refused until the user
 adds `--trust-run-dir`.
 
+Nothing in a run directory leads out of it, so that whoever writes there overwrites nothing elsewhere.
+
 A pickled file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
@@ -14,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +29,10 @@ from autotune.values.model import ModelSpec
 from autotune.values.user_code import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
+
+
+# The folder of a tracker of --report-to whose library links to its logs elsewhere, and replaces such links.
+_TRACKER = "wandb"
 
 
 class Action(NamedTuple):
@@ -66,7 +74,29 @@ def remember(plan: SearchPlan) -> None:
 
 def actions(plan: SearchPlan) -> tuple[Action, ...]:
     """Return all that a search does beyond training a model of the library's."""
-    return (*_user_code(plan), *_models(plan.workload.model), *_cluster(plan), *_delivery(plan))
+    trackers = (Action(f"tells {name} of its trials", _key(["tracker", name])) for name in plan.report_to)
+    return (*_user_code(plan), *_models(plan.workload.model), *_cluster(plan), *trackers, *_delivery(plan))
+
+
+def check_within(run_dir: Path) -> None:
+    """Refuse a directory, which may come from somebody else, in which a link leads out of it, or a name isn't a file.
+
+    Raises:
+        RunDirectoryError: It names the link.
+    """
+    whole = run_dir.resolve()
+    for folder, folders, files in os.walk(run_dir):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            try:
+                mode = path.lstat().st_mode
+            except OSError:  # a running search has removed it
+                continue
+            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(whole):
+                raise RunDirectoryError(f"{path}: a link to {path.readlink()}, out of the run directory; remove it")
+            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise RunDirectoryError(f"{path}: a pipe, a socket or a device, no file of a search; remove it")
+        if _TRACKER in folders:
+            folders.remove(_TRACKER)
 
 
 def _user_code(plan: SearchPlan) -> Iterator[Action]:

@@ -295,6 +295,14 @@ def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own
     assert not (own_bench.run_directory / "lock").exists()
 
 
+def test_a_lock_that_a_run_directory_from_elsewhere_names_is_not_removed(own_bench, tmp_path):
+    (tmp_path / "mine").touch()
+    (own_bench.run_directory / "operators").mkdir()
+    (own_bench.run_directory / "operators" / "building.txt").write_text(str(tmp_path / "mine"))
+    own_bench.misbehave("refuse")
+    assert (tmp_path / "mine").exists()
+
+
 def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
     own_bench.runner.start()
     began = time.monotonic()

@@ -76,12 +76,20 @@ def test_a_folder_is_made_to_be_written(monkeypatch, tmp_path):
 def test_what_killed_processes_left_in_a_folder_is_removed_an_hour_later(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     (tmp_path / "traces").mkdir()
-    left, being_written, others = (tmp_path / "traces" / n for n in (".a.json.gz.1", ".b.json.2", ".hidden.3"))
+    left, being_written, others = (
+        tmp_path / "traces" / n for n in (".a.json.gz.1f.tmp", ".b.json.2e.tmp", ".hidden.3")
+    )
     for path in (left, being_written, others):
         path.touch()
     os.utime(left, (time.time() - 4000,) * 2)
     os.utime(others, (0, 0))
     assert set(writable("traces").iterdir()) == {being_written, others}
+
+
+def test_a_home_that_is_made_is_private(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "new"))
+    writable("rates")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_home_that_can_not_be_written_is_one_line(monkeypatch, tmp_path):

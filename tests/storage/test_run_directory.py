@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from at_once import run_at_once
-from factories import make_plan
+from factories import make_config, make_plan, make_result
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, RunDirectoryError
+from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory, read_plan
 
 IN_USE = "another search is running in it"
@@ -22,6 +25,7 @@ IN_USE = "another search is running in it"
 HOLD = """
 import sys
 from pathlib import Path
+from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory
 with RunDirectory.create(Path(sys.argv[1])):
     print("held", flush=True)
@@ -35,6 +39,7 @@ RACE = """
 import sys, time
 from pathlib import Path
 from autotune.errors import RunDirectoryError
+from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory
 folder, name = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
@@ -165,7 +170,7 @@ def test_what_can_not_be_made_is_refused(tmp_path):
         RunDirectory.create(tmp_path / "file")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "nowhere" / "lock")
-    with pytest.raises(RunDirectoryError, match="can't be written: No such file"):
+    with pytest.raises(RunDirectoryError, match="can't be written: a link"):
         RunDirectory.create(tmp_path / "run")
 
 
@@ -221,12 +226,13 @@ def test_a_plan_that_is_damaged_is_refused_in_a_line(planned, content):
 
 def test_temporary_files_of_a_search_that_was_killed_are_removed_and_others_stay(tmp_path):
     (tmp_path / "trials" / "0003").mkdir(parents=True)
-    left = [".best-config.json.4242", ".search.json.4242", ".processes-1.json.4242", "trials/0003/.result.json.4242"]
-    for name in (*left, ".report.html.4242", ".gitignore", "trials/0003/log.txt"):
+    names = (".best-config.json", ".search.json", ".processes-1.json", "trials/0003/.result.json")
+    left = [f"{name}.4f2a.tmp" for name in names]
+    for name in (*left, ".report.html.4f2a.tmp", ".gitignore", "trials/0003/log.txt"):
         (tmp_path / name).touch()
     with RunDirectory.create(tmp_path):
         names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-        assert names == {"lock", ".report.html.4242", ".gitignore", "trials/0003/log.txt"}
+        assert names == {"lock", ".report.html.4f2a.tmp", ".gitignore", "trials/0003/log.txt"}
 
 
 def full(path=None):
@@ -257,6 +263,107 @@ def test_a_disk_that_is_full_in_a_search_keeps_its_trials(tmp_path):
     with pytest.raises(InfrastructureError, match="finished trials are kept: `autotune resume"):
         search_in(tmp_path / "run", lambda: fails(full()))
     assert (tmp_path / "run" / "trials" / "0000" / "result.json").exists()
+
+
+@pytest.mark.parametrize("error", [None, InfrastructureError("the place is gone")])
+def test_a_directory_that_was_moved_meanwhile_is_said_to_be_where_it_is(tmp_path, error):
+    def move():
+        (tmp_path / "run").rename(tmp_path / "else where")
+        if error is not None:
+            raise error
+
+    said = f"run: was moved while the search ran; `autotune resume '{tmp_path}/else where'` goes on"
+    with pytest.raises(InfrastructureError, match=re.escape(said)):
+        search_in(tmp_path / "run", move)
+
+
+def test_who_only_looks_whether_a_search_runs_keeps_none_from_it(tmp_path, monkeypatch):
+    import fcntl
+
+    directory, flock = RunDirectory.create(tmp_path / "run"), fcntl.flock
+    looking = (tmp_path / "run" / "lock").open()
+    flock(looking, fcntl.LOCK_SH)
+
+    def then_gone(lock, how):
+        try:
+            flock(lock, how)
+        finally:
+            looking.close()
+
+    monkeypatch.setattr("fcntl.flock", then_gone)
+    with directory:
+        monkeypatch.undo()
+        assert directory.is_running()
+
+
+def test_a_copy_of_a_trial_and_a_damaged_one_count_nothing(tmp_path):
+    directory = RunDirectory.create(tmp_path)
+    directory.write_result(make_result(make_config(4)))
+    for name in ("0000-old", "0007", "trials", "12a4"):
+        shutil.copytree(tmp_path / "trials" / "0000", tmp_path / "trials" / name)
+    (tmp_path / "trials" / "0000-old" / "result.json").write_text("{")
+    assert restore(tmp_path) == ["trial 7: result.json can't be read; what it had measured counts no more"]
+    assert [result.request.number for result in directory.results()] == [0]
+
+
+def test_a_directory_is_private_and_so_is_what_is_written_there(tmp_path):
+    umask = os.umask(0o022)
+    try:
+        directory = RunDirectory.create(tmp_path / "runs" / "one")
+        directory.write_plan(make_plan())
+    finally:
+        os.umask(umask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"runs": 0o755, "one": 0o700, "lock": 0o600, "search.json": 0o600}
+
+
+def planted(name):
+    """Return what makes of a name in a run directory something that leads elsewhere."""
+    return lambda run, target: (run / name).symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        planted("lock"),
+        planted("launcher.log"),
+        planted("trials"),
+        planted("trials/0000"),
+        planted("trials/0001/log.txt"),
+        planted("data"),
+        lambda run, target: os.mkfifo(run / "table.jsonl"),
+        lambda run, target: (run / "report.html").symlink_to("../new"),
+    ],
+)
+@pytest.mark.parametrize("command", ["resume", "explain", "report", "find"])
+def test_a_link_out_of_the_directory_is_refused(tmp_path, command, plant):
+    directory = RunDirectory.create(tmp_path / "run")
+    if command != "find":
+        directory.write_plan(make_plan())
+    directory.path.joinpath("lock").unlink()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "file").write_text("mine")
+    try:
+        plant(directory.path, tmp_path / "target")
+    except FileNotFoundError:
+        (directory.path / "trials" / "0001").mkdir(parents=True)
+        plant(directory.path, tmp_path / "target")
+    words = ["--run-dir", str(directory.path), "--model", "gpt2"] if command == "find" else [str(directory.path)]
+    done = CliRunner().invoke(app, [command, *words])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "a link" in done.stderr or "a pipe" in done.stderr
+    assert (tmp_path / "target" / "file").read_text() == "mine"
+
+
+def test_links_within_the_directory_stay(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_plan(make_plan())
+    (directory.path / "data").mkdir()
+    explaining = directory.explaining()
+    (directory.path / "wandb").mkdir()
+    (directory.path / "wandb" / "core.log").symlink_to(tmp_path / "cache.log")  # as its library has it
+    with RunDirectory.existing(directory.path), explaining:
+        assert (explaining.path / "data").is_symlink()
 
 
 def test_a_directory_that_was_removed_meanwhile_is_no_success(tmp_path):

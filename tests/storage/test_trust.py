@@ -57,6 +57,7 @@ PLANS = {
         "runs kernels of evil/kernel",
     ),
     "a cluster": (make_plan(fleet=Fleet(engine="ray", address="ray://evil:1")), "joins the cluster at ray://evil:1"),
+    "a tracker": (make_plan(report_to=("wandb",)), "tells wandb of its trials"),
     "an output": (make_plan(output="/ann/.bashrc"), "writes its answer to /ann/.bashrc"),
 }
 
