@@ -1,8 +1,7 @@
-"""Pickles what makes a Trainer, or what a Trainer was made of, so that another process can make it.
+"""Pickles what makes a Trainer, or a Trainer itself, so that another process can make it.
 
-A Trainer itself can't be pickled: it holds an accelerator and open devices. Its parts can: class, model, data,
-collator, callbacks, arguments. The other process makes a Trainer of the same class with the library's own constructor
-and sets the attributes that the class has added; the class's constructor, whose arguments aren't known, isn't called.
+A Trainer is pickled without its accelerator, optimizer and other things of this process, which the library's own
+constructor makes again there; what a subclass has added stays. The class's constructor isn't called.
 
 The model is on the CPU while a search runs (`aside`): trials need the device's memory, and the process that holds it
 could not be forked.
@@ -10,8 +9,8 @@ could not be forked.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
-import dis
 import functools
 import io
 import pickle
@@ -27,120 +26,76 @@ _PARTS = (
     "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs",
 )  # fmt: skip
 
-# Attributes that the library sets in its constructor, and code may change afterwards.
+# Attributes of this process, which the constructor sets, and those that it sets and code may change afterwards.
+_OF_THE_PROCESS = (
+    "accelerator", "callback_handler", "control", "gather_function", "lr_scheduler", "model_wrapped", "optimizer",
+    "state",
+)  # fmt: skip
 _SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
-
-_TRAINER, _ACCELERATOR = "the trainer", "its accelerator"
 
 _THEIR_OWN = ("transformers.trainer_callback", "transformers.integrations")  # modules of the library's callbacks
 
-_MAKE_ANEW = "use find(make_trainer=...) with a function that makes it, and the Trainer, anew"
+_MAKE_ANEW = "use find(make_trainer=...) with a function that makes the Trainer"
 
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
     """Return a picklable function that makes a Trainer like this one.
 
     Raises:
-        InputError: It is no Trainer, or one of its parts can't be pickled.
+        InputError: It is no Trainer, or can't be pickled.
     """
+    import cloudpickle
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
         raise InputError(f"trainer: expected a transformers.Trainer, not {type(trainer).__name__}")
-    parts = {name: getattr(trainer, name, None) for name in _PARTS}
     args = trainer.args
     has_trained = type(trainer.optimizer).__name__ == "AcceleratedOptimizer"  # the optimizer is then the Trainer's own
-    parts |= {
+    state = {name: value for name, value in vars(trainer).items() if name not in _OF_THE_PROCESS} | {
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
-        "model_init": trainer.model_init,
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
         "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(_THEIR_OWN)],
-        "args_class": type(args),
-        "args": {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
-        **{f"attribute {name}": value for name, value in _added_attributes(trainer).items()},
+        "args": (
+            type(args),
+            {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
+        ),
     }
-    kind = _pickled_parts({"class": type(trainer)}, trainer)
-    return functools.partial(_made_anew, kind, _pickled_parts(parts, trainer))
-
-
-def _added_attributes(trainer: Any) -> dict[str, Any]:
-    """Return the attributes that a subclass, or its user, has added to the library's own."""
-    from transformers import Trainer
-
-    methods = (f for kind in Trainer.__mro__ for f in vars(kind).values() if hasattr(f, "__code__"))
-    library = {i.argval for method in methods for i in dis.get_instructions(method) if i.opname == "STORE_ATTR"}
-    return {n: value for n, value in vars(trainer).items() if n not in library or n in _SET_AFTERWARDS}
-
-
-def _pickled_parts(parts: dict[str, Any], trainer: Any) -> bytes:
-    """Return the parts pickled together, since they share objects.
-
-    Raises:
-        InputError: One of them can't be; the message names it.
-    """
-    try:
-        return _dumps(parts, trainer)
-    except Exception as error:  # whatever the objects raise
-        for name, part in parts.items():
-            try:
-                _dumps(part, trainer)
-            except Exception as cause:
-                raise _unpicklable(f"the Trainer's {name}", cause) from cause
-        raise _unpicklable("the Trainer", error) from error
-
-
-def _dumps(value: Any, trainer: Any) -> bytes:
-    """Return a pickled value; where it refers to the Trainer or its accelerator, it will refer to the new ones."""
-    import cloudpickle
-
-    known = {id(trainer): _TRAINER, id(trainer.accelerator): _ACCELERATOR}
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-        def persistent_id(self, obj: Any) -> str | None:
-            return known.get(id(obj))
+        def reducer_override(self, obj: Any) -> Any:
+            if obj is trainer:
+                return copyreg.__newobj__, (type(trainer),), state  # type: ignore[attr-defined]
+            return super().reducer_override(obj)
 
     file = io.BytesIO()
-    Pickler(file).dump(value)
-    return file.getvalue()
+    try:
+        Pickler(file).dump(trainer)
+    except Exception as error:  # whatever the objects raise
+        raise _unpicklable(f"trainer: {type(trainer).__name__}", error, _MAKE_ANEW) from error
+    return functools.partial(_made_anew, file.getvalue())
 
 
-def _unpicklable(what: str, error: Exception, remedy: str = _MAKE_ANEW) -> InputError:
-    why = f"{type(error).__name__}: {one_line(error)}"
-    return InputError(f"{what} can't be handed to another process: {why}; {remedy}")
-
-
-def _made_anew(pickled_class: bytes, pickled_parts: bytes) -> Any:
-    """Return the Trainer, made out of its pickled class and parts."""
+def _made_anew(content: bytes) -> Any:
+    """Return the Trainer, made by the library's constructor out of what was pickled."""
     from torch import nn
     from transformers import Trainer
 
-    kind, accelerator = pickle.loads(pickled_class)["class"], _Later()
-    trainer = kind.__new__(kind)
-    unpickler = pickle.Unpickler(io.BytesIO(pickled_parts))
-    unpickler.persistent_load = {_TRAINER: trainer, _ACCELERATOR: accelerator}.__getitem__  # type: ignore[method-assign]
-    parts = unpickler.load()
-    arguments = parts["args_class"](**parts["args"])
-    given = {name: parts[name] for name in (*_PARTS, "optimizers", "callbacks")}
-    init = parts["model_init"]
-    model = {"model": parts["model"]} if init is None else {"model_init": init}
-    Trainer.__init__(trainer, args=arguments, **model, **given)
-    accelerator.found = trainer.accelerator
-    for name, value in parts.items():
-        if name.startswith("attribute "):  # a module beside the model, such as a teacher, belongs on the device
-            on_device = value.to(trainer.args.device) if isinstance(value, nn.Module) else value
-            setattr(trainer, name.removeprefix("attribute "), on_device)
+    trainer = pickle.loads(content)
+    kept = vars(trainer)
+    afterwards = {name: kept[name] for name in _SET_AFTERWARDS if name in kept}
+    (kind, arguments), model_init = kept.pop("args"), kept.get("model_init")
+    given = {name: kept.pop(name) for name in ("optimizers", "callbacks")} | {n: kept.get(n) for n in _PARTS}
+    model = {"model": kept["model"]} if model_init is None else {"model_init": model_init}
+    Trainer.__init__(trainer, args=kind(**arguments), **model, **given)
+    for name, value in (kept | afterwards).items():  # a module beside the model, such as a teacher, goes to the device
+        is_beside = isinstance(value, nn.Module) and value not in (trainer.model, trainer.model_wrapped)
+        setattr(trainer, name, value.to(trainer.args.device) if is_beside else value)
     return trainer
 
 
-class _Later:
-    """A proxy for the accelerator until there is one."""
-
-    found: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.found, name)
+def _unpicklable(what: str, error: Exception, remedy: str) -> InputError:
+    why = f"{type(error).__name__}: {one_line(error)}"
+    return InputError(f"{what} can't be handed to another process: {why}; {remedy}")
 
 
 def pickled(function: Callable[..., Any], what: str) -> bytes:
