@@ -1,4 +1,4 @@
-"""Options of `find`, `script` and `estimate`, made from fields when the command is used; completion of their values.
+"""Options of `find`, `script` and `estimate`, made from fields when the command is used.
 
 They are not made earlier, as the fields (`autotune.planning.options`) are slow to import and ``autotune --help`` does
 not need them. Values are passed on as text, which the fields parse and check.
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 import typer.core
@@ -49,64 +49,6 @@ def completion(
     code = shell_complete(context.find_root().command, {}, PROGRAM, _VARIABLE, f"source_{shell}")
     raise typer.Exit(code)
 
-
-def among(*words: str) -> Callable[[str], list[str]]:
-    """Return a completion among `words`."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
-def models(incomplete: str) -> list[str]:
-    """Return the catalogue's names that begin so; if there are none, the shell offers files."""
-    from autotune.values.catalogue import entries_by_name
-
-    return sorted(name for name in entries_by_name() if name.startswith(incomplete.lower()))
-
-
-def gpus(incomplete: str) -> list[str]:
-    """Return the GPUs of the table whose names begin so, and 'all'."""
-    from autotune.values.catalogue.gpus import gpus as table
-
-    return [name for name in (*(gpu.name for gpu in table()), "all") if name.startswith(incomplete)]
-
-
-def spaces(incomplete: str) -> list[str]:
-    """Return the built-in search spaces whose names begin so."""
-    from autotune.space.file import builtin_spaces
-
-    return [name for name in builtin_spaces() if name.startswith(incomplete)]
-
-
-def knob_names(incomplete: str) -> list[str]:
-    """Return the knobs whose names begin so, or KNOB=VALUE for the values of a knob that begin so."""
-    from autotune.space.knobs import knobs
-
-    name, equals, value = incomplete.partition("=")
-    if not equals:
-        return [knob.option for knob in knobs() if knob.option.startswith(name)]
-    choices = next((knob.choices for knob in knobs() if knob.option == name), ())
-    return [f"{name}={choice}" for choice in choices if choice.startswith(value)]
-
-
-def tasks(incomplete: str) -> list[str]:
-    """Return the tasks whose names begin so."""
-    from autotune.values.model import Task
-
-    return [task for task in Task if task.startswith(incomplete)]
-
-
-EFFORTS = among("quick", "standard", "thorough")
-DEVICES = among("auto", "cpu", "cuda")
-
-# Completions of options whose types do not list the values.
-_COMPLETIONS = {
-    "model": models,
-    "task": tasks,
-    "space": spaces,
-    "gpu": gpus,
-    "device": DEVICES,
-    "fix": knob_names,
-    "only": knob_names,
-}
 
 TrustRunDir = Annotated[
     bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
@@ -212,7 +154,6 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         *short,
         help=field.description,
         metavar="<int>" if is_whole else "<str>,..." if is_list else None,
-        autocompletion=_COMPLETIONS.get(name) or completion_of(field.annotation),
         rich_help_panel=extra["group"],
         callback=_keep,
         expose_value=False,
@@ -224,16 +165,6 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     annotation: Any = Annotated[kind | None, option]
     default = (None if field.default else False) if is_flag else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def completion_of(annotation: Any) -> Callable[[str], list[str]] | None:
-    """Return a completion among the values of an enumeration or a literal type; None for other types."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, StrEnum):
-            return among(*kind)
-        if get_origin(kind) is Literal:
-            return among(*get_args(kind))
-    return None
 
 
 def _made(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> Made:

@@ -68,7 +68,7 @@ def resume(
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the whole search [as it was].")] = None,
     effort: Annotated[
         str | None,
-        typer.Option(help="quick, standard, thorough: with its limits [as it was].", autocompletion=options.EFFORTS),
+        typer.Option(help="quick, standard, thorough: with its limits [as it was]."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too [as find].")] = None,
     trust_run_dir: TrustRunDir = False,

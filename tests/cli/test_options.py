@@ -10,10 +10,8 @@ import pexpect
 import pytest
 from typer.testing import CliRunner
 
-from autotune.cli import options
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.values.knob import Allowance
 
 PROGRAM = Path(sys.executable).with_name("autotune")
 
@@ -55,36 +53,13 @@ def completed(bash, typed: str) -> str:
     ("typed", "expected"),
     [
         ("autotune estim", "autotune estimate "),
-        ("autotune find --model t5-sm", "autotune find --model t5-small "),
         pytest.param("autotune find --check-l", "autotune find --check-loss ", marks=pytest.mark.slow),
         pytest.param("autotune find --data mine", "autotune find --data mine.jsonl ", marks=pytest.mark.slow),
     ],
-    ids=["a command", "a model of the catalogue", "an option", "a file"],
+    ids=["a command", "an option", "a file"],
 )
 def test_a_tab_completes(bash, typed, expected):
     assert completed(bash, typed) == expected
-
-
-@pytest.mark.parametrize(
-    ("complete", "typed", "expected"),
-    [
-        (options.models, "t5-s", ["t5-small"]),
-        (options.models, "no-such", []),
-        (options.gpus, "a100-8", ["a100-80gb"]),
-        (options.gpus, "al", ["all"]),
-        (options.spaces, "q", ["qlora"]),
-        (options.tasks, "image", ["image-classification"]),
-        (options.completion_of(Allowance), "", ["exact", "numerics", "optimizer", "method"]),
-        (options.DEVICES, "cu", ["cuda"]),
-        (options.knob_names, "micro", ["micro-batch"]),
-        (options.knob_names, "precision=b", ["precision=bf16"]),
-    ],
-)
-def test_values_are_those_that_begin_so(complete, typed, expected):
-    found = complete(typed)
-    assert [name for name in expected if name not in found] == []
-    assert all(name.startswith(typed) for name in found)
-    assert bool(found) is bool(expected)
 
 
 @pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
