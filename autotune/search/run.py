@@ -128,10 +128,8 @@ def conduct(
         InputError: The answer can't be written to the file of `--output`.
     """
     left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
-    with (
-        Tracking(plan, directory, observer) as trackers,
-        record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer,
-    ):
+    trackers = Tracking(plan, directory, observer)
+    with record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer:
         model = _predicted(plan, directory, backend, writer, stopwatch)
         _wait_for_quiet(plan, directory, writer, stopwatch)
         try:
