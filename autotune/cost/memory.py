@@ -103,10 +103,10 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
         found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
     stepping = Components(
         weights,
-        share.gradients,
+        0.0 if share.in_backward else share.gradients,
         share.states,
         activations=inputs,
-        temporaries=share.stepping,
+        temporaries=0.0 if share.in_backward else share.stepping,
         paged=share.paged,
         moment="optimizer step",
         communication=share.step_buffers,
@@ -170,12 +170,15 @@ def _moment(point: MemoryPoint, weights: float, share: Share, samples: float, *,
         gradients_bytes = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
     else:
         gradients_bytes = share.gradient_share * gradients
+    stepping = 0.0
+    if share.in_backward and gradients_bytes > 0:
+        gradients_bytes, stepping = min(gradients_bytes, share.gradients), share.stepping
     return Components(
         weights,
         gradients_bytes,
         share.states,
         share.kept * point.activations.at(samples),
-        point.temporaries.at(samples),
+        point.temporaries.at(samples) + stepping,
         share.paged,
         point.operator,
         share.backward_buffers if gradients > 0 else share.forward_buffers,
@@ -221,8 +224,8 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
     each, trained = width if config.quantization is None else _PACKED_BYTES, 0.0
     if config.adapter is None and config.quantization is None:
-        trained += 0.0 if config.optim == "lomo" else width  # which steps a weight as soon as it has its gradient
-        if row is not None and not row.paged and row.temporaries != "adafactor":
+        trained += 0.0 if row is not None and row.in_backward else width  # else all gradients are there at once
+        if row is not None and not (row.paged or row.projection) and row.temporaries != "adafactor":
             trained += row.states * (row.width or width)
     model_parts = spread.tensor_parallel
     total = parameters * each + (parameters - frozen) * trained

@@ -305,17 +305,18 @@ class CostModel:
         config, least = result.request.config, _BEYOND * result.request.limits.memory_bytes
         if failure.memory is not None and failure.memory.is_known:
             least = max(least, failure.memory.peak_bytes)
-        if float(self.predict([config]).needed_bytes[0]) > least or is_rewritten(config):
+        if is_rewritten(config):
             return None
         parts, unused = self._parts(config, profile)
         on_cpu = self.hardware.is_cpu
         quantity, outside = ("device", 0.0) if on_cpu else ("allocated", framework_bytes(self.hardware)[0])
+        outside += communicators_bytes(self.hardware, config.parallelism)
+        features = memory_features(parts, unused if on_cpu else 0.0)
+        needed = (least - outside) / parts.allocated
+        if needed < self.corrections.memory(quantity, features)[0]:
+            return None
         return Observation(
-            key=self._key(config),
-            memory_features=memory_features(parts, unused if on_cpu else 0.0),
-            memory={quantity: (least - outside) / parts.allocated},
-            time_features={},
-            log_time=None,
+            key=self._key(config), memory_features=features, memory={quantity: needed}, time_features={}, log_time=None
         )
 
     def _key(self, config: TrainConfig) -> str:

@@ -1,15 +1,16 @@
 """Memory that an optimizer holds between steps and takes during one, by the shapes of the weights that are trained.
 
 A table: a row an optimizer of transformers' `OptimizerNames`. States are counted from the libraries' own code (torch
-2.13, transformers 5.23, bitsandbytes 0.50); a test holds those that run on a CPU against a real step. An optimizer that
-isn't listed counts as AdamW, which no listed one exceeds by much.
+2.13, transformers 5.24, bitsandbytes 0.50, lomo-optim 0.1, galore-torch 1.0, apollo-torch 1.0, schedulefree 1.4,
+torch-optimi 0.3); a test holds those that run on a CPU against a real step. An optimizer that isn't listed counts as
+AdamW, which no listed one exceeds by much.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.cost.profile import ParameterGroup
@@ -18,6 +19,9 @@ from autotune.cost.profile import ParameterGroup
 _MIN_8BIT_ELEMENTS = 4096
 _BLOCK_ELEMENTS = 256
 _PAGED_MIN_ELEMENTS = 100_000
+
+# To which GaLore and APOLLO project gradients of linear layers, by the Trainer's default.
+_RANK = 128
 
 Temporaries = Literal["none", "foreach", "loop", "adafactor"]
 
@@ -33,6 +37,12 @@ class Optimizer:
             of a few of the largest weight (a loop over the weights).
         copies: Of all weights, where foreach kernels run.
         loop_copies: Of a weight, where a loop runs over them, without those that the weight before still holds.
+        wide_copies: Copies in fp32 that are added where the weight is in 16 bits.
+        projection: How the gradients of matrices get a low rank, that of the states: by random numbers, which are kept,
+            or by singular vectors, of which all are kept where the weight is in fp32 (the first ones are a view).
+        compensates: A weight in 16 bits has one state more, for what rounding loses.
+        in_backward: Gradients that are there at once where weights are updated in the backward pass: 1, or 2 where the
+            next weight's hook does it. 0: all are there, until the step.
         paged: States live in memory that moves between host and device, beyond torch's allocator.
         passes: Bytes that a step moves on a GPU, over those of a fused kernel: each foreach operator goes over them.
         kernels: Operators a step runs for each weight where it loops over them.
@@ -46,22 +56,38 @@ class Optimizer:
     paged: bool = False
     copies: int = 1
     loop_copies: float = 2
+    wide_copies: int = 0
+    projection: Literal["", "random", "singular"] = ""
+    compensates: bool = False
+    in_backward: int = 0
     passes: float = 1.0
     kernels: int = 1
     cpu_cost: float = 1.0
 
 
 _ADAMW = Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0)
+_FACTORED = Optimizer(0, width=4, temporaries="adafactor", wide_copies=2, passes=4.0, kernels=25, cpu_cost=6.0)
+_APOLLO = Optimizer(2, temporaries="loop", projection="random", passes=2.5, kernels=12, cpu_cost=5.0)
+# GaLore decomposes a gradient now and then: a copy of it, and two factors that are hardly smaller.
+_GALORE = replace(_APOLLO, loop_copies=3, projection="singular")
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch": _ADAMW,
     "adamw_torch_fused": Optimizer(2),
     "adamw_anyprecision": Optimizer(2, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
-    "adafactor": Optimizer(0, width=4, temporaries="adafactor", passes=4.0, kernels=25, cpu_cost=6.0),
+    "adafactor": _FACTORED,
+    "adalomo": replace(_FACTORED, wide_copies=1, in_backward=2),
+    "apollo_adamw": _APOLLO,
+    "apollo_adamw_layerwise": replace(_APOLLO, in_backward=1),
+    "galore_adamw": _GALORE,
+    "galore_adamw_layerwise": replace(_GALORE, in_backward=1),
+    "galore_adamw_8bit": replace(_GALORE, width=1),
+    "galore_adamw_8bit_layerwise": replace(_GALORE, width=1, in_backward=1),
+    "galore_adafactor": replace(_FACTORED, projection="singular", loop_copies=3),
     "sgd": Optimizer(0, passes=1.0, kernels=2, cpu_cost=2.0),
     "rmsprop": Optimizer(1, temporaries="foreach", loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
     "adagrad": Optimizer(1, temporaries="foreach", copies=2, loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
-    "lomo": Optimizer(0),
+    "lomo": Optimizer(0, temporaries="loop", loop_copies=0, wide_copies=2, in_backward=2),
     "adamw_8bit": Optimizer(2, width=1, cpu_cost=32.0),
     "adamw_bnb_8bit": Optimizer(2, width=1, cpu_cost=32.0),
     "paged_adamw_8bit": Optimizer(2, width=1, paged=True, cpu_cost=32.0),
@@ -79,9 +105,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop_bnb_8bit": Optimizer(1, width=1, cpu_cost=32.0),
     "adamw_torch_8bit": Optimizer(2, width=1, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
     "schedule_free_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
-    "schedule_free_radam": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
-    "schedule_free_sgd": Optimizer(1, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
-    "stable_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_radam": Optimizer(2, passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_sgd": Optimizer(1, passes=2.5, kernels=12, cpu_cost=5.0),
+    "stable_adamw": Optimizer(2, compensates=True, passes=2.5, kernels=12, cpu_cost=5.0),
 }
 
 
@@ -107,16 +133,24 @@ def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
 
 def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
     """Return the bytes of each tensor that is stored for one parameter: states, and the scales of those in 8 bits."""
-    row, elements = optimizer(name), group.elements
+    row, kept = optimizer(name), list[float]()
+    if row.projection and len(group.shape) == 2 and not group.embedding:
+        narrow, wide = sorted(group.shape)
+        rank = min(_RANK, narrow)
+        is_view = row.projection == "singular" and group.element_bytes == 4
+        kept = [group.element_bytes * narrow * (narrow if is_view else rank)]
+        group = group.model_copy(update={"shape": (wide, rank)})
+    elements = group.elements
     if row.temporaries == "adafactor":
         if len(group.shape) < 2:
             return [4.0 * elements], []
-        return [4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
+        return [*kept, 4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
     if row.width == 0:
-        return [group.element_bytes * elements] * row.states, []
+        states = row.states + (row.compensates and group.element_bytes < 4)
+        return [*kept, *[group.element_bytes * elements] * states], []
     if row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding:
-        return [float(elements)] * row.states, [4.0 * math.ceil(elements / _BLOCK_ELEMENTS)] * row.states
-    return [4.0 * elements] * row.states, []
+        return [*kept, *[float(elements)] * row.states], [4.0 * math.ceil(elements / _BLOCK_ELEMENTS)] * row.states
+    return [*kept, *[4.0 * elements] * row.states], []
 
 
 def is_paged(name: str, group: ParameterGroup) -> bool:
@@ -148,16 +182,16 @@ def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
     have none). `Adafactor.step`: the squared gradient and that plus epsilon; weights and gradients in 16 bits are
     copied too.
     """
-    row = optimizer(name)
-    if row.temporaries == "adafactor":
-        return 2 + (2 if group.element_bytes < 4 else 0), 4.0
-    return round(row.loop_copies), group.element_bytes
+    row, copies = optimizer(name), round(optimizer(name).loop_copies)
+    if row.wide_copies and group.element_bytes < 4:
+        return copies + row.wide_copies, 4.0
+    return copies, group.element_bytes
 
 
 def _loop_bytes(name: str, group: ParameterGroup) -> float:
     """Return the bytes of a parameter's copies and of the last copy of the one before, which is still held."""
     copies, width = loop_copies(name, group)
-    return (copies + (group.count > 1)) * width * group.elements
+    return (copies + (group.count > 1 and not optimizer(name).in_backward)) * width * group.elements
 
 
 def _bitsandbytes_copies(name: str, group: ParameterGroup) -> int:

@@ -122,6 +122,7 @@ class _Run:
         trained = [g for g in parameters if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
+        self._largest = sorted(set(trained), key=lambda g: -g.elements * g.element_bytes)
         self._gradients: list[Block] = []
         self._states: list[Block] = []
         self._buckets: list[Block] = []
@@ -183,11 +184,23 @@ class _Run:
                     self.allocator.allocate(self._workspace)
             elif makes:
                 live[index] = self.allocator.allocate(self._sizes[index])
+            elif self._row.in_backward and self._is_gradient[index]:
+                self._gradients.append(live.pop(index))
+                self._update_before(self._row.in_backward)
             elif first and self._is_gradient[index]:
                 self._gradients.append(live.pop(index))
             else:
                 self.allocator.release(live.pop(index))
         self._has_workspaces = True
+        if self._row.in_backward:
+            self._update_before(1)
+
+    def _update_before(self, at_once: int) -> None:
+        """Update weights and free their gradients, the oldest first, until fewer than so many are there."""
+        while len(self._gradients) >= at_once:
+            block = self._gradients.pop(0)
+            self._loop([g for g in self._largest if g.elements * g.element_bytes <= block.size][:1])
+            self.allocator.release(block)
 
     def optimizer_step(self) -> None:
         """Make the states, once, and take what a step takes in addition."""
@@ -198,7 +211,7 @@ class _Run:
             if self._row.temporaries == "foreach":
                 copies = trained * self._row.copies
                 self._free([self.allocator.allocate(g.elements * g.element_bytes) for g in copies])
-            elif self._row.temporaries != "none":
+            elif self._row.temporaries != "none" and not self._row.in_backward:
                 self._loop(trained)
 
     def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:

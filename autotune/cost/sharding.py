@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.cost.family import looks_for_unused
-from autotune.cost.optimizers import state_bytes, temporary_bytes
+from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
 from autotune.cost.profile import ParameterGroup, Profile, total_bytes
 from autotune.cost.reserve import Buckets
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
@@ -91,6 +91,7 @@ class Share:
         gradient_share: Of the gradients that the tape has so far, the part that stays.
         accumulated: Gradients that are there between the micro-batches of a step.
         stepping: Temporaries of the optimizer's step.
+        in_backward: Whether weights are updated in the backward pass, so that gradients are few and steps are there.
         forward_buffers: Gathered weights and messages while there are no gradients yet.
         backward_buffers: The same when there are.
         step_buffers: The same at the optimizer's step.
@@ -109,6 +110,7 @@ class Share:
     backward_buffers: float = 0.0
     step_buffers: float = 0.0
     kept: float = 1.0
+    in_backward: bool = False
     host: float = 0.0
 
 
@@ -142,18 +144,23 @@ def buckets_of(config: TrainConfig) -> Buckets | None:
 def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
     """Return the share of a device that holds everything; DDP's buckets are a copy of all gradients."""
     states, paged = state_bytes(optim, profile.parameters)
-    buckets = float(profile.gradients_bytes) if copies else 0.0
+    gradients, at_once = float(profile.gradients_bytes), optimizer(optim).in_backward
+    buckets = gradients if copies else 0.0
+    if at_once:
+        largest = max((g.elements * g.element_bytes for g in profile.parameters if g.trained), default=0.0)
+        gradients = min(gradients, at_once * largest)
     return Share(
         weights=float(profile.weights_bytes),
         states=states,
         paged=paged,
-        gradients=profile.gradients_bytes,
+        gradients=gradients,
         gradient_share=1.0,
-        accumulated=profile.gradients_bytes,
+        accumulated=0.0 if at_once else gradients,
         stepping=temporary_bytes(optim, profile.parameters, on_cpu=profile.family.device == "cpu"),
         forward_buffers=buckets,
         backward_buffers=buckets,
         step_buffers=buckets,
+        in_backward=at_once > 0,
     )
 
 
@@ -182,7 +189,13 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     if spread.parallelism.offload == "none":
         return found
     host = found.weights - profile.buffers_bytes + states + gradients + stepping
-    offloaded = {"weights": profile.buffers_bytes, "states": 0.0, "gradients": 0.0, "stepping": 0.0, "host": host}
+    offloaded: dict[str, Any] = {
+        "weights": profile.buffers_bytes,
+        "states": 0.0,
+        "gradients": 0.0,
+        "stepping": 0.0,
+        "host": host,
+    }
     return replace(found, **offloaded, gradient_share=found.gradient_share if accumulated else 0.0)
 
 
@@ -245,7 +258,7 @@ def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Shar
     weights = share.weights
     if parallelism.offload == "parameters":
         host, weights = host + weights, 0.0
-    gone = {"states": 0.0, "gradients": 0.0, "gradient_share": 0.0, "accumulated": 0.0, "stepping": 0.0}
+    gone: dict[str, Any] = dict.fromkeys(("states", "gradients", "gradient_share", "accumulated", "stepping"), 0.0)
     return replace(share, weights=weights, host=host, **gone)
 
 

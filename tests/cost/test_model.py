@@ -383,6 +383,17 @@ def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed():
     assert math.isclose(learned.estimate(config).samples_per_second, model.estimate(config).samples_per_second)
 
 
+@pytest.mark.parametrize("spread", [{}, {"world_size": 2, "ddp_static_graph": True}])
+@pytest.mark.parametrize("over", [0.96, 0.98, 1.0, 1.02, 1.04])
+def test_running_out_of_memory_never_teaches_that_less_is_needed(on_gpu, spread, over):
+    """The allocator's replay, which is learned from, may need more than the closed form, which is predicted."""
+    config = make_config(4, parallelism=Parallelism(**spread))
+    budget = int(over * on_gpu.predict([config]).needed_bytes[0])
+    learned = on_gpu.observe(make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget)))
+    before, after = (model.predict([config]).needed_bytes[0] for model in (on_gpu, learned))
+    assert before <= after <= max(before, 1.01 * budget + 2)
+
+
 def test_what_a_failure_saw_beyond_the_budget_is_what_was_needed_at_least():
     model = make_model([large_profile()])
     config = make_config(4)

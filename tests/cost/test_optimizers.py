@@ -6,12 +6,15 @@ from collections.abc import Callable
 import bitsandbytes
 import pytest
 import torch
-from profiles import make_group
+from factories import make_config
+from profiles import MB, make_group, make_point, make_profile
 from torch.profiler import ProfilerActivity
 from transformers.optimization import Adafactor
 
+from autotune.cost.memory import components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
 from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
+from autotune.cost.sharding import ONE_DEVICE, share_of
 from autotune.values.optimizers import OPTIMIZERS
 
 SHAPES = ((300, 200), (300, 200), (200, 100), (70,))
@@ -189,3 +192,51 @@ def test_states_of_an_adapter_are_those_of_what_it_trains():
     weights = adapter.count * adapter.elements * adapter.element_bytes
     assert states == 1.6e9
     assert states + weights == 2.4e9
+
+
+# What updates weights in the backward pass
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_states_of_low_rank_are_those_of_the_real_classes():
+    """GaLore's and APOLLO's, of rank 128 as by the Trainer's default; vectors have whole ones."""
+    apollo = pytest.importorskip("apollo_torch")
+    galore = pytest.importorskip("galore_torch")
+    low = {"rank": 128, "update_proj_gap": 200, "scale": 1.0, "proj_type": "std"}
+    for name, kind, more in (
+        ("apollo_adamw", apollo.APOLLOAdamW, {"proj": "random", "scale_type": "channel"}),
+        ("galore_adamw", galore.GaLoreAdamW, {}),
+    ):
+        matrix, vector = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((300, 200), (200,)))
+        made = kind([{"params": [vector]}, {"params": [matrix], **low, **more}])
+        for weight in (matrix, vector):
+            weight.grad = torch.randn_like(weight)
+        made.step()
+        projection = made.state[matrix]["projector"].ortho_matrix
+        kept = kept_bytes(made) + projection.untyped_storage().nbytes()
+        groups = [make_group(300, 200), make_group(200)]
+        assert state_bytes(name, groups)[0] == pytest.approx(kept, rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["lomo", "adalomo", "galore_adamw_layerwise", "apollo_adamw_layerwise"])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_gradients_that_are_freed_in_the_backward_pass_are_never_there_all_at_once(name, accumulation):
+    matrices = make_group(1000, 1000, count=50)
+    end = make_point(gradients=(200 * MB, 0), fresh_gradients=(200 * MB, 0))
+    model = make_profile(parameters=(matrices,), peaks_first=(end,), peaks_later=(end,))
+    share = share_of(model, name, ONE_DEVICE, accumulated=accumulation > 1)
+    held = components(model, name, 1, accumulation, share)
+    assert held.gradients <= 2 * 4 * MB
+    assert held.temporaries <= 3 * 4 * MB
+    assert OPTIMIZERS[name].updates_in_backward
+
+
+def test_adalomo_of_a_7b_model_in_pure_bf16_is_not_refused_on_24_gb():
+    """arXiv:2310.10195 is for it: 13.5 GB of weights, next to no states, a few gradients at a time."""
+    config = make_config(precision="pure_bf16", optim="adalomo")
+    assert states_bytes(6_738_415_616, config) < 14e9
+
+
+@pytest.mark.parametrize("name", sorted(n for n, facts in OPTIMIZERS.items() if facts.updates_in_backward))
+def test_what_updates_in_the_backward_pass_is_known_to(name):
+    assert ROWS[name].in_backward > 0 or OPTIMIZERS[name].unusable
