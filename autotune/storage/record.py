@@ -132,7 +132,7 @@ class Record:
                 writable()
             about = search.model_dump(mode="json", exclude={"trials"})
             name = f"{search.model[:100]} {search.started[:16]} {search.id[:8]}"
-            study, known = self._written.pop(name, None) or self._opened(name)
+            study, known = self._written.pop(name) if name in self._written else self._opened(name)
             recorded = {_recorded(trial).number: _recorded(trial) for trial in trials}
             new = [trial for trial in trials if not _is_same(_recorded(trial), known)]
             replaced = {_recorded(trial).number for trial in new} & known.keys()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import errno
 import math
 import platform
 import threading
@@ -26,6 +27,7 @@ from optuna.trial import FrozenTrial
 from pydantic import Field, ValidationError
 
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
+from autotune.execution.places import DISK_IS_FULL
 from autotune.planning.plan import SearchPlan
 from autotune.storage.record import PATIENCE_S, RECORDED, Record, record
 from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial, key_of, versions_of
@@ -174,6 +176,8 @@ class RecordWriter:
         try:
             self._study.write(self._search, trials)
         except RecordError as error:
+            if isinstance(cause := error.__context__, OSError) and cause.errno in (*DISK_IS_FULL, errno.EROFS):
+                raise cause from None  # no other file of the run directory can be written either
             self._study = None
             self._observer(Note(text=f"the study: {error}; the search goes on without it: its trials are files"))
 
