@@ -37,6 +37,7 @@ class Family(Value):
     experts_per_token: int | None = None
     expert_capacity: int | None = None
     chunked_loss: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
+    liger: bool = Field(default=False, exclude_if=lambda is_on: not is_on, description="runs Liger's kernels")
     adapter: AnyAdapter | OwnAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
@@ -92,6 +93,7 @@ def family_of(config: TrainConfig, hardware: Hardware, code: OwnCode | None = No
         experts_per_token=config.experts_per_token,
         expert_capacity=config.expert_capacity,
         chunked_loss=config.chunked_loss,
+        liger=config.use_liger_kernel,
         adapter=config.adapter or (code and code.adapter),
         quantization=config.quantization or (code and code.quantization),
         tensor_parallel=config.parallelism.tensor_parallel,

@@ -21,7 +21,7 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
 from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
 from autotune.cost.network import Network, network_of
-from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, is_rewritten, kind_of, notes_on
+from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak
@@ -149,7 +149,7 @@ class CostModel:
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
-        if is_rewritten(kind):
+        if is_compiled(kind):
             unsure = allocated - profile.weights_bytes
         return Counted(
             seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation),
@@ -305,7 +305,7 @@ class CostModel:
         config, least = result.request.config, _BEYOND * result.request.limits.memory_bytes
         if failure.memory is not None and failure.memory.is_known:
             least = max(least, failure.memory.peak_bytes)
-        if is_rewritten(config):
+        if is_compiled(config):
             return None
         parts, unused = self._parts(config, profile)
         on_cpu = self.hardware.is_cpu

@@ -50,13 +50,8 @@ class Predictions:
 
 
 def is_compiled(config: TrainConfig) -> bool:
-    """Tell whether a compiler fuses operators."""
+    """Tell whether a compiler fuses operators, which decides what is saved and recomputed."""
     return config.torch_compile_backend is not None
-
-
-def is_rewritten(config: TrainConfig) -> bool:
-    """Tell whether other kernels run than the model is written with; they decide what is saved and recomputed."""
-    return is_compiled(config) or config.use_liger_kernel
 
 
 def notes_on(config: TrainConfig) -> tuple[str, ...]:
@@ -65,9 +60,7 @@ def notes_on(config: TrainConfig) -> tuple[str, ...]:
         "compiled: memory and time are those of the model as written, fused by a rule of thumb; "
         "activations may take a small part of what is predicted, or three times as much"
     )
-    liger = "Liger: memory and time are those of the model's own kernels; its own should need less"
-    notes = ((is_compiled(config), compiled), (config.use_liger_kernel, liger))
-    return tuple(note for applies, note in notes if applies)
+    return (compiled,) if is_compiled(config) else ()
 
 
 _TRACED = attrgetter(

@@ -157,7 +157,10 @@ class Semantics(TorchFunctionMode):
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
             return tensor
-        if not (tensor.is_leaf and tensor.requires_grad and tensor.dtype is torch.float32):
+        is_weight = (
+            tensor.is_leaf and not tensor._is_view() and tensor.requires_grad
+        )  # `cached_cast`, autocast_mode.cpp
+        if not is_weight or tensor.dtype is not torch.float32:
             return tensor.to(dtype)
         if id(tensor) not in self._cache:
             self._cache[id(tensor)] = tensor.to(dtype)

@@ -12,6 +12,7 @@ import torch
 from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2, scratch_bytes
+from autotune.cost.liger import liger_kernels
 from autotune.cost.meta import tensors_in
 from autotune.cost.post_training import log_probs_head
 from autotune.cost.semantics import Semantics
@@ -108,6 +109,7 @@ def _recording(
         dtype = autocast or model.dtype
         head = log_probs_head(model, recorder, on_cuda=on_cuda, dtype=dtype, scored=shape.completion)
     with (
+        liger_kernels(model, recorder, family) if family.liger else contextlib.nullcontext(),
         recorder,
         head,
         flash_attention_2(recorder, autocast or model.dtype),

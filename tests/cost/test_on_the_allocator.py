@@ -136,6 +136,22 @@ def test_what_is_predicted_of_an_evaluation_is_what_is_allocated(runner, device,
     check(runner, device, workload, config, Evaluation(batch=batch))
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "size", "fields"),
+    [
+        pytest.param("Qwen/Qwen2-0.5B", 1024, 4, {"precision": "bf16"}, id="weights of the head, cast and cached"),
+        pytest.param("Qwen/Qwen2-0.5B", 1000, 3, {}, id="gradients of the head in fp32"),
+        pytest.param("meta-llama/Llama-3.2-1B", 16384, 1, {"precision": "bf16", "checkpointing": "full"}, id="long"),
+    ],
+)
+def test_what_is_predicted_of_ligers_kernels_is_what_is_allocated(runner, device, model, length, size, fields):
+    pytest.importorskip("liger_kernel")
+    spec = resolve(model)
+    workload = make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=size)
+    config = {"per_device_train_batch_size": size, "use_liger_kernel": True, "attn_implementation": "sdpa", **fields}
+    check(runner, device, workload, TrainConfig.model_validate(config))
+
+
 def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
     """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
     if device.count < 2:

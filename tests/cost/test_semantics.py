@@ -33,6 +33,21 @@ def tape_of(*arguments, **options) -> Tape:
 
 # Autocast
 
+
+def test_views_of_weights_are_cast_each_time_as_in_an_autograd_function_of_a_library():
+    """There a view of a weight is a leaf that asks for gradients: `cached_cast` of torch's autocast passes over it."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows, weight):
+            columns = weight.t()
+            return rows @ columns + rows @ columns
+
+    weight = meta(8, 8, trained=True)
+    tape = tape_of(lambda: Twice.apply(meta(8, 8, dtype=BF16), weight), known=[weight])
+    assert tape.names.count("_to_copy") == 2
+
+
 ON_BOTH = {
     "linear": (lambda x, h: functional.linear(x, x), BF16),
     "matmul": (lambda x, h: x @ x, BF16),
