@@ -17,17 +17,19 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from autotune.cost.model import CostModel
-from autotune.cost.predictions import Predictions, Vector, below, density
+from autotune.cost.predictions import Predictions, Vector, below, density, is_compiled
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.space.history import LOADING, WORTHWHILE_DATA_WAIT, History
+from autotune.space.knobs import changes, shown_changes
 from autotune.space.points import MICRO_BATCH, Scalar
 from autotune.space.space import Dimension, Point, SearchSpace
 from autotune.units import show_memory
-from autotune.values.config import TrainConfig
+from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 # Standard deviations that are added to a predicted rate before the first trial has completed.
@@ -51,7 +53,8 @@ _COMPILE_S = 60.0
 # Trials after the baseline that run whatever their chances, so that predictions alone never end a search.
 LEAST_TRIALS = 2
 
-# If this many configurations fail for the same reason, the configuration is not the reason, and no more are proposed.
+# If this many configurations fail for the same reason and none completes, the configuration is not the reason, and the
+# search ends.
 SAME_FAILURES = 4
 
 _LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
@@ -69,6 +72,7 @@ class Guide:
 
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
         self._model = model
+        self._plan = plan
         self._budget_bytes = plan.memory_bytes
         self._host_bytes = plan.hardware.host_memory_bytes
         self._run_samples = plan.objective.run_samples
@@ -154,8 +158,14 @@ class Guide:
 
     @property
     def may_fit(self) -> bool:
-        """Whether any configuration may fit, those without a prediction included."""
-        return bool((~(self._predicted.least_bytes > self._budget_bytes)).any())
+        """Whether any configuration may fit, those without a prediction included.
+
+        What a compiler saves is too uncertain to begin a search with: compiled ones have to fit as they are written.
+        """
+        predicted = self._predicted
+        compiled = np.array([is_compiled(c) and not c.use_liger_kernel for c in self.ranked], dtype=bool)
+        beyond = np.where(compiled, predicted.needed_bytes, predicted.least_bytes) > self._budget_bytes
+        return bool((~beyond).any())
 
     def next(
         self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
@@ -167,12 +177,53 @@ class Guide:
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
         scores, chances = self._worth(history)
+        trust = self._trust(history)
+        scores, chances = scores * trust, chances * trust
         least_fit = _LEAST_FIT if best is None else _FAIR_FIT
         least_chance = WORTHWHILE_CHANCE if len(history) + recalled > LEAST_TRIALS else 0.0
         with np.errstate(invalid="ignore"):
             worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
         return next((self.ranked[row] for row in rows if worth[row] and is_open(self.ranked[row])), None)
+
+    def conclusion(self, history: History) -> str:
+        """Return words on the configurations that are left untried when none is worth a trial."""
+        _, chances = self._worth(history)
+        with np.errstate(invalid="ignore"):
+            may_fit = self._predicted.least_bytes <= self._budget_bytes
+        rows = [row for row in np.flatnonzero(may_fit).tolist() if history.known(self.ranked[row]) is None]
+        risky = [row for row in rows if self._fits[row] < _FAIR_FIT and chances[row] >= WORTHWHILE_CHANCE]
+        others = sorted(set(rows) - set(risky))
+        expected = float(np.sum(self._fits[others] * chances[others]))
+        said = (
+            f"each of {len(others):,} configurations left untried has less than {WORTHWHILE_CHANCE:.0%} chance of a "
+            f"gain over 1 %; {expected:.1f} of all together are expected to have one"
+        )
+        if not others:
+            said = "nothing is left untried that fits"
+        if not risky:
+            return said
+        first = max(risky, key=lambda row: float(self._rates[row]))
+        return (
+            f"{said}; {len(risky):,} that may be faster were not tried, as they rather don't fit: the fastest "
+            f"({shown_changes(changes(self.ranked[first], self._plan))}) with a chance of {self._fits[first]:.0%}"
+        )
+
+    def _trust(self, history: History) -> Vector:
+        """Return for each configuration how little it shares with trials that failed alike, from 0 to 1.
+
+        The knobs that two trials of one cause share, but no completed trial has, are suspected; those that differ from
+        the baseline alone if there are any.
+        """
+        fine = {knob for result in history.ranking() for knob in _knobs(result.request.config)}
+        trust = np.ones(len(self.ranked))
+        for configs in failures(history).values():
+            shared = set.intersection(*map(_knobs, configs)) - fine
+            suspects = shared - _knobs(self._plan.baseline) or shared
+            if len(configs) > 1 and suspects:
+                has = [np.array([attrgetter(name)(c) == value for c in self.ranked]) for name, value in suspects]
+                trust *= 1.0 - np.mean(has, axis=0)
+        return trust
 
     def _rank_loadings(self, leader: TrainConfig | None) -> None:
         """Rank, beside the usual configurations, those that load their data as the leader does, and it in all ways."""
@@ -219,6 +270,26 @@ class Guide:
         return configs[index], float(rates[index])
 
 
+def _knobs(config: TrainConfig) -> set[tuple[str, object]]:
+    return set(zip(KNOBS, knob_values(config), strict=True))
+
+
+def failures(history: History) -> dict[str, list[TrainConfig]]:
+    """Return the configurations that failed for another reason than memory, by cause."""
+    found: dict[str, list[TrainConfig]] = {}
+    for result in history.results:
+        if result.outcome.kind == "failure" and result.status is not TrialStatus.OUT_OF_MEMORY:
+            found.setdefault(result.outcome.cause, []).append(result.request.config)
+    return found
+
+
+def common_cause(history: History) -> str | None:
+    """Return the cause of which `SAME_FAILURES` trials failed, if none has completed."""
+    if history.best() is not None:
+        return None
+    return next((cause for cause, configs in failures(history).items() if len(configs) >= SAME_FAILURES), None)
+
+
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
     """Yield points to try, the most promising first; tried and refused ones are among them."""
     leader = history.best()
@@ -228,11 +299,10 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
 
 def _first_steps(space: SearchSpace, history: History) -> Iterator[Point]:
     """Yield points to try while no trial has completed, depending on why the trials failed."""
-    others = [r.outcome for r in history.results if r.status is not TrialStatus.OUT_OF_MEMORY]
-    if history.memory_bound or not others:
+    causes = failures(history)
+    if history.memory_bound or not causes:
         yield from _lighter(space)
-    causes = {outcome.cause for outcome in others if outcome.kind == "failure"}
-    if others and (len(others) < SAME_FAILURES or len(causes) > 1):
+    if causes:
         yield from _other_ways(space)
 
 

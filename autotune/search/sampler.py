@@ -38,7 +38,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
-from autotune.search.guide import Guide, proposals
+from autotune.search.guide import SAME_FAILURES, Guide, common_cause, proposals
 from autotune.search.recall import Recall
 from autotune.space.space import Point
 from autotune.storage.study import RESULT, StudyTrials
@@ -265,6 +265,9 @@ class CostModelSampler(BaseSampler):
                 return baseline
             if self._guide is None or not self._recall.is_empty:
                 return None
+        if (cause := common_cause(self._history)) is not None:
+            self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
+            return None
         if self._guide is not None and self._history.best() is None and too_large(self._plan, baseline):
             lightest = self._guide.lightest
             if lightest is not None and self._is_open(lightest, pending):
@@ -299,7 +302,7 @@ class CostModelSampler(BaseSampler):
             return False
         if not pending and self._history.best() is None:
             return False
-        self.conclusion = "nothing left untried has a fair chance of a gain over 1 %"
+        self.conclusion = self._guide.conclusion(self._history)
         return True
 
     def _one_of(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:

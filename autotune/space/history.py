@@ -1,7 +1,7 @@
 """The trials of a search so far, and which configurations they rule out without a cost model.
 
-A configuration that ran out of memory rules out those that surely need as much; larger micro-batches are ruled out once
-throughput has stopped growing; other ways of loading data, unless steps wait for data.
+A configuration that ran out of memory rules out those that surely need as much. Other ways of loading data are ruled
+out unless steps wait for data.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from autotune.values.config import TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
-
-# Least factor in throughput, about the noise of a trial, for which the micro-batch is increased further.
-GROWTH_THRESHOLD = 1.01
 
 # For an optimizer, those whose states and temporaries are surely no larger; others are not compared.
 _LIGHTER = {
@@ -38,8 +35,6 @@ class History:
         self._objective = objective or Objective()
         self._results: list[TrialResult] = []
         self._by_config: dict[TrainConfig, TrialResult] = {}
-        # Indexes for every proposal, over up to a thousand trials.
-        self._by_kind: dict[TrainConfig, dict[int, TrialResult]] = {}
         self._shortages: list[TrialResult] = []
         self._ranking: list[TrialResult] | None = None
 
@@ -48,7 +43,6 @@ class History:
         config = result.request.config
         self._results.append(result)
         self._by_config[config] = result
-        self._by_kind.setdefault(_kind(config), {})[config.per_device_train_batch_size] = result
         self._ranking = None
         if result.status is TrialStatus.OUT_OF_MEMORY:
             self._shortages.append(result)
@@ -94,22 +88,12 @@ class History:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why the trials rule `config` out, or None."""
-        return self._out_of_memory(config) or self._no_growth(config) or self._no_waiting(config)
+        return self._out_of_memory(config) or self._no_waiting(config)
 
     def _out_of_memory(self, config: TrainConfig) -> str | None:
         for result in self._shortages:
             if is_no_harder(result.request.config, config):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
-        return None
-
-    def _no_growth(self, config: TrainConfig) -> str | None:
-        size = config.per_device_train_batch_size
-        same = self._by_kind.get(_kind(config), {})
-        rates = {size: self.rate(r) for size, r in same.items() if r.measurement}
-        *smaller, largest = sorted(s for s in rates if s < size) or [0]
-        best = max(smaller, key=lambda s: rates[s], default=None)
-        if best is not None and rates[largest] < rates[best] * GROWTH_THRESHOLD:
-            return f"throughput did not grow from micro-batch {best} to {largest}"
         return None
 
     def _no_waiting(self, config: TrainConfig) -> str | None:
@@ -130,11 +114,6 @@ class History:
 
 def _loading(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump(include=set(LOADING))
-
-
-def _kind(config: TrainConfig) -> TrainConfig:
-    """Return `config` with a micro-batch of 1, to group configurations that differ in it alone."""
-    return config.model_copy(update={"per_device_train_batch_size": 1})
 
 
 def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:

@@ -18,6 +18,10 @@ from autotune.values.workload import Workload
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
 _OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
 
+# Models with a learned bias of attention, which inductor hands to efficient attention in a layout that it refuses
+# ("(*bias): last dimension must be contiguous") where a checkpointed layer runs again: seen of t5-3b, torch 2.11.
+_BIASED = frozenset({"t5", "mt5", "umt5"})
+
 # Models that pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
 _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 
@@ -147,6 +151,9 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             return "inductor needs the package triton on CUDA"
         if not hardware.is_cpu and not hardware.has_cc:
             return f"inductor {_NEEDS_CC}"
+        biased = workload.model.model_type in _BIASED and config.attn_implementation == "sdpa"
+        if biased and not hardware.is_cpu and config.checkpointing != "none":
+            return f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         return "cudagraphs does nothing on a CPU"
     graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend

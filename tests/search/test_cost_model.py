@@ -15,7 +15,7 @@ from factories import (
     make_result,
     make_space_file,
 )
-from profiles import make_family, make_group, make_model, make_profile, make_rates, make_work
+from profiles import make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
 
 from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
@@ -24,6 +24,7 @@ from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.estimates.profiles import ENTRY, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
+from autotune.search.guide import Guide
 from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
@@ -270,6 +271,18 @@ def test_what_would_fit_is_said_by_a_child_and_if_that_dies_by_arithmetic(tmp_pa
     plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
     with pytest.raises(NothingFitsError, match=said):
         check_fits(plan, make_model([make_profile(FP32)]), Asker(tmp_path, None, fitting=answer), notes.append)
+
+
+def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
+    space = make_space_file({"torch_compile_backend": [None, "inductor"]})
+    profile = make_profile(FP32, peaks_first=(make_point(activations=(0, GIB)),))
+    model = make_model([profile.model_copy(update={"peaks_later": profile.peaks_first})])
+    needed = int(model.predict([make_config()]).needed_bytes[0])
+    check_fits(make_plan(space=space, memory_bytes=needed), model, Asker(tmp_path, None), notes.append)
+    plan = make_plan(space=space, memory_bytes=int(0.8 * needed))
+    assert Guide(model, plan, plan.search_space()).refusal(make_config(torch_compile_backend="inductor")) is None
+    with pytest.raises(NothingFitsError):
+        check_fits(plan, model, Asker(tmp_path, None, fitting="nothing fits"), notes.append)
 
 
 def test_what_fits_is_searched_without_a_word(predict, notes):

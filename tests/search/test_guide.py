@@ -10,7 +10,6 @@ from factories import (
     CRASHED,
     OUT_OF_MEMORY,
     make_config,
-    make_failure,
     make_limits,
     make_measurement,
     make_plan,
@@ -23,13 +22,13 @@ from profiles import MB, make_model
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import SAME_FAILURES, Guide, proposals
+from autotune.search.guide import SAME_FAILURES, Guide, common_cause, proposals
 from autotune.space.history import History
 from autotune.space.space import SearchSpace
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
-from autotune.values.trial import Memory, Outcome, TrialStatus
+from autotune.values.trial import Memory, Outcome
 
 
 class Search:
@@ -378,12 +377,38 @@ def test_crashes_beside_lack_of_memory_are_met_with_both():
     assert make_config(attn_implementation="eager") in found
 
 
-def test_one_cause_of_many_different_configurations_ends_the_attempts():
-    space = make_space(PARAMETERS)
+def test_one_cause_of_many_different_configurations_is_not_theirs_unless_one_completed():
     configs = [make_config(size) for size in (1, 2, 4, 8, 16)][:SAME_FAILURES]
-    assert proposed(space, *((c, CRASHED) for c in configs)) == []
-    other = make_failure(TrialStatus.INVALID, "something else")
-    assert proposed(space, *((c, CRASHED) for c in configs[1:]), (configs[0], other)) != []
+    history = History()
+    for config in configs:
+        assert common_cause(history) is None
+        history.add(make_result(config, CRASHED))
+    assert common_cause(history) == CRASHED.cause
+    history.add(make_result(make_config(precision="bf16"), 10.0))
+    assert common_cause(history) is None
+
+
+def test_what_shares_a_knob_with_two_that_crashed_alike_comes_after_what_does_not():
+    space = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": "lattice"})
+    search = Search(space=space)
+    proposed = []
+    while (config := search.next()) is not None and len(proposed) < 4:
+        proposed.append(config)
+        search.end(config, CRASHED if config.torch_compile_backend else search.as_predicted(config))
+    assert [c.torch_compile_backend for c in proposed[:3]] == ["inductor", "inductor", None]
+
+
+def test_what_is_left_untried_is_counted_with_what_rather_does_not_fit():
+    needed = make_model_of().predict([BEST]).needed_bytes[0]
+    search = Search(memory_bytes=int(0.99 * needed))
+    lighter = make_config(8, precision="bf16", checkpointing="full")
+    search.end(lighter, search.as_predicted(lighter))
+    search.run(search.as_predicted)
+    untried = [c for c in search.guide.ranked if search.history.known(c) is None]
+    may_fit = sum(search.guide.refusal(config) is None for config in untried)
+    said = search.guide.conclusion(search.history)
+    assert sum(map(int, re.findall(r"(\d+) (?:configurations left|that may be)", said))) == may_fit > 0
+    assert "precision bf16" in said.partition("rather don't fit")[2]
 
 
 def test_every_proposal_is_complete():
