@@ -96,6 +96,8 @@ class Pace:
             usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
         if purpose is Purpose.SOAK and (measured := self._finals.state.measured(config)) and measured.memory.is_known:
             usual_s += measured.memory.peak_bytes / SLOW_DISK_BYTES_S
+        if purpose is Purpose.BASELINE and self.left_s() < 1.5 * usual_s:  # too little would be left for another trial
+            usual_s = self.left_s()
         limit_s = min(usual_s, self.left_s())
         if purpose is Purpose.SEARCH:
             limit_s = min(limit_s, self.left_s() - self.reserved_s())

@@ -567,6 +567,13 @@ def test_time_is_kept_for_the_finals(search):
     assert result.verdict != "unconfirmed"
 
 
+def test_a_baseline_beyond_the_usual_limit_takes_what_is_left_if_no_other_trial_could_follow(search):
+    budget = make_budget(max_time_s=160.0, trial_timeout_s=120.0)
+    run = search(rate, duration_s=lambda request: 140.0, budget=budget)
+    assert run.run().verdict == "unconfirmed"
+    assert run.finished[0].limits.timeout_s > 140.0
+
+
 @pytest.mark.parametrize(("max_time_s", "finalists"), [(300.0, 3), (150.0, 2), (110.0, 1)])
 def test_as_many_finalists_are_measured_again_as_there_is_time_for(search, max_time_s, finalists):
     """Two rounds of each take 20 to 40 s; the three fastest are within a tenth of each other."""
