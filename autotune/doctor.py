@@ -18,7 +18,7 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.conditions import OtherProcess, other_processes
 from autotune.values.estimate import Rates
-from autotune.values.hardware import Hardware, cuda_count, detect
+from autotune.values.hardware import Hardware, cuda_count, detect, why_untuned
 
 _PROBE_TIMEOUT_S = 180
 
@@ -164,7 +164,8 @@ def _device(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
         return [Finding(name="torch", available=False, detail=str(libraries["torch"]))]
     count = cuda_count()
     if not count:
-        return [Finding(name="CUDA device", available=False, detail="the NVIDIA driver shows none: the CPU is tuned")]
+        detail = why_untuned() or "the NVIDIA driver shows none: the CPU is tuned"
+        return [Finding(name="CUDA device", available=False, detail=detail)]
     build = libraries["cuda_build"]
     if build is None:
         detail = "the driver shows one, but this torch is a CPU build: install a CUDA build"

@@ -154,3 +154,10 @@ def test_the_doctor_finds_a_device_that_the_driver_shows_and_torch_can_not_use(t
 def test_a_real_device_computes():
     assert why_unusable("cuda:0") is None
     assert why_unusable("cuda:7") is not None
+
+
+def test_a_torch_for_amd_gpus_is_said_to_be_of_no_use(quick_home, monkeypatch):
+    monkeypatch.setattr(doctor, "cuda_count", lambda: 0)
+    monkeypatch.setattr("autotune.values.hardware.installed_versions", lambda: {"torch": "2.13.0+rocm7.0"})
+    findings = json.loads(examine("--json").stdout)["findings"]
+    assert any(f["name"] == "CUDA device" and "AMD GPUs" in f["detail"] for f in findings)

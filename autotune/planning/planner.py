@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.execution.places import spread
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, restricted
@@ -77,7 +77,10 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
     loss_steps_of(options)
     check_recipe(options)
     subject = subject or subject_of(options)
-    allotment = allotment or Allotment(hardware=machine.detect(options.device))
+    if allotment is None:
+        allotment = Allotment(hardware=machine.detect(options.device))
+        if allotment.hardware.is_cpu and options.device != "cpu" and (why := machine.why_untuned()):
+            raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
     allotment = allotment.model_copy(update={"hardware": hardware})
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None

@@ -145,6 +145,17 @@ def cuda_count() -> int:
         return 0
 
 
+def why_untuned() -> str | None:
+    """Return a line on why the GPUs that torch is built for can't be tuned; None if they can."""
+    version = installed_versions().get("torch", "")
+    if "+rocm" not in version:
+        return None
+    return (
+        f"torch {version} is built for AMD GPUs (ROCm), which autotune doesn't tune: --device cpu tunes the processor, "
+        "and autotune estimate --gpu NAME predicts for a GPU"
+    )
+
+
 def like_devices(device: str) -> tuple[str, ...]:
     """Return the visible devices with the name and memory of `device` ('cuda:N'), which comes first.
 

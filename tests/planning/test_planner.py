@@ -4,9 +4,9 @@ import pytest
 from factories import make_facts
 from plans import outlined, planned
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import disk_notes, loss_steps_of
+from autotune.planning.planner import disk_notes, loss_steps_of, outline
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism
@@ -194,3 +194,13 @@ def test_what_can_not_be_compared_is_refused_if_asked_for_and_left_out_otherwise
         planned_losses(**how)
     if how["asked"] == 20:
         assert planned_losses(**{**how, "asked": None}) == 0
+
+
+def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(monkeypatch):
+    from autotune.values import hardware
+
+    monkeypatch.setattr(hardware, "cuda_count", lambda: 0)
+    monkeypatch.setattr(hardware, "installed_versions", lambda: {"torch": "2.13.0+rocm7.0"})
+    with pytest.raises(MachineError, match=r"built for AMD GPUs \(ROCm\), which autotune doesn't tune"):
+        outline(SearchOptions(model="t5-small"))
+    assert outline(SearchOptions(model="t5-small", device="cpu")).hardware.is_cpu
