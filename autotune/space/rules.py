@@ -108,6 +108,8 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         return f"{config.optim} needs CUDA{paged}"
     if row.package is not None and row.package not in hardware.versions:
         return f"{config.optim} needs the package {row.package}"
+    if not row.takes_bf16 and config.precision is Precision.PURE_BF16 and not hardware.is_cpu:
+        return f"{config.optim}: bitsandbytes has no kernel of it for gradients in bf16"
     if row.compiles and hardware.is_cpu and hardware.cxx is None:
         return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
     if row.compiles and not hardware.is_cpu and not hardware.has_cc:

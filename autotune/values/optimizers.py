@@ -27,6 +27,7 @@ class OptimizerFacts:
         class_name: Qualified name of the class that runs.
         attributes: Names and values that a trial verifies, on the instance, its first parameter group or bitsandbytes'
             arguments.
+        takes_bf16: Whether it has kernels for gradients in bf16 on CUDA.
         unusable: Why it can't run anywhere; None: it can.
     """
 
@@ -37,6 +38,7 @@ class OptimizerFacts:
     updates_in_backward: bool = False
     class_name: str = ""
     attributes: tuple[tuple[str, object], ...] = ()
+    takes_bf16: bool = True
     unusable: str | None = None
 
 
@@ -44,7 +46,7 @@ def _torch(name: str, **attributes: object) -> OptimizerFacts:
     return OptimizerFacts(class_name=f"torch.optim.{name}", attributes=tuple(attributes.items()))
 
 
-def _bitsandbytes(name: str, bits: int, *, paged: bool = False) -> OptimizerFacts:
+def _bitsandbytes(name: str, bits: int, *, paged: bool = False, takes_bf16: bool = True) -> OptimizerFacts:
     attributes: tuple[tuple[str, object], ...] = (("optim_bits", bits),)
     if paged:
         attributes += (("is_paged", True),)
@@ -53,6 +55,7 @@ def _bitsandbytes(name: str, bits: int, *, paged: bool = False) -> OptimizerFact
         device="cuda" if paged else "any",
         class_name=f"bitsandbytes.optim.{name}",
         attributes=attributes,
+        takes_bf16=takes_bf16,
     )
 
 
@@ -111,9 +114,9 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "paged_lion_32bit": _bitsandbytes("lion.Lion", 32, paged=True),
     "paged_lion_8bit": _bitsandbytes("lion.Lion", 8, paged=True),
     "rmsprop": _torch("rmsprop.RMSprop"),
-    "rmsprop_bnb": _bitsandbytes("rmsprop.RMSprop", 32),
-    "rmsprop_bnb_32bit": _bitsandbytes("rmsprop.RMSprop", 32),
-    "rmsprop_bnb_8bit": _bitsandbytes("rmsprop.RMSprop", 8),
+    "rmsprop_bnb": _bitsandbytes("rmsprop.RMSprop", 32, takes_bf16=False),
+    "rmsprop_bnb_32bit": _bitsandbytes("rmsprop.RMSprop", 32, takes_bf16=False),
+    "rmsprop_bnb_8bit": _bitsandbytes("rmsprop.RMSprop", 8, takes_bf16=False),  # small weights have states in 32 bits
     "schedule_free_adamw": OptimizerFacts(
         package="schedulefree", class_name="schedulefree.adamw_schedulefree.AdamWScheduleFree"
     ),

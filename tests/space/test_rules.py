@@ -131,6 +131,10 @@ ILLEGAL = [
     ),
     (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
     (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
+    *(
+        (why(optim=optim, precision="pure_bf16"), f"{optim}: bitsandbytes has no kernel of it for gradients in bf16")
+        for optim in ("rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit")
+    ),
     (why(optim="galore_adamw"), "galore_adamw needs the package galore-torch"),
     (why(with_packages(CPU, "lomo-optim"), optim="adalomo"), "adalomo needs CUDA"),
     (why(with_packages(GPU, "lomo-optim"), optim="lomo", micro_batch=8), "gradient accumulation forbids"),
@@ -216,6 +220,8 @@ LEGAL = {
     "flash attention in 16 bits": why(attn_implementation="flash_attention_2", precision="fp16"),
     "no attention": why(facts=make_facts(attn_implementations=()), attn_implementation=None),
     "paged states on a GPU": why(optim="paged_adamw_8bit"),
+    "RMSprop of bitsandbytes in mixed precision": why(optim="rmsprop_bnb", precision="bf16"),
+    "AdamW of bitsandbytes for weights in bf16": why(optim="adamw_bnb_8bit", precision="pure_bf16"),
     "checkpointing": why(checkpointing="full"),
     "compilation on a CPU": why(CPU, torch_compile_backend="inductor"),
     "compilation on a GPU": why(torch_compile_backend="inductor"),

@@ -46,3 +46,13 @@ def test_the_trainer_makes_the_class_of_the_row(name, tmp_path):
     assert all(p.dim() == 1 for p in kept["params"])
     assert all(p.dim() > 1 for p in decayed["params"])
     assert isinstance(decayed["params"][0], torch.nn.Parameter)
+
+
+@pytest.mark.cuda
+def test_an_optimizer_takes_gradients_in_bf16_where_bitsandbytes_has_a_kernel_for_them():
+    """Of each optimizer: fp32, fp16 and, of some, bf16. Small weights have states in 32 bits always."""
+    kernels = pytest.importorskip("bitsandbytes.backends.cuda.ops").str2optimizer32bit
+    for name, row in OPTIMIZERS.items():
+        if row.package == "bitsandbytes" and row.unusable is None:
+            kind = row.class_name.rpartition(".")[2].lower().replace("adamw", "adam")
+            assert row.takes_bf16 == (len(kernels[kind]) == 3), name
