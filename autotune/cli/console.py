@@ -23,6 +23,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions, refusals and conditions, too.")]
 
+_LONGEST = 2000  # characters of an error, which may repeat what was given
+
 _NO_TERMINAL = 120  # columns of output that no terminal shows
 
 # Warns at import, on processors with bfloat16 instructions, of a missing kernel for inference (bitsandbytes 0.50).
@@ -98,6 +100,8 @@ def error_document(error: AutotuneError) -> dict[str, Any]:
 
 def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
     line = visible(" ".join(message.split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
     if as_json:
         print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
     print(f"autotune: {line}", file=sys.stderr)

@@ -30,7 +30,7 @@ from autotune.cli.console import (
     told_errors,
 )
 from autotune.cli.options import TrustRunDir
-from autotune.errors import EXIT_INTERRUPTED
+from autotune.errors import EXIT_INTERRUPTED, InputError
 
 if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
@@ -120,6 +120,11 @@ def script(
             name = code_of(command).name
             _find(context, {**asked, "script": command}, name, run_dir, dry_run=dry_run, **shown)
             return
+        harmless = {"command", "apply", "quiet", "verbose", "as_json", "debug"}
+        for parameter in context.command.get_params(context):
+            name = str(parameter.name)
+            if name not in harmless and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+                raise InputError(f"{parameter.opts[0]}: is of a search, and --apply trains; leave one of them out")
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
 

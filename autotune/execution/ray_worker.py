@@ -12,12 +12,14 @@ import contextlib
 import os
 import pkgutil
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from autotune.errors import InfrastructureError
 from autotune.execution.places import core_sets, share_of
 from autotune.execution.runner import LocalRunner, Runner, trial_directory
 from autotune.value import Value
@@ -59,8 +61,17 @@ _runners: dict[tuple[object, ...], tuple[Runner, contextlib.ExitStack]] = {}
 
 
 def scratch(search: str) -> Path:
-    """Return the node's directory of a search."""
-    return Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}" / search
+    """Return the node's directory of a search, in one that nobody else can have made or can write to.
+
+    Raises:
+        InfrastructureError: That one is somebody else's, a link, or open to others.
+    """
+    own = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InfrastructureError(f"{own}: not a directory of this user alone (mode 700); remove it, or set TMPDIR")
+    return own / search
 
 
 def look(kind: str) -> str:

@@ -46,7 +46,10 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
         raise InputError(f"{answer}: has packed base weights, which a model can't be given once it is made")
     if result.best.config.packing:
         raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if not processes.isdecimal():
+        raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
+    if int(processes) > 1:
         raise InputError("the answer is that of one process, and this is one of several (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code

@@ -18,7 +18,16 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint, suggestion
@@ -80,7 +89,13 @@ def _fixed(value: object) -> object:
     return fixed_words([word.strip() for part in listed for word in _NEXT.split(str(part)) if word.strip()])
 
 
-Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+def _name(value: object) -> object:
+    if "\0" in str(value):
+        raise ValueError("a name can't hold the character NUL")
+    return str(value) if isinstance(value, Path) else value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
 Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
@@ -94,6 +109,18 @@ class WorkloadOptions(Value):
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_it_is_meant(cls, value: object, about: ValidationInfo) -> object:
+        """Refuse true for a number, and 1e2 for a whole one, which pydantic would take."""
+        kind = cls.model_fields[str(about.field_name)].annotation
+        kinds = {getattr(part, "__origin__", part) for part in (kind, *get_args(kind))}
+        if isinstance(value, bool) and kinds & {int, float}:
+            raise ValueError("expected a number")
+        if isinstance(value, float) and int in kinds and about.field_name != "memory_bytes":
+            raise ValueError("expected a whole number")
+        return value
 
     model: Name = option(MODEL, "Catalogue name, directory with config.json, or hub id.", ...)
     task: str | None = option(MODEL, "Head to train; by default that of config.json.")
@@ -165,6 +192,8 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
         raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
+    except RecursionError:
+        raise InputError("an option is nested too deeply") from None
 
 
 # Options that a project has no default for, since they run code or reach other machines: who runs a command in somebody
@@ -195,7 +224,9 @@ def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             raise InputError(f"{path}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"{path}: not TOML: {error}") from None
-        if "autotune" in document.get("tool", {}):
+        except RecursionError:
+            raise InputError(f"{path}: nested too deeply") from None
+        if isinstance(document.get("tool"), dict) and "autotune" in document["tool"]:
             found = _project_values(path, document["tool"]["autotune"])
             for name in (n for n in (*_FILES, *_FILES_OR_NAMES) if n in found):
                 file = path.parent / found[name]

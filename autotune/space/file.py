@@ -29,7 +29,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
 from autotune.space.points import PARAMETERS, Scalar, has_field, problem
-from autotune.value import Value
+from autotune.value import Value, read_named
 from autotune.values.budget import Effort
 
 
@@ -151,7 +151,7 @@ def read_yaml(path: Path) -> Any:
         InputError: It can't be read.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        return yaml.load(read_named(path).decode(), Loader=_StrictLoader)
     except OSError as error:
         reason = str(error.strerror)
     except UnicodeDecodeError:
@@ -162,6 +162,8 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         reason = where + str(getattr(error, "problem", None) or error).splitlines()[0]
+    except ValueError as error:  # of a whole number of thousands of digits
+        reason = str(error)
     raise InputError(f"{path}: {reason}")
 
 

@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
 from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS
+from autotune.value import read_named
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
@@ -78,7 +79,7 @@ def read_arguments(path: Path) -> UserArguments:
     """
     source = f"--baseline {path}"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_named(path).decode())
     except OSError as error:
         raise InputError(f"{source}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

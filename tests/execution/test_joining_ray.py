@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution import ray_pool
 from autotune.execution.ray_pool import joined
+from autotune.execution.ray_worker import scratch
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +68,16 @@ def test_what_the_user_says_of_authentication_stays(monkeypatch):
     with pytest.raises(MachineError), joined(None):
         pass
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_node_keeps_trials_in_a_directory_of_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert scratch("a").parent.stat().st_mode & 0o777 == 0o700
+    own: Path = scratch("a").parent
+    own.chmod(0o777)
+    with pytest.raises(InfrastructureError, match="not a directory of this user alone"):
+        scratch("a")
+    own.rename(tmp_path / "theirs")
+    own.symlink_to(tmp_path / "theirs")
+    with pytest.raises(InfrastructureError, match="not a directory of this user alone"):
+        scratch("a")

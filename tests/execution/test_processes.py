@@ -33,6 +33,8 @@ def start_daemon(environment: dict[str, str]) -> int:
 
 def test_a_daemon_is_known_by_its_mark_and_ended(mark, is_running):
     daemon = start_daemon({MARK_VARIABLE: mark})
+    while not marked(mark):  # it has no environment while it becomes another program
+        assert is_running(daemon)
     assert marked(mark) == [daemon]
     assert end_marked(mark, limit_s=10) == 0
     assert not is_running(daemon)

@@ -143,6 +143,14 @@ def test_one_process_of_several_is_refused(answer, monkeypatch):
         prepared(path, ["python", "train.py"])
 
 
+@pytest.mark.parametrize("said", ["x", "", "2.5"])
+def test_a_number_of_processes_that_is_none_is_refused(answer, monkeypatch, said):
+    path = answer(make_config(16, attn_implementation=None))
+    monkeypatch.setenv("WORLD_SIZE", said)
+    with pytest.raises(InputError, match=f"WORLD_SIZE={said}: expected the number of processes"):
+        prepared(path, ["python", "train.py"])
+
+
 @pytest.mark.slow
 def test_a_scripts_own_failure_and_exit_code_stay_its_own(autotune, answer, here):
     path = answer(make_config(16, attn_implementation=None))

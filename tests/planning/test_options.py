@@ -160,6 +160,11 @@ def project(tmp_path):
     return write
 
 
+def test_a_file_in_which_tool_is_no_table_has_no_defaults(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("tool = 5\n")
+    assert project_defaults(tmp_path) is None
+
+
 def test_a_project_gives_defaults_by_the_names_of_options(project):
     folder = project('memory = "1GiB"\nmax-time = 90\nfix = {bf16 = true}\nonly = ["optim"]\nrecord = false')
     assert project_defaults(folder) == (
@@ -209,6 +214,12 @@ def test_files_of_a_project_lie_beside_its_file(project):
         ),
         ('output = "../best.json"', "pyproject.toml: [tool.autotune] output: outside of the project; say it on the"),
         ("effort = ", "pyproject.toml: not TOML: Invalid value"),
+        ("max-trials = true", "pyproject.toml: [tool.autotune] --max-trials True: expected a number"),
+        ("max-time = true", "pyproject.toml: [tool.autotune] --max-time True: expected a number"),
+        ("max-trials = 1e2", "pyproject.toml: [tool.autotune] --max-trials 100.0: expected a whole number"),
+        ('data = "a\\u0000b"', "pyproject.toml: [tool.autotune] --data a"),
+        ('output = "a\\u0000b"', "pyproject.toml: [tool.autotune] --output a"),
+        (f"fix = {'[' * 5000}{']' * 5000}", "pyproject.toml: "),
         ("[tool]\nautotune = 3", "pyproject.toml: not TOML: "),
     ],
 )
