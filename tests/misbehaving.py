@@ -5,6 +5,7 @@ one launcher serves every test.
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -210,8 +211,6 @@ def change_the_process(directory: Path) -> None:
 
 def use_memory(directory: Path) -> None:
     """Take 100 MiB within a guard of the request's budget, then more than the budget, then more outside the guard."""
-    import json
-
     import torch
 
     from autotune.execution.failures import is_out_of_memory
@@ -278,8 +277,6 @@ def keep_the_users_limit(directory: Path) -> None:
 
 def hold_device_memory(directory: Path) -> None:
     """Take a GiB of the CUDA device and hang."""
-    import json
-
     import torch
 
     from autotune.values.hardware import cuda_used_bytes
@@ -292,8 +289,6 @@ def hold_device_memory(directory: Path) -> None:
 
 
 def count_devices(directory: Path) -> None:
-    import json
-
     import torch
 
     (directory / "seen.json").write_text(json.dumps({"devices": torch.cuda.device_count()}))
@@ -301,8 +296,6 @@ def count_devices(directory: Path) -> None:
 
 def grow_beside_the_allocator(directory: Path) -> None:
     """Fill the allocator under a guard, while memory comes to lie beside it that is none of its own."""
-    import json
-
     import torch
 
     from autotune.execution.guard import memory_guard
@@ -380,3 +373,18 @@ def thrash(directory: Path) -> None:
     workload = request.workload.model_copy(update={"fixed_arguments": {}})
     write_value(request.model_copy(update={"workload": workload}), directory / "request.json")
     run_trial(directory)
+
+
+def see_another_take_memory(directory: Path) -> None:
+    """`seen.json`: what counts against the budget before and after a process that isn't the trial's takes 1 GiB."""
+    from autotune.execution.guard import memory_guard
+
+    with memory_guard("cuda:0", 2 << 30) as guard:
+        before, held = guard.in_use_bytes(), directory / "held"
+        hold = "import time, torch; held = torch.zeros(1 << 28, device='cuda')"
+        hold = f"{hold}; open({str(held)!r}, 'w').close(); time.sleep(60)"
+        orphan = ["sh", "-c", '"$0" -c "$1" &', sys.executable, hold]
+        subprocess.run(orphan, check=True)
+        while not held.exists():
+            time.sleep(0.05)
+        (directory / "seen.json").write_text(json.dumps([before, guard.in_use_bytes()]))

@@ -34,7 +34,13 @@ from typing import Self
 
 from autotune.execution.ranks import open_channels
 from autotune.units import show_memory
-from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, cuda_used_bytes, keep_freed_blocks
+from autotune.values.hardware import (
+    MMAP_THRESHOLD,
+    OWN_MMAP_THRESHOLD,
+    cuda_used_bytes,
+    keep_freed_blocks,
+    own_used_bytes,
+)
 from autotune.values.trial import Memory, worst_memory
 
 # The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever resident: 9
@@ -173,7 +179,8 @@ class CudaGuard(MemoryGuard):
     """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
 
     NVML has no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation when
-    it is read. What NCCL takes for several ranks is there before the cap is set.
+    it is read: of this process, where the driver tells that, otherwise of all since the trial began. What NCCL takes
+    for several ranks is there before the cap is set.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
@@ -183,11 +190,15 @@ class CudaGuard(MemoryGuard):
         self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
         self._known_beside: int | None = None
+        self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
         self._used_before = cuda_used_bytes(self._device)
         self._cuda.set_device(self._device)
         _make_context(self._device)
+        now, own = cuda_used_bytes(self._device), own_used_bytes(self._device)
+        if now is not None and self._used_before is not None and own is not None:  # and not another's of that number
+            self._is_listed = abs(now - self._used_before - own) <= _HELD_BACK_BYTES
         room = self._budget_bytes - (self._beside() or 0)
         self._cap(room - min(_HELD_BACK_BYTES, room // _HELD_BACK_SHARE))
         self._cuda.reset_peak_memory_stats(self._device)
@@ -242,6 +253,8 @@ class CudaGuard(MemoryGuard):
         """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
         if self._known_beside is not None:
             return self._known_beside
+        if self._is_listed and (own := own_used_bytes(self._device)) is not None:
+            return max(0, own - self._cuda.memory_reserved(self._device))
         now = cuda_used_bytes(self._device)
         if now is None or self._used_before is None:
             return None

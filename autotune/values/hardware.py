@@ -196,6 +196,20 @@ def cuda_used_bytes(device: str) -> int | None:
         return memory_of(nvml_handle(index_of(device))).used
 
 
+def own_used_bytes(device: str) -> int | None:
+    """Return the bytes that this process and those below it use on a CUDA device; None: the driver doesn't tell.
+
+    It doesn't in most containers, where processes have other numbers than the driver knows.
+    """
+    with contextlib.suppress(pynvml.NVMLError, IndexError, psutil.Error):
+        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(index_of(device)))
+        used = {process.pid: process.usedGpuMemory for process in running if process.pid in own}
+        if os.getpid() in used and None not in used.values():
+            return sum(used.values())
+    return None
+
+
 def default_budget_bytes(hardware: Hardware) -> int:
     """Return the default memory budget in bytes: the free memory less a margin."""
     return int(hardware.free_bytes * (1 - DEFAULT_MARGIN))

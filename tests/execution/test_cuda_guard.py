@@ -52,6 +52,12 @@ def test_the_peak_of_an_attempt_that_was_given_up_is_forgotten_and_what_was_know
     assert seen["after_attempt"] == pytest.approx(seen["before_attempt"], abs=4 * MIB)
 
 
+def test_memory_that_another_process_takes_is_not_charged_to_the_trial(cuda):
+    result = cuda.misbehave("see_another_take_memory", memory_bytes=BUDGET)
+    before, after = json.loads((cuda.directory(result) / "seen.json").read_text())
+    assert after == pytest.approx(before, abs=64 * MIB)
+
+
 def test_the_cause_is_one_line_of_our_own(cuda):
     result = cuda.run(config={"per_device_train_batch_size": 1 << 19}, limits={"memory_bytes": 1 * GIB})
     assert result.status is TrialStatus.OUT_OF_MEMORY
