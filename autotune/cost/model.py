@@ -118,7 +118,7 @@ class CostModel:
         mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else (needed, needed)
         sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
-        compiled = np.array([is_compiled(c) and not c.use_liger_kernel for c in configs], dtype=bool)
+        compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
         surely = np.where(compiled, _COMPILED_SHARE * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 

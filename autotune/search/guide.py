@@ -163,7 +163,7 @@ class Guide:
         What a compiler saves is too uncertain to begin a search with: compiled ones have to fit as they are written.
         """
         predicted = self._predicted
-        compiled = np.array([is_compiled(c) and not c.use_liger_kernel for c in self.ranked], dtype=bool)
+        compiled = np.array([is_compiled(c) for c in self.ranked], dtype=bool)
         beyond = np.where(compiled, predicted.needed_bytes, predicted.least_bytes) > self._budget_bytes
         return bool((~beyond).any())
 
