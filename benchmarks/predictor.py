@@ -28,7 +28,6 @@ from published.intervals import report_time, time_figures
 from published.kernels import SPARES_SINCE
 from published.reasons import reason
 from published.rows import NotPredicted, Row, load_rows
-from published.scatter import scatter
 from published.scores import Fits, Prediction, Score
 from published.setups import Setup, setup_of
 from published.software import as_of
@@ -286,7 +285,7 @@ def _name(p: Prediction) -> str:
 def save(
     predictions: Sequence[Prediction], skipped: Counter[str], times: Sequence[Timed], figures: dict[str, Any]
 ) -> Path:
-    """Write the results and the plot; return the former's path."""
+    """Write the results; return their path."""
     hardware = detect("cpu")
     path = results_path("predictor", hardware).with_suffix(".json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -313,13 +312,6 @@ def save(
     content = {**provenance(hardware), "figures": figures, "skipped": dict(skipped), "predictions": rows}
     content["times"] = seconds
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    series: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for p in predictions:
-        if p.row.ran and p.row.allocated_bytes:
-            series[f"allocated, {p.setup.origin}"].append((p.row.allocated_bytes / 1e9, p.allocated / 1e9))
-        if p.row.ran and p.row.device_bytes:
-            series[f"device, {p.setup.origin}"].append((p.row.device_bytes / 1e9, p.device / 1e9))
-    scatter(series, path.with_suffix(".svg"), title="Predicted and measured peak memory")
     return path
 
 

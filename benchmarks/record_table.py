@@ -1,4 +1,4 @@
-"""Measures every legal point of a space and writes them as a table, which `search.py` and `ranking.py` replay.
+"""Measures every legal point of a space and writes them as a table, which `search.py` replays.
 
     python benchmarks/record_table.py table.jsonl --model MODEL --space space.yaml --repeat 2 seq_len=32 memory=50MiB
 

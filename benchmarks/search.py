@@ -6,7 +6,7 @@
 No model is trained and no time passes, see `searching/replay.py`; a seed draws which of a point's recorded trials
 counts. Found means: a configuration was measured whose recorded mean is within 5 % (and 1 %) of the table's best,
 differences within the table's noise left out. A strategy is a line in `STRATEGIES`; all are samplers of one loop (see
-`searching/oracle.py`). The last line is all figures as JSON, which is kept in `--out` with a plot for each table.
+`searching/oracle.py`). The last line is all figures as JSON, which is kept in `--out`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 from optuna.samplers import BaseSampler
 from provenance import ROOT, provenance
-from searching import rivals, samplers
+from searching import samplers
 from searching.oracle import Replayed, searched, tightened
-from searching.plots import plot_regret
-from searching.scores import best_so_far, figures, near_best, noise_of, performance_score, rates_of
+from searching.scores import figures, near_best, noise_of, performance_score
 from searching.tables import Table, load_table, plan_of
 
 from autotune.errors import AutotuneError
@@ -39,9 +38,6 @@ TABLES = ROOT / "benchmarks" / "tables"
 
 # Each table is searched twice: with the memory it was recorded with, and with enough for this share of its points.
 TIGHT = 1 / 3
-
-# Trials that the curves show.
-_SHOWN = 100
 
 
 class Way(NamedTuple):
@@ -68,10 +64,6 @@ STRATEGIES: dict[str, Way] = {
     "random": Way(samplers.in_any_order),
     "tpe": Way(samplers.tpe, most_trials=100, from_baseline=True),
     "gp": Way(samplers.gaussian_process, most_seeds=10, most_trials=40, from_baseline=True),
-    "deepspeed": Way(samplers.scripted(rivals.deepspeed)),
-    "doubling": Way(samplers.scripted(rivals.doubling)),
-    "halving": Way(samplers.scripted(rivals.halving)),
-    "coordinate-descent": Way(samplers.scripted(rivals.coordinate_descent)),
 }
 
 
@@ -103,17 +95,14 @@ def _report(found: list[dict[str, Any]], options: argparse.Namespace) -> dict[st
 
 
 def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the figures of every strategy on a table; print a line for each, and plot them."""
+    """Return the figures of every strategy on a table; print a line for each."""
     by_chance = replay(table, STRATEGIES["random"], options)
-    found, curves = [], {}
+    found = []
     for strategy in options.strategy or list(STRATEGIES):
         runs = by_chance if strategy == "random" else replay(table, STRATEGIES[strategy], options)
         row = {**figures(runs, table), "score": performance_score(runs, by_chance, table)}
         print(f"  {strategy:<19}{sentence(row)}", flush=True)
         found.append({"table": name, "strategy": strategy, "seeds": len(runs), **row})
-        curves[strategy] = [best_so_far(run, rates_of(table), min(_SHOWN, len(table.points))) for run in runs]
-    if options.out is not None:
-        plot_regret(curves, describe(name, table), options.out / f"{name}.svg")
     return found
 
 
@@ -158,7 +147,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--effort", choices=list(map(str, Effort)), default="standard", help="default: %(default)s")
     parser.add_argument("--max-trials", type=int, help="of each search")
     parser.add_argument("--strategy", choices=list(STRATEGIES), action="append", help="default: all")
-    parser.add_argument("--out", type=Path, help="folder for the figures and a plot of each table")
+    parser.add_argument("--out", type=Path, help="folder for the figures")
     options = parser.parse_args()
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)

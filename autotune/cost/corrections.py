@@ -303,7 +303,8 @@ def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
     A GPU by what published trainings say; with rates that were measured on it, it is taken to be known as one of which
     there are rows. A processor with rates that were measured on it, or of which only cores and vector extensions are
     known, and which others may be using. Where operators were measured, all of 240 trials of six small models lay
-    within, and 95 % after one of the model's (`benchmarks/ranking.py --trials 20`, twice, by which it was chosen).
+    within, and 95 % after one of the model's (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, twice, by
+    which it was chosen).
     """
     if hardware.is_cpu:
         if rates.timings is not None:

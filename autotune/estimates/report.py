@@ -219,7 +219,7 @@ def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
     """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused.
 
     How much of it, and that the device's interval says how unsure that is, is by published runs:
-    `benchmarks/calibration.py`.
+    `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
     """
     unused = max(0, memory.reserved_peak_bytes - memory.allocated_peak_bytes)
     needed = memory.allocated_peak_bytes + memory.framework_bytes + _NEEDED_OF_UNUSED * unused

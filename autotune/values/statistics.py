@@ -26,7 +26,8 @@ _T95 = (
 )  # fmt: skip
 
 # Standard deviation of the logarithm of the ratio of two processes that train the same in turn, beyond that of their
-# turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (`benchmarks/alike.py`): a bound.
+# turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (results/
+# 2026-11-23-amd-epyc-alike-llama-3m.json of benchmarks): a bound.
 PROCESS_SPREAD = 0.01
 
 # Parts of a trial in turn, which lasts a minute or more: they show how a machine drifts meanwhile.

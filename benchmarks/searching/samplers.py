@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,11 +69,6 @@ def in_any_order(table: Table, plan: SearchPlan) -> BaseSampler:
             yield point.config
 
     return Scripted(plan, every(plan))
-
-
-def scripted(script: Callable[[SearchPlan], Script]) -> Callable[[Table, SearchPlan], BaseSampler]:
-    """Return what makes a sampler of a script."""
-    return lambda table, plan: Scripted(plan, script(plan))
 
 
 class Scripted(BaseSampler):

@@ -71,17 +71,6 @@ def first_hit(trials: Sequence[Replayed], near: frozenset[TrainConfig]) -> int |
     return next(hits, None)
 
 
-def best_so_far(trials: Sequence[Replayed], rates: dict[TrainConfig, float], length: int) -> Curve:
-    """Return after each of `length` trials the share of the table's best that is reached; what is over stays."""
-    best, reached = max(rates.values()), 0.0
-    curve = np.zeros(length)
-    for number in range(length):
-        if number < len(trials) and trials[number].status is TrialStatus.COMPLETED:
-            reached = max(reached, rates.get(trials[number].config, 0.0) / best)
-        curve[number] = reached
-    return curve
-
-
 def reached_at(trials: Sequence[Replayed], rates: dict[TrainConfig, float], moments: Curve) -> Curve:
     """Return the samples/s reached at each moment in seconds; before the first trial the worst there is."""
     values = np.full(len(moments), min(rates.values()))

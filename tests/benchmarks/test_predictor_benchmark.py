@@ -11,10 +11,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import predictor  # noqa: E402
-import ranking  # noqa: E402
 from published.intervals import estimated, left_out, time_figures  # noqa: E402
 from published.rows import NotPredicted, Row, load_rows  # noqa: E402
-from published.scatter import scatter  # noqa: E402
 from published.scores import Fits, Prediction, Score  # noqa: E402
 from published.setups import setup_of  # noqa: E402
 from published.speed import Timed, _check  # noqa: E402
@@ -140,13 +138,6 @@ def test_fits_counts_both_kinds_of_right():
     assert fits.share == pytest.approx(7 / 8)
 
 
-def test_the_plot_shows_every_point(tmp_path):
-    series = {"a": [(1.0, 1.1), (20.0, 19.0)], "b": [(3.0, 3.0)]}
-    axes = scatter(series, tmp_path / "plot.svg", title="Peaks").axes[0]
-    assert [len(drawn.get_offsets()) for drawn in axes.collections] == [2, 1]
-    assert (tmp_path / "plot.svg").read_text().rstrip().endswith("</svg>")
-
-
 def sources(rows, *factors: float) -> list[Timed]:
     """Return steps of two sources on one device, which took so many times the predicted second."""
     first, second = rows["fms_acceleration-001"], rows["hf_docs_bert_large-001"]
@@ -178,13 +169,3 @@ def test_a_source_is_judged_by_the_others(rows):
 def test_a_time_that_says_too_little_is_passed_over(rows, changes, reason):
     with pytest.raises(NotPredicted, match=reason):
         _check(rows["fms_acceleration-001"].model_copy(update=changes))
-
-
-def test_trials_are_held_against_what_was_predicted_before_them():
-    pairs = ((10.0, 10.0), (12.0, 10.5), (20.0, 11.0))
-    rows = [{"model": "a", "samples_per_second": m, "predicted": {"sheet": [p, 0.8 * p, 1.25 * p]}} for m, p in pairs]
-    figures = ranking.figures_of_trials([*rows, {"model": "a", "predicted": {}}])
-    assert (figures["trials"], figures["completed"]) == (4, 3)
-    assert figures["sheet"]["median"] == pytest.approx(12 / 10.5 - 1, abs=1e-4)  # seconds predicted over measured
-    assert figures["sheet"]["in interval"] == pytest.approx(2 / 3, abs=1e-4)
-    assert (figures["sheet"]["half width"], figures["sheet"]["spearman"]) == (0.25, 1.0)

@@ -21,7 +21,6 @@ sys.path.insert(0, str(BENCHMARKS))
 from search import STRATEGIES, TABLES  # noqa: E402
 from searching.oracle import Oracle, Replayed, tightened  # noqa: E402
 from searching.scores import (  # noqa: E402
-    best_so_far,
     figures,
     first_hit,
     near_best,
@@ -114,11 +113,6 @@ def test_the_first_trial_that_is_near_is_a_hit():
     trials = [trial(bad, 1), trial(good, 2, TrialStatus.OUT_OF_MEMORY), trial(good, 3)]
     assert first_hit(trials, frozenset({good})) == 3
     assert first_hit(trials[:2], frozenset({good})) is None
-
-
-def test_curves_only_rise_and_stay_after_the_last_trial(table):
-    trials = [trial(make_config(4), 1), trial(make_config(1), 2), trial(make_config(8, precision="bf16"), 3)]
-    assert best_so_far(trials, rates_of(table), 5) == pytest.approx([8.5 / 13, 8.5 / 13, 1, 1, 1])
 
 
 def test_never_is_later_than_any_number():
@@ -216,22 +210,6 @@ def test_optuna_s_sampler_starts_from_the_baseline_and_finds_the_best_of_ten(tab
     trials = run("tpe", table, max_trials=10)
     assert trials[0].config == table.header.baseline
     assert first_hit(trials, near_best(table, 0.01)) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("doubling", [1, 2, 4, 8, 16]), ("halving", [16, 8]), ("deepspeed", [8, 16, 4])],
-)
-def test_who_tunes_the_micro_batch_alone_never_leaves_the_baseline_s_precision(table, name, sizes):
-    trials = run(name, table)
-    assert [t.config.per_device_train_batch_size for t in trials] == sizes
-    assert {t.config.precision for t in trials} == {"fp32"}
-
-
-def test_coordinate_descent_ends_where_no_single_knob_helps(table):
-    trials = run("coordinate-descent", table)
-    assert first_hit(trials, near_best(table, 0.01)) is not None
-    assert len(trials) < 10
 
 
 @pytest.mark.slow
