@@ -206,7 +206,7 @@ def own_used_bytes(device: str) -> int | None:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(index_of(device)))
         used = {process.pid: process.usedGpuMemory for process in running if process.pid in own}
         if os.getpid() in used and None not in used.values():
-            return sum(used.values())
+            return sum(map(int, used.values()))
     return None
 
 
