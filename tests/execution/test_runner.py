@@ -305,22 +305,19 @@ def test_a_lock_that_a_run_directory_from_elsewhere_names_is_not_removed(own_ben
 
 def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
     own_bench.runner.start()
-    began = time.monotonic()
     own_bench.runner.ends_at = time.perf_counter() + 1.0
-    own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
-    assert time.monotonic() - began < 10.0
+    own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=3600)
     with pytest.raises(InfrastructureError, match="a longer --max-time"):
         own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
 
 
 def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
-    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    asleep = [sys.executable, "-c", "import time; time.sleep(3600)"]  # longer than a test may last
     monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: asleep)
-    bench, began = Bench(model, tmp_path / "run"), time.monotonic()
+    bench = Bench(model, tmp_path / "run")
     bench.runner.ends_at = time.perf_counter() + 0.5
     with bench.runner, pytest.raises(InfrastructureError, match="a longer --max-time"):
         bench.runner.start()
-    assert time.monotonic() - began < 10.0
 
 
 def test_trials_have_limits_of_their_own(own_bench):
