@@ -6,7 +6,9 @@ from transformers.training_args import OptimizerNames
 from autotune.values.hardware import installed_versions
 from autotune.values.optimizers import OPTIMIZERS, PACKAGES, SUCCESSORS
 
-HERE = installed_versions()
+# Packages whose optimizers have groups of their own, or need a GPU.
+UNLIKE = {"apollo-torch", "galore-torch", "lomo-optim"}
+HERE = installed_versions().keys() - UNLIKE
 RUN_HERE = sorted(
     name
     for name, row in OPTIMIZERS.items()
