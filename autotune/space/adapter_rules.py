@@ -10,7 +10,7 @@ import functools
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
 from autotune.training.parallel_arguments import FSDP_KINDS
 from autotune.values.adapters import Adapter, PrefixAdapter
-from autotune.values.config import TrainConfig
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, Task
 from autotune.values.workload import Workload
@@ -47,6 +47,9 @@ def quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, har
         return f"{config.quantization} weights can't be trained, only an adapter on them (--fix adapter=lora)"
     if not config.adapter.on_quantized:
         return f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
+    if config.adapter.kind == "ia3" and config.precision is Precision.PURE_BF16 and config.quantization != "int8":
+        # `Linear4bit` of peft/tuners/ia3/bnb.py: its input is made fp32 and its output stays so, beside queries in bf16
+        return f"ia3 on {config.quantization} weights: peft returns keys and values in fp32 unless autocast is on"
     if "bitsandbytes" not in hardware.versions:
         return f"{config.quantization} weights need the package bitsandbytes"
     if not facts.linear_modules:

@@ -130,6 +130,10 @@ ILLEGAL = [
         "flex attention has no backward on the CPU",
     ),
     (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
+    (
+        why(adapter={"kind": "ia3"}, quantization="nf4", precision="pure_bf16"),
+        "ia3 on nf4 weights: peft returns keys and values in fp32",
+    ),
     (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
     *(
         (why(optim=optim, precision="pure_bf16"), f"{optim}: bitsandbytes has no kernel of it for gradients in bf16")
@@ -220,6 +224,7 @@ LEGAL = {
     "flash attention in 16 bits": why(attn_implementation="flash_attention_2", precision="fp16"),
     "no attention": why(facts=make_facts(attn_implementations=()), attn_implementation=None),
     "paged states on a GPU": why(optim="paged_adamw_8bit"),
+    "ia3 on packed weights in mixed precision": why(adapter={"kind": "ia3"}, quantization="nf4", precision="bf16"),
     "RMSprop of bitsandbytes in mixed precision": why(optim="rmsprop_bnb", precision="bf16"),
     "AdamW of bitsandbytes for weights in bf16": why(optim="adamw_bnb_8bit", precision="pure_bf16"),
     "checkpointing": why(checkpointing="full"),
