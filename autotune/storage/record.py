@@ -114,10 +114,10 @@ class Record:
         if isinstance(self._place, Path):
             if self._place.is_symlink():
                 raise RecordError(f"{self._place}: is a link: remove it")
-            with self._place.open("ab+") as file:
-                file.seek(0)
-                if file.read(1) not in (b"", b"{"):
-                    raise ValueError("no journal")
+            if self._place.exists():
+                with self._place.open("rb") as file:
+                    if file.read(1) not in (b"", b"{"):
+                        raise ValueError("no journal")
             return JournalStorage(JournalFileBackend(str(self._place), lock_obj=_Lock(self._place)))
         assert self._engine is not None
         return _storage(self._engine, self.where)
@@ -133,8 +133,8 @@ class Record:
             about = search.model_dump(mode="json", exclude={"trials"})
             name = f"{search.model[:100]} {search.started[:16]} {search.id[:8]}"
             study, known = self._written.pop(name) if name in self._written else self._opened(name)
-            recorded = {_recorded(trial).number: _recorded(trial) for trial in trials}
-            new = [trial for trial in trials if not _is_same(_recorded(trial), known)]
+            recorded = [_recorded(trial) for trial in trials]
+            new = [trial for trial, found in zip(trials, recorded, strict=True) if not _is_same(found, known)]
             replaced = {_recorded(trial).number for trial in new} & known.keys()
             others: list[FrozenTrial] = []
             if replaced:  # finished trials can't be changed
@@ -144,7 +144,7 @@ class Record:
             if study.user_attrs.get(SEARCH) != about:
                 study.set_user_attr(SEARCH, about)
             study.add_trials([*others, *new])
-            self._written[name] = study, known | recorded
+            self._written[name] = study, known | {found.number: found for found in recorded}
         return len(new)
 
     def _opened(self, name: str) -> tuple[optuna.Study, dict[int, RecordedTrial]]:
@@ -174,13 +174,11 @@ class Record:
                     logger.warning("search %r of the record is passed over: it can't be read", study.study_name)
             found = [(search, study) for search, study in found if key is None or search.key == key]
             found.sort(key=lambda each: each[0].started, reverse=True)
-            return [
-                search.model_copy(update={"trials": tuple(_readable(self._trials(study._study_id), study.study_name))})
-                for search, study in found[:latest]
-            ]
-
-    def _trials(self, study_id: int) -> list[FrozenTrial]:
-        return self.storage.get_all_trials(study_id, deepcopy=False)
+            whole = []
+            for search, study in found[:latest]:
+                trials = _readable(self.storage.get_all_trials(study._study_id, deepcopy=False), study.study_name)
+                whole.append(search.model_copy(update={"trials": tuple(trials)}))
+            return whole
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:
         """Delete searches with their trials."""
