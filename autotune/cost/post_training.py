@@ -213,19 +213,28 @@ def generation_of(
     """
     text, family = config.get_text_config(), profile.family
     half = family.autocast is not None or family.dtype != "float32"
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     return Generation(
         prompt=shape.length - shape.completion,
         completion=shape.completion,
         length=shape.length,
         work=one.work,
         peaks=points,
-        cache_bytes=2.0 * text.num_hidden_layers * width * (2 if half else 4),
+        cache_bytes=1.0 * text.num_hidden_layers * cached_elements(text) * (2 if half else 4),
         weights_bytes=profile.weights_bytes,
         layers=text.num_hidden_layers,
         words=text.vocab_size,
     )
+
+
+def cached_elements(text: Any) -> int:
+    """Return the elements that a layer caches of a token; 0 of a model without attention, whose state is fixed."""
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads:
+        return 0
+    if getattr(text, "kv_lora_rank", None):  # DeepSeek's, which transformers 5.24 caches compressed
+        return int(text.kv_lora_rank + text.qk_rope_head_dim)
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return int(2 * (getattr(text, "num_key_value_heads", None) or heads) * width)
 
 
 def _with_pass(micro_step: Excerpt, one: Excerpt) -> Excerpt:

@@ -8,7 +8,7 @@ import torch
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
-from autotune.cost.post_training import log_probs_head
+from autotune.cost.post_training import cached_elements, log_probs_head
 from autotune.cost.profile import CONTRACTION
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import held_bytes
@@ -163,3 +163,28 @@ def test_on_cuda_only_completions_are_scored_and_in_place(spec_of):
 
     tile = ROWS * 8 * 32768 * 4
     assert peak(16) - peak(8) == pytest.approx(tile, rel=0.05)
+
+
+DEEPSEEK = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+DENSE = {"first_k_dense_replace": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("llama", {"num_key_value_heads": 2}), ("llama", {"head_dim": 32}), ("deepseek_v3", {**DEEPSEEK, **DENSE})],
+)
+def test_a_cache_is_as_wide_as_a_real_one(kind, fields):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(kind, **{**sizes, "num_attention_heads": 4, "num_key_value_heads": 4, **fields})
+    cache = AutoModelForCausalLM.from_config(config)(torch.ones((1, 8), dtype=torch.long)).past_key_values
+    layer = cache.layers[0]
+    assert cached_elements(config) == (layer.keys.numel() + layer.values.numel()) / 8
+
+
+def test_a_model_without_attention_caches_nothing_of_a_token():
+    from transformers import MambaConfig
+
+    assert cached_elements(MambaConfig()) == 0
