@@ -24,8 +24,9 @@ BROUGHT_BY_OTHERS = {
     "huggingface_hub": "transformers",
     "markupsafe": "jinja2",
     "pyarrow": "datasets",
+    "triton": "torch",
 }
-NOT_REQUIRED = {"liger_kernel", "comet_ml"}
+NOT_REQUIRED = {"liger_kernel"}
 
 
 def project() -> dict:
