@@ -140,7 +140,7 @@ def find(
         address: Address of the Ray cluster [RAY_ADDRESS, else one here].
         kind: Part of a device's name in a mixed cluster [most nodes].
         record: Use, and add to, `autotune history`.
-        report_to: Tell tensorboard, wandb, mlflow ... of each trial.
+        report_to: Tell tensorboard, wandb, mlflow of each trial.
         output: Write the answer here too.
 
     Raises:
@@ -242,7 +242,7 @@ def preview(
         address: Address of the Ray cluster [RAY_ADDRESS, else one here].
         kind: Part of a device's name in a mixed cluster [most nodes].
         record: Use, and add to, `autotune history`.
-        report_to: Tell tensorboard, wandb, mlflow ... of each trial.
+        report_to: Tell tensorboard, wandb, mlflow of each trial.
         output: Write the answer here too.
 
     Raises:

@@ -1,6 +1,6 @@
-"""A mixture of experts: how the experts are run, and what uneven routing costs.
+"""A mixture of experts: how the experts are run.
 
-For whom: who trains Mixtral, Qwen-MoE, OLMoE and their kin. Shows the space `moe` and the check with uneven routing.
+For whom: who trains Mixtral, Qwen-MoE, OLMoE and their kin. Shows the space `moe`.
 How long: under five minutes, as effort "quick" has it; less with `--max-time`. The default model needs a large GPU.
 
     python examples/moe.py tiny/mixtral

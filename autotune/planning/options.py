@@ -169,7 +169,7 @@ class SearchOptions(WorkloadOptions):
     kind: str | None = option(PLACES, "Part of a device's name in a mixed cluster [most nodes].")
     record: bool = option(OUTPUT, "Use, and add to, `autotune history`.", True)
     report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
-        OUTPUT, "Tell tensorboard, wandb, mlflow ... of each trial.", ()
+        OUTPUT, "Tell tensorboard, wandb, mlflow of each trial.", ()
     )
     output: Name | None = option(OUTPUT, "Write the answer here too.")
 
