@@ -88,7 +88,7 @@ def is_decided(result: TuningResult) -> bool:
     """Whether the answer says that something is faster, or that nothing is by more than a tenth."""
     if result.verdict == "faster" and result.speedup is not None:
         return result.speedup.interval.high <= WIDEST * result.speedup.interval.low
-    if result.verdict != "no clear winner":
+    if result.verdict != "no_clear_winner":
         return False
     challenger = result.challenger
     return challenger is None or challenger.interval.high <= LARGEST_GAIN

@@ -7,7 +7,7 @@ first half in even runs, the second, with the finals, in odd ones. A disturbed a
 
     same     the configuration that an undisturbed search chose
     alike    another, but an undisturbed search measured it within 5 % of its winner
-    honest   "no clear winner", "couldn't tell" or "unconfirmed": the noise is admitted
+    honest   "no_clear_winner", "undecided" or "unconfirmed": the noise is admitted
     wrong    another configuration, called faster
 
 and it is told whether the answer mentions the noise. The last line is the result as JSON.
@@ -81,7 +81,7 @@ def classify(disturbed: TuningResult, quiet: list[TuningResult]) -> str:
         return "same"
     if any(rate_beside_winner(result, disturbed.best.config) >= ALIKE for result in quiet):
         return "alike"
-    return "wrong" if disturbed.verdict in ("faster", "baseline did not complete") else "honest"
+    return "wrong" if disturbed.verdict in ("faster", "baseline_failed") else "honest"
 
 
 def rate_beside_winner(result: TuningResult, config: TrainConfig) -> float:

@@ -169,7 +169,7 @@ def test_a_small_memory_budget_makes_real_out_of_memory_trials_and_is_kept(wide_
     statuses = [t.status for t in result.trials]
     assert TrialStatus.OUT_OF_MEMORY in statuses
     assert result.best.measurement.memory.peak_bytes <= 420 << 20
-    assert result.verdict == "baseline did not complete"
+    assert result.verdict == "baseline_failed"
     assert result.speedup is None
 
 
@@ -280,8 +280,8 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     assert len(searched) == len(set(searched))
     assert json.loads((run / "best-config.json").read_text())["verdict"] in (
         "faster",
-        "no clear winner",
-        "couldn't tell",
+        "no_clear_winner",
+        "undecided",
     )
 
 

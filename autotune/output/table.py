@@ -113,12 +113,12 @@ def verdict_line(result: ResultData) -> str:
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         return f"{_faster(result.speedup)}: {changed}"
-    if result.verdict == "baseline did not complete":
+    if result.verdict == "baseline_failed":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
         return f"{cause}. Try again when it is quiet"
-    if result.verdict in ("no clear winner", "couldn't tell"):
+    if result.verdict in ("no_clear_winner", "undecided"):
         return _kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:

@@ -38,7 +38,7 @@ _Z = 1.96
 # Recorded trials that the cost model learns from; more would hardly change it.
 _MOST_LESSONS = 120
 
-_CONFIRMED_VERDICTS = ("faster", "no clear winner", "baseline did not complete")
+_CONFIRMED_VERDICTS = ("faster", "no_clear_winner", "baseline_failed")
 
 Standing = Literal["empty", "waiting", "unconfirmed", "confirmed", "contradicted", "a prior"]
 

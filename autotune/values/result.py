@@ -76,7 +76,7 @@ class Arguments(Value):
     adapter: dict[str, Any] | None
 
 
-Verdict = Literal["faster", "no clear winner", "baseline did not complete", "unconfirmed", "couldn't tell"]
+Verdict = Literal["faster", "no_clear_winner", "baseline_failed", "unconfirmed", "undecided"]
 
 
 class Compilation(Value):

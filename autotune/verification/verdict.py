@@ -101,12 +101,12 @@ def verdict_of(finals: Finals) -> Decision:
     if plan.baseline not in contenders:
         roomy = (c for c in ranking if c in contenders and not finals.runs_short(c))
         best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
-        return Decision(best, "baseline did not complete")
+        return Decision(best, "baseline_failed")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
             others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
             if any(status is not TrialStatus.TIMED_OUT for status in others):
-                return Decision(leader, "no clear winner")
+                return Decision(leader, "no_clear_winner")
             return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
         doubts = {c: _doubt(finals, c) for c in ranking if c in contenders and c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
@@ -120,8 +120,8 @@ def verdict_of(finals: Finals) -> Decision:
     if others_share > TELLING_SHARE and not finals.ran_in_turn():
         is_unsure = is_unsure or challenger is None or challenger.interval.high > WORTH_DECIDING
     if not is_unsure:
-        return Decision(best, "no clear winner")
-    return Decision(best, "couldn't tell", others_share=others_share if others_share > TELLING_SHARE else None)
+        return Decision(best, "no_clear_winner")
+    return Decision(best, "undecided", others_share=others_share if others_share > TELLING_SHARE else None)
 
 
 def _challenger(finals: Finals) -> Speedup | None:
@@ -200,7 +200,7 @@ def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]
     """Return the corrections of what was measured once: a single trial is no evidence of more than a decided winner."""
     found, objective = finals.corrections(), finals.plan.objective
     measured, base = finals.merged(decision.best), finals.merged(finals.plan.baseline)
-    if measured is None or base is None or decision.verdict not in ("faster", "no clear winner"):
+    if measured is None or base is None or decision.verdict not in ("faster", "no_clear_winner"):
         return found
     ratio = 1.0 if decision.speedup is None else decision.speedup.ratio
     most = min(objective.rate(measured), ratio * objective.rate(base))

@@ -116,7 +116,7 @@ def test_a_bound_says_of_how_many_it_is():
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, WILD)])
-    assert result.verdict == "couldn't tell"
+    assert result.verdict == "undecided"
     assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
     assert row(result, "runner-up")[1] == "couldn't tell"
     assert row(result, "runner-up")[2].startswith("about ")

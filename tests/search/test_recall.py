@@ -187,7 +187,7 @@ class TestTheOldWinner:
         assert recall_of(later, search, now=[(BASE, 10.0)]).candidate == FAST
 
     def test_where_the_baseline_won_it_is_what_came_next(self):
-        search = kept(recorded_trial(SECOND, 9.0), verdict="no clear winner", best_config_id=BASE.config_id)
+        search = kept(recorded_trial(SECOND, 9.0), verdict="no_clear_winner", best_config_id=BASE.config_id)
         recall = recall_of(search, now=[(BASE, 10.0)])
         assert recall.candidate == SECOND
         assert f"next is what came next to the baseline of {DAY}" in recall.statements[-1]

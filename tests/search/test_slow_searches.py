@@ -32,7 +32,7 @@ def assert_sound(result):
     if result.verdict == "faster":
         assert result.speedup.interval.low > 1
     else:
-        assert result.verdict in ("no clear winner", "couldn't tell")
+        assert result.verdict in ("no_clear_winner", "undecided")
         assert result.best.config == result.baseline.config
 
 

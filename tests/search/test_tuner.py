@@ -274,7 +274,7 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
 def test_a_baseline_that_does_not_fit_is_made_lighter_until_it_does(search):
     run = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(16))
     result = run.run()
-    assert result.verdict == "baseline did not complete"
+    assert result.verdict == "baseline_failed"
     assert result.best.measurement is not None
     assert result.baseline_cause == "out of memory: no memory left"
 
@@ -310,7 +310,7 @@ def test_crashes_of_many_causes_end_too(search):
 def test_the_one_configuration_that_works_is_the_answer(search, survivor):
     run = search(only(survivor))
     result = run.run()
-    assert (result.verdict, result.best.config) == ("baseline did not complete", survivor)
+    assert (result.verdict, result.best.config) == ("baseline_failed", survivor)
     assert result.baseline_cause == "crashed: trial 0 broke"
     assert len({t.number for t in result.trials if t.status is TrialStatus.COMPLETED}) >= 1
 
@@ -323,7 +323,7 @@ def test_the_one_configuration_that_fits_is_the_answer(search):
 
 def test_a_baseline_that_alone_works_is_kept(search):
     result = search(only(BASE)).run()
-    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
 
 
 def test_the_search_runs_part_of_the_accumulation_and_the_finals_all_of_it(search):
@@ -794,7 +794,7 @@ def test_where_everything_diverges_the_baseline_is_the_answer(search):
     every = tuple(c for c in run.plan.every_config() if c != BASE)
     run = search(checked(diverging=every), SMALL, **PROVEN)
     result = run.run()
-    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
     assert result.soaked is not None
     assert result.loss_check is None
     assert checks_of(run)[-1] == (Purpose.SOAK, BASE)

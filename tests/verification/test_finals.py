@@ -388,7 +388,7 @@ def test_trials_that_were_to_run_in_turn_and_did_not_are_followed_by_such_that_r
 def test_finals_in_turn_decide_by_their_intervals_whatever_others_take():
     """Each step takes longer by a share of its own, as beside a process that comes and goes."""
     noise = random.Random(2)
-    for truth, verdict in ((1.5, "faster"), (1.0, "no clear winner")):
+    for truth, verdict in ((1.5, "faster"), (1.0, "no_clear_winner")):
         base = [1.6 * (1 + noise.random()) for _ in range(30)]
         fast = [t / truth * math.exp(noise.gauss(0.0, 0.05)) for t in base]
         search = InTurn(SEARCHED, finalists=1)

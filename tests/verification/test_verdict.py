@@ -59,7 +59,7 @@ def test_finals_and_not_the_search_decide():
     assert result.best.measurement.samples_per_second == pytest.approx(14.0)
 
 
-@pytest.mark.parametrize(("spread", "verdict"), [(0.05, "no clear winner"), (0.2, "couldn't tell")])
+@pytest.mark.parametrize(("spread", "verdict"), [(0.05, "no_clear_winner"), (0.2, "undecided")])
 def test_overlapping_with_the_baseline_keeps_it_and_a_wide_interval_tells_nothing(spread, verdict):
     finals = [(BASE, make_measurement(10.0, spread=spread)), (BIG, make_measurement(10.5, spread=spread))] * 2
     result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
@@ -71,14 +71,12 @@ def beside_others(rate: float, share: float) -> Outcome:
     return make_measurement(rate, spread=0.05, conditions=Conditions(others_share=share))
 
 
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(0.0, "no clear winner"), (0.2, "no clear winner"), (0.3, "couldn't tell")]
-)
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, "no_clear_winner"), (0.2, "no_clear_winner"), (0.3, "undecided")])
 def test_finals_that_are_undecided_beside_other_processes_can_not_tell(share, verdict):
     finals = [(BASE, beside_others(10.0, share)), (BIG, beside_others(10.5, share))] * 2
     result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
     assert (result.verdict, result.best.config) == (verdict, BASE)
-    if verdict == "couldn't tell":
+    if verdict == "undecided":
         assert verdict_line(result).startswith("couldn't tell: other processes took 30% of the machine")
     else:
         assert result.others_share is None
@@ -90,17 +88,17 @@ def test_finals_that_are_decided_tell_whatever_others_took(rate):
         return make_measurement(rate).model_copy(update={"conditions": Conditions(others_share=0.6)})
 
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, steady(10.0)), (BIG, steady(rate))] * 2)
-    assert result.verdict == ("faster" if rate > 10 else "no clear winner")
+    assert result.verdict == ("faster" if rate > 10 else "no_clear_winner")
 
 
 def test_a_baseline_faster_than_all_is_kept():
     result = answer([(BASE, 10.0), (BIG, 9.9)], [(BASE, 10.0), (BIG, 8.0)] * 2)
-    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
 
 
 def test_a_search_that_saw_nothing_near_the_baseline_needs_no_finals():
     result = answer([(BASE, 10.0), (BIG, 5.0)])
-    assert (result.verdict, result.best.config) == ("no clear winner", BASE)
+    assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
 
 
 def test_the_simplest_wins_among_those_that_can_not_be_told_apart():
@@ -127,7 +125,7 @@ def test_the_simplest_must_itself_be_clearly_faster_than_the_baseline():
 
 def test_a_baseline_that_does_not_fit_leaves_the_fastest_without_a_speedup():
     result = answer([(BASE, OUT_OF_MEMORY), (BF16, 5.0)], [(BF16, 5.0)] * 2)
-    assert (result.verdict, result.best.config, result.speedup) == ("baseline did not complete", BF16, None)
+    assert (result.verdict, result.best.config, result.speedup) == ("baseline_failed", BF16, None)
     assert result.baseline_cause == "out of memory: no memory left"
     assert result.baseline.measurement is None
 
@@ -140,7 +138,7 @@ def test_the_largest_default_that_fits_is_named_where_the_baseline_does_not():
 
 def test_a_baseline_that_fails_when_measured_again_does_not_fit_either():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, OUT_OF_MEMORY), (BIG, 15.0)])
-    assert (result.verdict, result.best.config) == ("baseline did not complete", BIG)
+    assert (result.verdict, result.best.config) == ("baseline_failed", BIG)
     assert result.baseline_cause == "out of memory: no memory left"
 
 
@@ -188,7 +186,7 @@ def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommend
     assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
 
 
-@pytest.mark.parametrize(("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no clear winner")])
+@pytest.mark.parametrize(("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no_clear_winner")])
 def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdict):
     result = answer([(BASE, 10.0), (BIG, outcome)])
     assert (result.verdict, result.best.config) == (verdict, BASE)
