@@ -149,9 +149,9 @@ class Record:
 
     def _opened(self, name: str) -> tuple[optuna.Study, dict[int, RecordedTrial]]:
         """Return a study, made if need be, and what it has."""
-        try:
+        if name in optuna.get_all_study_names(self.storage):  # creating it again would add a line to a journal
             study = optuna.load_study(study_name=name, storage=self.storage)
-        except KeyError:
+        else:
             study = optuna.create_study(
                 study_name=name, storage=self.storage, direction="maximize", load_if_exists=True
             )
