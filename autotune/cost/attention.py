@@ -4,8 +4,10 @@ The choice is that of `select_sdp_backend` in torch's aten/src/ATen/native/trans
 inputs without a user's preference: flash, else efficient, else math. cuDNN's kernel, which torch prefers on compute
 capability 9.0 and 10.0, counts as flash: both save the same and neither a score.
 
-Flash (`mha_bwd` in flash_attn/flash_api.cpp): the backward pass takes a gradient of the query in fp32, rows rounded up
-to 128 and widths to 32, and gradients of grouped keys and values for all heads before they are summed. Efficient
+Flash (flash_attn/flash_api.cpp): the output is laid out as the query, gradients as what they are of, where the other
+kernels lay heads out by position, so that merging them is a view. The backward pass takes copies by position of an
+output and its gradient that lie otherwise, a gradient of the query in fp32, rows rounded up to 128 and widths to 32,
+and gradients of grouped keys and values for all heads before they are summed. Efficient
 (`attention_backward.cu`, `mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has
 one; in fp32 the product of output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores
 of all heads, 16 bits computed in 32.
@@ -155,7 +157,7 @@ def _math(call: AttentionCall) -> torch.Tensor:
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, recorder: Any, causal: bool) -> Any:
-        output, ctx.flops = output_of(query, key, value, causal)
+        output, ctx.flops = _zeros_as(query), work_of(query, key, causal)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.recorder = recorder
@@ -168,9 +170,9 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, output, _ = ctx.saved_tensors
-        gradient = gradient.transpose(1, 2).contiguous()
+        gradient, output = (t.transpose(1, 2).contiguous() for t in (gradient, output))
         batch, heads, length, width = query.shape
-        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
+        of_query, of_key, of_value = (torch.empty_like(t) for t in (query, key, value))
         rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
         scratch = [query.new_empty((batch, heads, rows), dtype=torch.float32)]
         scratch.append(query.new_empty((batch, rows, heads, columns), dtype=torch.float32))
@@ -190,7 +192,7 @@ class _Efficient(torch.autograd.Function):
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, generation: Generation
     ) -> Any:
-        output, ctx.flops = output_of(query, key, value, causal)
+        output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
         batch, heads, length, _ = query.shape
         normaliser = query.new_empty((batch, heads, _up(length, 32)), dtype=torch.float32)
         accumulator = None
@@ -210,7 +212,7 @@ class _Efficient(torch.autograd.Function):
         query, key, value, mask, output, _ = ctx.saved_tensors
         gradient = gradient.transpose(1, 2).contiguous()
         batch, heads, length, _ = query.shape
-        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
+        of_query, of_key, of_value = (by_position(t, t.shape[-1]) for t in (query, key, value))
         of_mask = None
         if mask is not None and ctx.needs_input_grad[3]:
             of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
@@ -260,20 +262,25 @@ def _tile(width: int, half: bool, generation: Generation) -> tuple[int, int, int
     return 128, 128, 128
 
 
-def output_of(query: Any, key: Any, value: Any, causal: bool) -> tuple[torch.Tensor, float]:
-    """Return an output laid out as (batch, length, heads, width), so that merging the heads is a view, and the work.
+def work_of(query: torch.Tensor, key: torch.Tensor, causal: bool) -> float:
+    """Return the operations of the forward pass: two contractions (arXiv:2205.14135), halved under a causal mask.
 
-    Two contractions forward, five backward (arXiv:2205.14135), halved under a causal mask.
+    The backward pass has five.
     """
-    batch, heads, length, width = query.shape
-    output = query.new_zeros((batch, length, heads, value.shape[-1])).transpose(1, 2)
-    return output, 4.0 * batch * heads * length * key.shape[2] * width * (0.5 if causal else 1.0)
+    return 4.0 * query.numel() * key.shape[2] * (0.5 if causal else 1.0)
 
 
-def by_position(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor of the same sizes, laid out as (batch, length, heads, width)."""
-    batch, heads, length, width = tensor.shape
-    return tensor.new_empty((batch, length, heads, width)).transpose(1, 2)
+def by_position(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """Return zeros for heads of a width, laid out as (batch, length, heads, width): merging the heads is a view."""
+    batch, heads, length, _ = tensor.shape
+    return tensor.new_zeros((batch, length, heads, width)).transpose(1, 2)
+
+
+def _zeros_as(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros laid out as `empty_like` does, without the work of filling them."""
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    places = [order.index(dim) for dim in range(tensor.dim())]
+    return tensor.new_zeros([tensor.shape[dim] for dim in order]).permute(places)
 
 
 def _up(size: int, multiple: int) -> int:

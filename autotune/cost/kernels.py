@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autotune.cost import meta
-from autotune.cost.attention import AttentionCall, by_position, flash, output_of
+from autotune.cost.attention import AttentionCall, by_position, flash, work_of
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
 
@@ -63,7 +63,7 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: Any) -> Any:
-        output, ctx.flops = output_of(query, key, value, causal)
+        output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.mask, ctx.recorder, ctx.causal = mask, recorder, causal
@@ -73,7 +73,7 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, output, _ = ctx.saved_tensors
-        of_query, of_key, of_value = (by_position(t) for t in (query, key, value))
+        of_query, of_key, of_value = (by_position(t, t.shape[-1]) for t in (query, key, value))
         of_mask = None
         if ctx.mask is not None and ctx.mask.requires_grad:
             of_mask = torch.empty_like(ctx.mask)

@@ -149,9 +149,15 @@ def test_gradients_have_the_shapes_of_what_they_are_of(dtype, key_heads):
     assert [t.grad.shape for t in call[:3]] == [t.shape for t in call[:3]]
 
 
-def test_the_output_is_laid_out_for_the_heads_to_be_merged():
-    for call in (asked(), asked(torch.float32)):
-        assert attention(Recorder([]), call, "ampere").transpose(1, 2).is_contiguous()
+def test_flash_lays_its_output_and_gradients_out_as_its_inputs_and_the_efficient_kernel_by_position():
+    """So a query whose heads lie apart, as GPT-NeoX's, has its output copied to merge them."""
+    for dtype, is_merged in ((torch.bfloat16, False), (torch.float32, True)):
+        assert attention(Recorder([]), asked(dtype), "ampere").transpose(1, 2).is_contiguous()
+        query, key, value = asked(dtype)[:3]
+        query = torch.empty_like(query, memory_format=torch.contiguous_format).requires_grad_()
+        output = attention(Recorder([]), AttentionCall(query, key, value), "ampere")
+        gradients = torch.autograd.grad(output, (query, key), torch.empty_like(output))
+        assert [t.transpose(1, 2).is_contiguous() for t in (output, *gradients)] == [is_merged, is_merged, True]
 
 
 def test_heads_are_filled_up_to_a_multiple_of_eight():
