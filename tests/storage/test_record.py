@@ -47,6 +47,11 @@ def test_reading_makes_nothing(either, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_journal_is_its_users_alone(database, path):
+    keep(database, recorded_search())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_trial_is_there_once_however_often_it_is_kept(either):
     search = recorded_search(recorded_trial(), recorded_trial())
     assert either.write(search, stored(*search.trials[:1])) == 1
