@@ -22,6 +22,7 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 
 if TYPE_CHECKING:
+    from autotune.values.problem import Change
     from autotune.values.result import ResultData
 
 SCRIPT = "train.py"  # the user's: a Trainer with `result.training_arguments(...)`, or an exported script
@@ -246,8 +247,8 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
         return []
     if not code.command:
         return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
-    given, missing = shlex.join(flags(result)), unsaid(result)
-    left_out = f" (which leave out: {'; '.join(missing)})" if missing else ""
+    given, missing, gain = shlex.join(flags(result)), unsaid(result), gain_of_flags(result)
+    left_out = f" (which leave out: {'; '.join(missing)}{'; ' * bool(gain)}{gain})" if missing else ""
     train = f"train with it: {_apply_command(result, answer)}"
     if not given and not missing:
         return [train]
@@ -273,9 +274,7 @@ def unsaid(result: ResultData) -> tuple[str, ...]:
 def in_code(result: ResultData) -> tuple[str, ...]:
     """Return what no TrainingArguments can say of the answer, a few words each."""
     code, changes = result.workload.own_code, result.best.changes
-    lines = [_IN_CODE[change.knob].format(value=change.after) for change in changes if change.knob in _IN_CODE]
-    if any(change.knob == "precision" and change.after == "pure_bf16" for change in changes):
-        lines.append("weights in bfloat16")
+    lines = [_IN_CODE.get(c.knob, "weights in bfloat16").format(value=c.after) for c in changes if needs_code(c)]
     if _switches_off(result):
         lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
@@ -283,6 +282,29 @@ def in_code(result: ResultData) -> tuple[str, ...]:
     if code is not None and code.normalizes and accumulates_otherwise:
         lines.append("autotune.normalize_loss(model), since it accumulates")
     return tuple(lines)
+
+
+def needs_code(change: Change) -> bool:
+    """Return whether a change is none of TrainingArguments, so that code has to make it."""
+    return change.knob in _IN_CODE or (change.knob == "precision" and change.after == "pure_bf16")
+
+
+def gain_of_flags(result: ResultData) -> str:
+    """Return how much of the answer's speed its flags have without the code; '' if they have all of it."""
+    best, base = result.best.config, result.baseline.config
+    knobs = [change.knob for change in result.best.changes if needs_code(change)]
+    knobs += ["checkpointing"] * _switches_off(result)
+    alone = best.model_copy(update={knob: getattr(base, knob) for knob in knobs})
+    if alone == best:
+        return ""
+    if alone == base:
+        return "without it nothing of the gain is left"
+    rates = {row.config: row.config_samples_per_second for row in result.trials}
+    whole, part, usual = rates.get(best), rates.get(alone), rates.get(base)
+    if whole is None or part is None or usual is None:
+        return "how fast the flags alone are was not measured"
+    ratio = whole / usual if result.speedup is None else result.speedup.ratio
+    return f"the flags alone have {ratio * part / whole:.2f} of its {ratio:.2f} times the baseline's speed"
 
 
 def _switches_off(result: ResultData) -> bool:

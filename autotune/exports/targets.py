@@ -34,6 +34,8 @@ class Exported(NamedTuple):
 def _launch_file(name: str, winner: Winner) -> Draft:
     launch = (launch_files.accelerate_command(winner.result),) if name == launch_files.ACCELERATE else ()
     lost = launch_files.in_code(winner.result) if name == launch_files.ARGUMENTS else ()
+    if lost and winner.result.workload.own_code is not None and (gain := launch_files.gain_of_flags(winner.result)):
+        lost = (*lost, gain)
     return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch, lost)
 
 

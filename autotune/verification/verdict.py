@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
@@ -190,10 +191,14 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
     return min(alike, key=lambda c: _complexity(plan, c))
 
 
-def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, int]:
-    """Return the sort key of simplicity: the rank of the deepest change, then the number of changes."""
+def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, bool, int]:
+    """Return the sort key of simplicity: the rank of the deepest change, code that flags can't say, changes in all.
+
+    The first is -1 without changes; code counts where a user's own trains.
+    """
     changed = changes(config, plan)
-    return max((c.allowance.rank for c in changed), default=-1), len(changed)
+    is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
+    return max((c.allowance.rank for c in changed), default=-1), is_in_code, len(changed)
 
 
 def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:

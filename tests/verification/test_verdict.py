@@ -14,6 +14,7 @@ from factories import (
     make_budget,
     make_config,
     make_measurement,
+    make_workload,
 )
 
 from autotune.output.table import verdict_line
@@ -24,6 +25,7 @@ from autotune.values.conditions import Conditions
 from autotune.values.knob import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Outcome, TrialStatus
+from autotune.values.user_code import OwnCode
 from autotune.verification.verdict import RUNNERS_UP
 
 
@@ -106,6 +108,16 @@ def test_the_simplest_wins_among_those_that_can_not_be_told_apart():
     finals = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))] * 2
     result = answer(searched, finals)
     assert (result.verdict, result.best.config) == ("faster", BF16)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_users_script_gets_what_flags_can_say_among_those_that_can_not_be_told_apart(is_own):
+    own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/") if is_own else None
+    in_code = make_config(16, attn_implementation="eager")
+    said = make_config(16, optim="adamw_torch", checkpointing="full")
+    finals = [(BASE, 10.0), (in_code, noisy(20.2)), (said, noisy(20.0))] * 2
+    result = answer([(BASE, 10.0), (in_code, 20.2), (said, 20.0)], finals, workload=make_workload(own_code=own))
+    assert (result.verdict, result.best.config) == ("faster", said if is_own else in_code)
 
 
 def test_the_class_of_a_change_weighs_more_than_the_number_of_changes():
