@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.operators import as_line
-from autotune.cost.profile import PRODUCTS, Line, MemoryPoint, Work
+from autotune.cost.operators import as_line, attends
+from autotune.cost.profile import FUSED_ATTENTION, PRODUCTS, Line, MemoryPoint, Work
 from autotune.cost.tape import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Tape
 
 # Micro-batches that peaks are looked for at: all small ones, then ever wider apart.
@@ -139,6 +139,7 @@ def _work(row: _Row, count: int, samples: tuple[int, int]) -> Work:
         flops=Line(constant=flops, per_sample=more_flops),
         moved_bytes=Line(constant=moved, per_sample=more_moved),
         count=count,
+        attends=kind == FUSED_ATTENTION or attends(low, high),
         call=as_line(low, high, samples),
     )
 

@@ -1,7 +1,8 @@
 """Micro-batches of samples of several lengths, as so many samples of full length. Pure.
 
 A micro-batch is padded to its longest sample. Its time is that of an expected longest sample, its memory that of the
-longest of all, with which a trial begins.
+longest of all, with which a trial begins. Attention's work grows with the square of the length: a sample of half the
+greatest length has a quarter of it.
 
 Where micro-batches are balanced by tokens (`BatchRebalanceSampler` of transformers), the samples of a step are sorted
 by length and cut into stretches of about the same cost; the lengths of a step are taken from the quantiles of all.
@@ -26,6 +27,7 @@ class FullLength(NamedTuple):
     """Micro-batches as samples of the greatest length, one element for each."""
 
     mean: Vector  # expected of those of a training
+    attended: Vector  # the same by the work of attention
     largest: Vector  # of the step with the longest samples, or of a usual one if that is more
 
 
@@ -33,6 +35,7 @@ class Cut(NamedTuple):
     """Samples in padded micro-batches."""
 
     padded: float  # positions of all together over the samples' own tokens
+    attended: float  # pairs of positions in a row, of all together over the samples' own
     largest: float  # positions of the largest
 
 
@@ -43,20 +46,32 @@ def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> Full
     """
     lengths = workload.lengths
     if lengths is None:
-        return FullLength(sizes, sizes)
+        return FullLength(sizes, sizes, sizes)
+    square = _mean_square(lengths) / lengths.maximum**2
     if kind.is_balanced:
         cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
-        mean = sizes * np.array([cut.padded for cut in cuts]) * lengths.mean
-        return FullLength(mean / lengths.maximum, np.array([cut.largest for cut in cuts]) / lengths.maximum)
+        mean = sizes * np.array([cut.padded for cut in cuts]) * lengths.mean / lengths.maximum
+        attended = sizes * np.array([cut.attended for cut in cuts]) * square
+        return FullLength(mean, attended, np.array([cut.largest for cut in cuts]) / lengths.maximum)
     if kind.packing or kind.train_sampling_strategy == "group_by_length":
-        return FullLength(sizes * lengths.mean / lengths.maximum, sizes)
-    return FullLength(sizes * expected_longest(lengths, sizes) / lengths.maximum, sizes)
+        mean = sizes * lengths.mean / lengths.maximum
+        # Only flash-attn keeps the samples of a row apart, SDPA masks the rest of the row's pairs.
+        masked = kind.packing and kind.attn_implementation != "flash_attention_2"
+        return FullLength(mean, mean**2 if masked else sizes * square, sizes)
+    longest = expected_longest(lengths, sizes) / lengths.maximum
+    return FullLength(sizes * longest, sizes * np.where(sizes == 1, square, longest**2), sizes)
 
 
 def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
     """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
     longest = np.maximum(_quantiles(lengths, samples / (samples + 1)), lengths.mean)
     return np.where(samples == 1, lengths.mean, longest)
+
+
+def _mean_square(lengths: LengthProfile) -> float:
+    """Return the mean of the squared lengths, whose spread is that of the quantiles."""
+    drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
+    return min(lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2), lengths.mean * lengths.maximum)
 
 
 def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:
@@ -73,7 +88,7 @@ def _balanced(lengths: LengthProfile, samples: int, micro_batch: int) -> Cut:
     usual = balanced_cut(_quantiles(lengths, middles / samples), groups)
     of_all = max(samples, lengths.samples)
     longest = balanced_cut(_quantiles(lengths, 1 - (samples - middles) / of_all), groups)
-    return Cut(usual.padded, max(usual.largest, longest.largest))
+    return usual._replace(largest=max(usual.largest, longest.largest))
 
 
 def balanced_cut(lengths: Vector, groups: int) -> Cut:
@@ -97,5 +112,6 @@ def balanced_cut(lengths: Vector, groups: int) -> Cut:
         seen.add(state)
         counts[most_expensive] -= 1
         counts[cheapest] += 1
-    positions = np.diff(starts, append=len(costs)) * lengths[starts]
-    return Cut(float(positions.sum() / lengths.sum()), float(positions.max()))
+    rows, longest = np.diff(starts, append=len(costs)), lengths[starts]
+    positions, pairs = rows * longest, rows * longest**2
+    return Cut(float(positions.sum() / lengths.sum()), float(pairs.sum() / (lengths**2).sum()), float(positions.max()))

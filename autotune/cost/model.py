@@ -152,7 +152,7 @@ class CostModel:
         if is_compiled(kind):
             unsure = allocated - profile.weights_bytes
         return Counted(
-            seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation),
+            seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation, padded.attended),
             allocated=allocated,
             features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
             outside=context + communicators_bytes(self.hardware, parallelism),
@@ -187,7 +187,8 @@ class CostModel:
         samples = self.workload.samples_per_step(config)
         step_s = samples / rate
         accumulation = self.workload.accumulation_steps(config)
-        flops = accumulation * profile.needed_flops.at(float(self._padded(config).mean[0]))  # of one device
+        padded = self._padded(config)
+        flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
         tokens = self.workload.tokens_per_sample
         return CostEstimate(
@@ -222,7 +223,8 @@ class CostModel:
         if config.parallelism.is_single:
             return 0.0
         steps = np.array([float(self.workload.accumulation_steps(config))])
-        waiting = self._step_cost(config, profile).waiting(self._padded(config).mean, steps)
+        padded = self._padded(config)
+        waiting = self._step_cost(config, profile).waiting(padded.mean, steps, padded.attended)
         return float(waiting[0]) * math.exp(float(self.corrections.log_time([time_features(config)])[0][0]))
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:

@@ -9,8 +9,10 @@ that was: of operators of its kind the one that should take most nearly as long.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -64,6 +66,29 @@ def as_line(low: str, high: str, samples: tuple[int, int]) -> str:
     return text if at(text, samples[1]) == high else ""
 
 
+def attends(low: str, high: str) -> bool:
+    """Return whether calls at two micro-batches attend, or work on the scores of attention.
+
+    Scores are (batch, heads, length, length), in products (batch x heads, length, length).
+    """
+    if not low:
+        return False
+    name, args, _ = json.loads(low)
+    if "attention" in name:
+        return True
+    one, two = _sizes(args), _sizes(json.loads(high)[1])
+    if "bmm" in name:
+        (rows, width), columns = one[-2][-2:], one[-1][-1]
+        return len({rows, width, columns}) < 3 and all(a[0] != b[0] for a, b in zip(one, two, strict=True))
+    return "conv" not in name and any(len(n) == 4 and n[-1] == n[-2] > 1 for n in one)
+
+
+def _sizes(args: Any) -> list[list[int]]:
+    """Return the sizes of the tensors that a call is given, lists of tensors included."""
+    flat = [inner for value in args for inner in (value if isinstance(value, list) else [value])]
+    return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
+
+
 def at(call: str, samples: int) -> str:
     """Return a call for a micro-batch of `samples`."""
     return _LINE.sub(lambda m: str(int(m[1]) + int(m[2]) * samples), call)
@@ -106,11 +131,12 @@ def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
 
 
 def along(samples: Vector, sizes: Sequence[int], seconds: Vector) -> Vector:
-    """Return seconds between sizes by lines, and beyond the last two by theirs."""
-    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    beyond = np.maximum(samples - sizes[-1], 0.0) * max(slope, 0.0)
-    inside: Vector = np.interp(samples, sizes, seconds) + beyond
-    return inside
+    """Return seconds between sizes by lines, beyond the last two by theirs, and before the first two, never below 0."""
+    before, after = (max(0.0, (seconds[i + 1] - seconds[i]) / (sizes[i + 1] - sizes[i])) for i in (0, -2))
+    before = min(before, seconds[0] / sizes[0])
+    lacking, beyond = np.minimum(samples - sizes[0], 0.0), np.maximum(samples - sizes[-1], 0.0)
+    found: Vector = np.interp(samples, sizes, seconds) + lacking * before + beyond * after
+    return found
 
 
 def parameter_key(optim: str, group: ParameterGroup) -> str:

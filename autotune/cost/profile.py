@@ -75,6 +75,7 @@ class Work(Value):
     flops: Line
     moved_bytes: Line
     count: int
+    attends: bool = Field(default=False, description="its work grows with the square of the samples' length")
     call: str = Field(default="", description="how to run it, its sizes as lines: see `operators.at`; empty: not known")
 
 
@@ -158,6 +159,13 @@ class Profile(Value):
         """Bytes of all weights and buffers."""
         return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters)) + self.buffers_bytes
 
+    def needed(self, samples: float, attended: float) -> float:
+        """Return the FLOP that the model needs for a micro-batch; `attended`: by the work of attention."""
+        work = self.work_arrays()
+        flops = work["flops"][:, 1] * work["count"] * np.isin(work["kind"], PRODUCTS)
+        share = flops[work["attends"] > 0].sum() / max(flops.sum(), 1.0)  # recomputing is taken to be as much of both
+        return self.needed_flops.at(float((1 - share) * samples + share * attended))
+
     @property
     def gradients_bytes(self) -> int:
         """Bytes of the gradients of all trained weights."""
@@ -171,6 +179,7 @@ class Profile(Value):
             "flops": np.array([(w.flops.constant, w.flops.per_sample) for w in self.work]),
             "moved": np.array([(w.moved_bytes.constant, w.moved_bytes.per_sample) for w in self.work]),
             "count": np.array([w.count for w in self.work], dtype=float),
+            "attends": np.array([w.attends for w in self.work], dtype=float),
         }
 
 

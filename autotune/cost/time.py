@@ -64,20 +64,26 @@ class StepCost:
     compiled: bool = False
     generated: int | None = None
 
-    def seconds(self, samples: Vector, accumulation: Vector) -> Vector:
-        """Return the seconds of a step for each micro-batch with its accumulation."""
+    def seconds(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
+        """Return the seconds of a step for each micro-batch with its accumulation.
+
+        Args:
+            samples: Micro-batches, in samples of full length.
+            accumulation: Of each.
+            attended: Micro-batches by the work of attention, see `lengths`; None: `samples`.
+        """
         adding = _measured_stepping(self.profile, self._rates, ADDING)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
-        computing = accumulation * self._micro(samples) + (accumulation - 1) * adding
+        computing = accumulation * self._micro(samples, attended) + (accumulation - 1) * adding
         generating = self._generating(samples * accumulation)
-        return computing + self._stepping() + self.waiting(samples, accumulation) + generating
+        return computing + self._stepping() + self.waiting(samples, accumulation, attended) + generating
 
-    def waiting(self, samples: Vector, accumulation: Vector) -> Vector:
+    def waiting(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
         """Return the seconds of a step that the device waits for others or for the host."""
         if self.parallelism.is_single:
             return np.zeros_like(samples)
-        micro = self._micro(samples)
+        micro = self._micro(samples, attended)
         # The backward pass is twice the forward pass; what is recomputed is a forward pass more.
         backward = 2 + (self.profile.family.checkpointing not in ("none", "offload"))
         passes = Passes(micro / (1 + backward), micro * backward / (1 + backward))
@@ -103,8 +109,8 @@ class StepCost:
             update={"matmul_flops": products, "bandwidth": self.rates.bandwidth / share, "timings": None}
         )
 
-    def _micro(self, samples: Vector) -> Vector:
-        return micro_step_seconds(self.profile, self._rates, samples, tf32=self.tf32, compiled=self.compiled)
+    def _micro(self, samples: Vector, attended: Vector | None) -> Vector:
+        return micro_step_seconds(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
 
     def _generating(self, completions: Vector) -> Vector:
         """Return the seconds in which so many completions are generated.
@@ -137,13 +143,25 @@ class StepCost:
         return optimizer_seconds(part, self._rates, self.optim)
 
 
-def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *, tf32: bool, compiled: bool) -> Vector:
-    """Return the seconds of a forward and backward pass for each micro-batch."""
+def micro_step_seconds(
+    profile: Profile,
+    rates: Rates,
+    micro_batches: Vector,
+    attended: Vector | None = None,
+    *,
+    tf32: bool,
+    compiled: bool,
+) -> Vector:
+    """Return the seconds of a forward and backward pass for each micro-batch; `attended`: by the work of attention."""
     work, timings = profile.work_arrays(), rates.timings
-    count = work["count"]
+    count, attends = work["count"], work["attends"] > 0
+    attended = micro_batches if attended is None else attended
     launched = COMPILED_SHARE if compiled else 1.0
     if timings is None:
-        total: Vector = count @ _busy(profile, rates, work, micro_batches, tf32=tf32, compiled=compiled)
+        rest, attending = (
+            _busy(profile, rates, work, sizes, tf32=tf32, compiled=compiled) for sizes in (micro_batches, attended)
+        )
+        total: Vector = count @ np.where(attends[:, None], attending, rest)
         host = float(count[work["kind"] != VIEW].sum()) * launched * rates.launch_s
         trainer = TRAINER_S
     else:
@@ -153,7 +171,8 @@ def micro_step_seconds(profile: Profile, rates: Rates, micro_batches: Vector, *,
             if tf32:
                 seconds[(work["kind"] == CONTRACTION) & (work["half"] == 0)] = np.nan
             seconds = filled(seconds, expected, 2 * work["kind"] + work["half"])
-        total = along(micro_batches, SIZES, count @ seconds)
+        total = along(micro_batches, SIZES, (count * ~attends) @ seconds)
+        total = total + along(attended, SIZES, (count * attends) @ seconds)
         host, trainer = float(count.sum()) * launched * timings.operator_s, timings.micro_step_s
     if profile.family.device == "cpu":
         return total + host + trainer

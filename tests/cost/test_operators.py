@@ -39,6 +39,11 @@ def test_time_is_a_line_between_sizes_and_beyond_them():
     assert found.tolist() == [1.0, 2.5, 4.0, 8.0]
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [((1.0, 4.0), 0.25), ((1.0, 2.5), 0.625), ((1.0, 7.0), 0.25)])
+def test_a_short_sample_takes_a_part_of_what_one_of_full_length_takes(seconds, expected):
+    assert along(np.array([0.25]), (1, 4), np.array(seconds)).tolist() == [expected]
+
+
 def test_a_measured_operator_takes_what_it_took():
     profile = make_profile(make_family(), work=(make_work(count=3, call="mm [<0:1>]"),))
     taken = {f"mm [{size}]": size * 1e-3 for size in (1, 4, 16, 64, 256)}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from profiles import MB, make_family, make_group, make_profile, make_rates, make_work
+from factories import make_config, make_gpu, make_hardware, make_workload
+from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 
+from autotune.cost.family import Shape
 from autotune.cost.network import Network
 from autotune.cost.profile import ELEMENTWISE
+from autotune.cost.profiler import profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import TRAINER_S, StepCost, dense_peak, micro_step_seconds, optimizer_seconds
 from autotune.values.config import Parallelism, Precision
+from autotune.values.model import Task
+from autotune.values.workload import LengthProfile
 
 SIZES = np.array([1.0, 2, 8, 64])
 GPU = make_family(device="cuda")
@@ -211,3 +216,25 @@ def test_processes_of_a_cpu_share_its_cores():
 def test_offload_waits_for_the_host():
     here, there = (cost(world_size=4, sharding="zero_2", offload=kind) for kind in ("none", "optimizer"))
     assert float(there.waiting(FOUR, TWO)[0]) > float(here.waiting(FOUR, TWO)[0])
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_short_samples_among_long_ones_take_what_a_trace_of_their_own_length_takes(spec_of, kind, device):
+    family = make_family(device=device, attn_implementation=kind)
+    short, long = (
+        profile(spec_of("llama"), family, Shape(task=Task.CAUSAL_LM, length=length)) for length in (256, 2048)
+    )
+    lengths = LengthProfile(samples=10**6, mean=256.0, minimum=256, median=256, p95=256, maximum=2048)
+    hardware = make_hardware() if device == "cpu" else make_gpu()
+    exact, mixed = (
+        make_model(
+            [traced],
+            workload=make_workload(lengths=given),
+            hardware=hardware,
+            rates=make_rates(bandwidth=1e8),
+        ).estimate(make_config(4, attn_implementation=kind))
+        for traced, given in ((short, None), (long, lengths))
+    )
+    assert mixed.step_time_s == pytest.approx(exact.step_time_s, rel=0.1)
+    assert mixed.flops_per_step == pytest.approx(exact.flops_per_step, rel=0.05)
