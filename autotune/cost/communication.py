@@ -167,7 +167,7 @@ def _in_layers(profile: Profile, network: Network, degree: int, samples: Vector,
     if degree == 1:
         return np.zeros_like(samples)
     channel = network.channel(degree, stride=1)
-    passes = 2 + (profile.family.checkpointing not in ("none", "offload"))
+    passes = 2 + profile.family.recomputed
     size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
     exchanged: Vector = count * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
     return exchanged

@@ -55,6 +55,11 @@ class Family(Value):
         """N where every n-th layer is checkpointed; 1 where none is."""
         return 1 if self.checkpointing == "none" else CHECKPOINTING[self.checkpointing].every
 
+    @property
+    def recomputed(self) -> float:
+        """The share of the layers whose forward pass runs again in the backward pass."""
+        return 0.0 if self.checkpointing == "none" else 1 / self.checkpointed_every
+
 
 class Shape(Value):
     """Sizes of the inputs of one sample."""

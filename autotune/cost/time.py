@@ -84,8 +84,7 @@ class StepCost:
         if self.parallelism.is_single:
             return np.zeros_like(samples)
         micro = self._micro(samples, attended)
-        # The backward pass is twice the forward pass; what is recomputed is a forward pass more.
-        backward = 2 + (self.profile.family.checkpointing not in ("none", "offload"))
+        backward = 2 + self.profile.family.recomputed  # twice the forward pass, and what is recomputed
         passes = Passes(micro / (1 + backward), micro * backward / (1 + backward))
         waiting = exposed_seconds(self.profile, self.parallelism, self.network, passes, samples, accumulation)
         if self.parallelism.offload == "none" or self.network.on_cpu:

@@ -82,7 +82,11 @@ def test_smaller_buckets_are_more_messages():
     assert seconds(ddp_bucket_cap_mb=1) > seconds()
 
 
-@pytest.mark.parametrize(("checkpointing", "passes"), [("none", 2), ("full", 3)])
+# Of a layer, with the share of the layers whose forward pass runs again.
+PASSES = [("none", 2), ("full", 3), ("offload", 3), ("every-2nd", 2.5), ("every-4th", 2.25)]
+
+
+@pytest.mark.parametrize(("checkpointing", "passes"), PASSES)
 def test_tensor_parallel_reduces_hidden_states_twice_a_layer_and_pass(checkpointing, passes):
     """arXiv:1909.08053, section 3."""
     profile = model(checkpointing=checkpointing)
@@ -93,7 +97,7 @@ def test_tensor_parallel_reduces_hidden_states_twice_a_layer_and_pass(checkpoint
     assert found == pytest.approx(2 * passes * 10 * each)
 
 
-@pytest.mark.parametrize(("checkpointing", "passes"), [("none", 2), ("full", 3)])
+@pytest.mark.parametrize(("checkpointing", "passes"), PASSES)
 def test_sequence_parallel_exchanges_four_tensors_a_layer_and_pass(checkpointing, passes):
     """arXiv:2309.14509, section 3.2."""
     profile = model(checkpointing=checkpointing)
