@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -204,6 +205,11 @@ class Semantics(TorchFunctionMode):
             return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
         return fused_attention_on_cpu(self._recorder, call)
 
+    def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run torch's own attention, a function in Python, operator by operator: a mode is off inside what it runs."""
+        with mock.patch.object(torch.nn.functional, "has_torch_function", return_value=False), self:
+            return func(*args, **kwargs)
+
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
         tensor, p, training = given["input"], float(given.get("p", 0.5)), bool(given.get("training", True))
@@ -263,6 +269,7 @@ class Semantics(TorchFunctionMode):
 _IMAGES = {"split": meta.split_images, "to": meta.as_type}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
+    "multi_head_attention_forward": Semantics._multi_head_attention,
     "dropout": Semantics._dropout,
     "softmax": Semantics._softmax,
     "log_softmax": Semantics._softmax,

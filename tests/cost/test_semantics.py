@@ -48,6 +48,19 @@ def test_views_of_weights_are_cast_each_time_as_in_an_autograd_function_of_a_lib
     assert tape.names.count("_to_copy") == 2
 
 
+@pytest.mark.parametrize("needs_shares", [False, True])
+def test_torchs_own_multi_head_attention_runs_as_its_operators_do(needs_shares):
+    """As in WavLM, and in the pooling head of SigLIP: products in 16 bits, dropout with a mask of bytes."""
+    attention = torch.nn.MultiheadAttention(8, 2, dropout=0.1, device="meta")
+    tokens = meta(4, 3, 8)
+    (output, _), tape = run(
+        lambda: attention(tokens, tokens, tokens, need_weights=needs_shares), known=list(attention.parameters())
+    )
+    assert output.dtype is BF16
+    assert ("flash" in tape.attention) != needs_shares
+    assert ("native_dropout" in tape.names) == needs_shares
+
+
 ON_BOTH = {
     "linear": (lambda x, h: functional.linear(x, x), BF16),
     "matmul": (lambda x, h: x @ x, BF16),
