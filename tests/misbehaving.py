@@ -369,22 +369,45 @@ def thrash(directory: Path) -> None:
         return original(self, *arguments, **named)
 
     Trainer.training_step = training_step
+    train_usually(directory)
+
+
+def train_usually(directory: Path) -> None:
     request = read_value(TrialRequest, directory / "request.json")
     workload = request.workload.model_copy(update={"fixed_arguments": {}})
     write_value(request.model_copy(update={"workload": workload}), directory / "request.json")
     run_trial(directory)
 
 
+def have_another_hold(directory: Path, size: str) -> None:
+    """Have a process that isn't the trial's hold `size` bytes of the CUDA device, in Python, until the trial ends."""
+    held = directory / "held"
+    hold = f"import time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
+    hold = f"{hold}; open({str(held)!r}, 'w').close(); time.sleep(60)"
+    subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, hold], check=True)
+    while not held.exists():
+        time.sleep(0.05)
+
+
 def see_another_take_memory(directory: Path) -> None:
-    """`seen.json`: what counts against the budget before and after a process that isn't the trial's takes 1 GiB."""
+    """`seen.json`: what counts against the budget before and after another process takes 1 GiB."""
     from autotune.execution.guard import memory_guard
 
     with memory_guard("cuda:0", 2 << 30) as guard:
-        before, held = guard.in_use_bytes(), directory / "held"
-        hold = "import time, torch; held = torch.zeros(1 << 28, device='cuda')"
-        hold = f"{hold}; open({str(held)!r}, 'w').close(); time.sleep(60)"
-        orphan = ["sh", "-c", '"$0" -c "$1" &', sys.executable, hold]
-        subprocess.run(orphan, check=True)
-        while not held.exists():
-            time.sleep(0.05)
+        before = guard.in_use_bytes()
+        have_another_hold(directory, "1 << 30")
         (directory / "seen.json").write_text(json.dumps([before, guard.in_use_bytes()]))
+
+
+def be_crowded_out(directory: Path) -> None:
+    """Train while another process leaves 2 GiB of the device; `times.txt` in the run directory has a line for each."""
+    with (directory.parent / "times.txt").open("a") as times:
+        print(directory.name, file=times)
+    have_another_hold(directory, "torch.cuda.mem_get_info()[0] - (2 << 30)")
+    train_usually(directory)
+
+
+def be_crowded_out_once(directory: Path) -> None:
+    if directory.name in (directory.parent / "times.txt").read_text().split():
+        return train_usually(directory)
+    be_crowded_out(directory)

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from traceback import walk_tb
 from typing import Self
 
-from autotune.units import show_memory
+from autotune.units import parse_memory, show_memory
 from autotune.value import open_own
 
 # What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
@@ -99,6 +99,12 @@ def first_line(error: BaseException) -> str:
     worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
     line = next(worded, type(error).__name__)
     return textwrap.shorten(line, _LONGEST, placeholder=" ...")
+
+
+def asked_bytes(error: BaseException) -> int:
+    """Return how much a failed allocation asked for; 0: it doesn't say."""
+    asked = _ASKED.search(str(error))
+    return parse_memory(asked[1].removesuffix(" bytes")) if asked is not None else 0
 
 
 def import_failure(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from autotune.units import show_memory
 from autotune.values.hardware import (
     MMAP_THRESHOLD,
     OWN_MMAP_THRESHOLD,
+    cuda_free_bytes,
     cuda_used_bytes,
     keep_freed_blocks,
     own_used_bytes,
@@ -81,6 +82,10 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
         peak = self.peak().peak_bytes
         if peak > self._budget_bytes:
             raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
+
+    def is_crowded_out(self, asked_bytes: int) -> bool:
+        """Return whether other processes hold memory that the budget has left, and `asked_bytes` were within it."""
+        return False
 
     def step_ended(self) -> None:  # nothing to do unless the limit follows what is loaded
         """Hold the budget against what the step has loaded, after each step before the measured ones."""
@@ -190,6 +195,7 @@ class CudaGuard(MemoryGuard):
         self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
         self._known_beside: int | None = None
+        self._capped_beside = 0  # what lay beside the allocator when the cap was set
         self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
@@ -199,7 +205,8 @@ class CudaGuard(MemoryGuard):
         now, own = cuda_used_bytes(self._device), own_used_bytes(self._device)
         if now is not None and self._used_before is not None and own is not None:  # and not another's of that number
             self._is_listed = abs(now - self._used_before - own) <= _HELD_BACK_BYTES
-        room = self._budget_bytes - (self._beside() or 0)
+        self._capped_beside = self._beside() or 0
+        room = self._budget_bytes - self._capped_beside
         self._cap(room - min(_HELD_BACK_BYTES, room // _HELD_BACK_SHARE))
         self._cuda.reset_peak_memory_stats(self._device)
         return self
@@ -221,9 +228,21 @@ class CudaGuard(MemoryGuard):
         """Return what counts against the budget now; cached memory is in use, too."""
         return self._cuda.memory_reserved(self._device) + (self._beside() or 0)
 
+    def is_crowded_out(self, asked_bytes: int) -> bool:
+        """Compare what the driver says is free with what the budget has left.
+
+        Where it doesn't tell processes apart, others are charged with all that came beside the allocator since the
+        cap was set.
+        """
+        beside = (self._beside() if self._is_listed else None) or self._capped_beside
+        left = self._budget_bytes - self._cuda.memory_reserved(self._device) - beside
+        free = cuda_free_bytes(self._device)
+        return free is not None and asked_bytes <= left and free + _HELD_BACK_BYTES < left
+
     def step_ended(self) -> None:
         """Set the cap by what lies beside the allocator by now; give back what the cache holds above it."""
-        cap = self._cap(self._budget_bytes - (self._beside() or 0))
+        self._capped_beside = self._beside() or 0
+        cap = self._cap(self._budget_bytes - self._capped_beside)
         if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
             self._cuda.empty_cache()
             self._cuda.reset_peak_memory_stats(self._device)

@@ -35,6 +35,7 @@ from autotune.values.trial import (
     Refusal,
     TrialRequest,
     TrialResult,
+    TrialStatus,
 )
 
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
@@ -152,9 +153,29 @@ class LocalRunner(Runner):
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         """Run trials of one process each, all alive at once and computing in turn, and write their results.
 
+        They run again, once, if one of them finds that others have filled the device; then it tells nothing of memory.
+
         Raises:
             InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
+        results = self._run_once(requests)
+        if any(map(self._was_crowded_out, results)):
+            again = "it ran again: other processes held memory of the device that the budget counts on"
+            results = [r.model_copy(update={"warnings": (*r.warnings, again)}) for r in self._run_once(requests)]
+            for place, result in enumerate(results):
+                if self._was_crowded_out(result):
+                    crash = result.outcome.model_copy(update={"status": TrialStatus.CRASHED})
+                    results[place] = result.model_copy(update={"outcome": crash})
+        for result in results:
+            write_value(result, trial_directory(self._run_directory, result.request.number) / "result.json")
+        return results
+
+    def _was_crowded_out(self, result: TrialResult) -> bool:
+        """Whether others held what was free when the search began; a larger budget never was."""
+        failure, within = result.outcome, result.request.limits.memory_bytes <= self._hardware.free_bytes
+        return failure.kind == "failure" and failure.crowded_out and within
+
+    def _run_once(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         check_place(self._run_directory)
         self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
@@ -191,7 +212,6 @@ class LocalRunner(Runner):
                 began=_EPOCH_S + started,
                 place=self._place.shown,
             )
-            write_value(result, directory / "result.json")
             results.append(result)
         return results
 

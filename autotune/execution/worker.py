@@ -7,12 +7,12 @@ Entered by `launch` once per process, which may be one of several ranks (see `ra
 from __future__ import annotations
 
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution.environment import choose_segments, cold_compile_cache, trial_device
-from autotune.execution.failures import first_line, is_out_of_memory, shortage
+from autotune.execution.failures import asked_bytes, first_line, is_out_of_memory, shortage
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
@@ -72,6 +72,10 @@ def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure
     memory, in_use = _memory_of(guard)
     if is_out_of_memory(error):
         status, cause = TrialStatus.OUT_OF_MEMORY, shortage(error, in_use, budget_bytes)
+        with suppress(Exception):
+            if guard.is_crowded_out(asked_bytes(error)):
+                cause = f"other processes hold memory of the device that the budget counts on: {cause}"
+                return Failure(status=status, cause=cause, memory=memory, crowded_out=True)
     elif isinstance(error, NoEffectError | AutotuneError):
         status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     else:

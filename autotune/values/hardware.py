@@ -196,6 +196,13 @@ def cuda_used_bytes(device: str) -> int | None:
         return memory_of(nvml_handle(index_of(device))).used
 
 
+def cuda_free_bytes(device: str) -> int | None:
+    """Return the bytes of a CUDA device that nobody uses; None, and raises, as `cuda_used_bytes` does."""
+    with driver_errors(device):
+        memory = memory_of(nvml_handle(index_of(device)))
+    return None if memory.used is None else memory.free
+
+
 def own_used_bytes(device: str) -> int | None:
     """Return the bytes that this process and those below it use on a CUDA device; None: the driver doesn't tell.
 

@@ -232,6 +232,9 @@ class Failure(Value):
     cause: str = Field(description="one line")
     log_tail: str = ""
     memory: Memory | None = Field(default=None, description="peak seen before the failure")
+    crowded_out: bool = Field(
+        default=False, description="whether other processes held memory of the device that the budget had left"
+    )
     phases: Phases | None = Field(default=None, description="until it failed; None: the process wrote no outcome")
 
 
