@@ -106,5 +106,5 @@ def test_a_pipe_and_a_link_that_are_named_stay_what_they_are(command, run, tmp_p
 def test_the_usual_name_in_a_run_directory_leads_nowhere_else(command, run, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (run / "report.html").symlink_to(tmp_path / "mine")
-    assert command("report", run).exit_code == 0
+    assert command("report", run).exit_code == 2
     assert (tmp_path / "mine").read_text() == "mine"
