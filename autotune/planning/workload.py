@@ -21,6 +21,7 @@ from autotune.training.heads import check_task, default_task, head_notes
 from autotune.training.image_text import image_text
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
+from autotune.training.text_file import checked_path
 from autotune.value import write_bytes
 from autotune.values.budget import Budget
 from autotune.values.config import LARGEST_BATCH
@@ -144,14 +145,12 @@ def searched_workload(
     notes: list[str],
 ) -> Workload:
     """Return what every trial of a search trains; a line for each default is added to `notes`."""
-    if options.data and not Path(options.data).is_file():
-        raise InputError(f"--data {options.data}: no such file")
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
     workload = workload_of(options, model, hardware.kind, notes)
     changes = {
         "global_batch_size": _searched_batch(options, hardware, arguments, notes),
-        "dataset": str(Path(options.data).resolve()) if options.data else None,
+        "dataset": str(checked_path(options.data)) if options.data else None,
         "text_field": options.text_field,
         "seed": options.seed,
         "fixed_arguments": arguments.fixed if arguments else {},

@@ -1,5 +1,7 @@
 """From the user's words to a plan: every default is said, and what can't be is refused before the first trial."""
 
+import os
+
 import pytest
 from factories import make_facts
 from plans import outlined, planned
@@ -18,7 +20,7 @@ from autotune.values.knob import Allowance
     [
         ({"model": "gpt-two"}, "gpt"),
         ({"task": "chess"}, "--task chess: expected one of causal-lm"),
-        ({"data": "nothing.jsonl"}, "--data nothing.jsonl: no such file"),
+        ({"data": "nothing.jsonl"}, "nothing.jsonl: no such file"),
         ({"text_field": "text"}, "--text-field: needs --data"),
         ({"target_len": 5}, "--target-len: the task causal-lm has no decoder targets"),
         ({"memory_bytes": 1 << 60}, "--memory"),
@@ -34,6 +36,18 @@ def test_what_can_not_be_used_is_refused_in_one_line(options, said):
         outlined(**options)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_data_are_refused_for_what_they_are_before_a_trial(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(InputError, match=r"/pipe.jsonl: is not a regular file"):
+        outlined(data=str(tmp_path / "pipe.jsonl"))
+
+
+def test_a_links_own_name_says_the_kind_of_data(tmp_path):
+    (tmp_path / "blob").write_text('{"text": "one"}\n')
+    (tmp_path / "texts.jsonl").symlink_to("blob")
+    assert planned(data=str(tmp_path / "texts.jsonl")).workload.dataset == str(tmp_path / "texts.jsonl")
 
 
 def test_every_default_that_decides_the_figures_is_said():
