@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 from pydantic import Field
@@ -12,7 +13,6 @@ from autotune.values.config import Precision, Quantization, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING, Checkpointing
-from autotune.values.user_code import OwnCode
 from autotune.values.workload import RECIPES, RecipeKind, RecipeName, Workload
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and
@@ -72,6 +72,9 @@ class Shape(Value):
     padded: bool = Field(default=False, description="whether batches hold padding")
     recipe: RecipeName | None = Field(default=None, description="of TRL, whose loss it is; None: the model's own")
     completion: int = Field(default=0, description="of a recipe's tokens, those whose log-probabilities count")
+    smoothed: bool = Field(
+        default=False, exclude_if=lambda is_on: not is_on, description="the loss is the Trainer's, of smoothed labels"
+    )
 
     @property
     def kind(self) -> RecipeKind | None:
@@ -83,8 +86,9 @@ class Shape(Value):
         return self if devices == 1 else self.model_copy(update={"length": self.length // devices})
 
 
-def family_of(config: TrainConfig, hardware: Hardware, code: OwnCode | None = None) -> Family:
-    """Return the family of a configuration on a device; `code` is what made the model, if that is the user's."""
+def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None = None) -> Family:
+    """Return the family of a configuration on a device; `workload`: the user's own code and arguments, if any."""
+    code = workload.own_code if workload else None
     dtype, autocast = _arithmetic(config)
     if code is not None and code.weights in get_args(Half):
         dtype = cast(Half, code.weights)
@@ -105,19 +109,20 @@ def family_of(config: TrainConfig, hardware: Hardware, code: OwnCode | None = No
         sequence_parallel=config.parallelism.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
-        clones_outputs=looks_for_unused(config),
+        clones_outputs=_looks_for_unused(config, workload.fixed_arguments if workload else {}),
     )
 
 
-def looks_for_unused(config: TrainConfig) -> bool:
-    """Return whether the Trainer has DDP look for unused parameters, as it does but for a checkpointed model.
+def _looks_for_unused(config: TrainConfig, own: Mapping[str, object]) -> bool:
+    """Return whether DDP looks for unused parameters: by the user's `own` argument, else but for a checkpointed model.
 
     Of a model of peft it doesn't ask (`Trainer._build_accelerator_args` of transformers 5.23).
     """
     spread = config.parallelism
     if spread.sharding != "none" or spread.data_parallel == 1 or spread.ddp_static_graph:
         return False
-    return config.checkpointing == "none" or config.adapter is not None
+    said = own.get("ddp_find_unused_parameters")
+    return bool(said) if said is not None else config.checkpointing == "none" or config.adapter is not None
 
 
 def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
@@ -150,6 +155,9 @@ def shape_of(workload: Workload) -> Shape:
         padded=lengths is not None and lengths.minimum < lengths.maximum,
         recipe=workload.own_code.recipe if workload.own_code is not None else recipe and recipe.name,
         completion=scored,
+        smoothed=bool(workload.fixed_arguments.get("label_smoothing_factor"))
+        and workload.recipe is None
+        and workload.task is not Task.SPEECH_CTC,  # whose labels aren't those of frames
     )
 
 

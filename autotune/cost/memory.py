@@ -268,7 +268,9 @@ class Footprints:
         found = _steps(profile, size, accumulation, share)
         shards = WAYS[config.parallelism.sharding].weights
         between = _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
-        is_replayed = profile.family.device == "cuda" and (config.parallelism.is_single or buckets_of(config))
+        is_replayed = profile.family.device == "cuda" and (
+            config.parallelism.is_single or buckets_of(config, profile.family)
+        )
         if is_replayed and config.activation_memory_budget is None:
             held = self._held(config, profile, size, accumulation, evaluation)
             inputs = profile.inputs_bytes * size * accumulation
@@ -294,7 +296,7 @@ class Footprints:
         self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
     ) -> Held:
         """Return what the allocator gives out and holds for a training on one device."""
-        expandable, buckets = config.expandable_segments, buckets_of(config)
+        expandable, buckets = config.expandable_segments, buckets_of(config, profile.family)
         key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets, evaluation)
         if key not in self.held:
             forward = profile.evaluation

@@ -89,7 +89,7 @@ class CostModel:
         return self.profiles.get(self._family(config))
 
     def _family(self, config: TrainConfig) -> Family:
-        return family_of(config, self.hardware, self.workload.own_code)
+        return family_of(config, self.hardware, self.workload)
 
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
         """Return the predictions for many configurations."""

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.cost.family import looks_for_unused
+from autotune.cost.family import Family
 from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
 from autotune.cost.profile import ParameterGroup, Profile, total_bytes
 from autotune.cost.reserve import Buckets
@@ -131,14 +131,14 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
     return _whole(profile, optim, copies=spread.parallelism.data_parallel > 1)
 
 
-def buckets_of(config: TrainConfig) -> Buckets | None:
+def buckets_of(config: TrainConfig, family: Family) -> Buckets | None:
     """Return how DDP groups gradients; None where there is none."""
     spread = config.parallelism
     if spread.sharding != "none" or spread.data_parallel == 1:
         return None
     given = spread.ddp_bucket_cap_mb
     first, others = (1, 25) if given is None else (given, given)
-    return Buckets(first << 20, others << 20, rebuilt=not looks_for_unused(config))
+    return Buckets(first << 20, others << 20, rebuilt=not family.clones_outputs)
 
 
 def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:

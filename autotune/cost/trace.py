@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers.trainer_pt_utils import LabelSmoother
 
 from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
@@ -119,7 +120,7 @@ def _recording(
         yield (
             recorder,
             semantics,
-            lambda: _output(model, inputs, semantics, autocast is not None, family.clones_outputs, shape.recipe),
+            lambda: _output(model, inputs, semantics, family, shape),
         )
 
 
@@ -137,21 +138,26 @@ def _named(model: Any, recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def _output(
-    model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, mixed: bool, clones: bool, recipe: str | None
-) -> Any:
+def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, family: Family, shape: Shape) -> Any:
     """Return the outputs as the Trainer gets them."""
-    if recipe is not None:
+    labels = inputs["labels"]
+    if shape.recipe is not None or shape.smoothed:
         inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+        if shape.smoothed and shape.task.has_targets:
+            inputs["decoder_input_ids"] = labels
     with semantics.casting():
         output = model(**inputs)
-    if mixed:  # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32
+    if (
+        family.autocast is not None
+    ):  # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32
         output = {
             n: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in output.items()
         }
-    if clones and torch.is_grad_enabled():  # `_DDPSink` of torch.nn.parallel.distributed
+    if family.clones_outputs and torch.is_grad_enabled():  # `_DDPSink` of torch.nn.parallel.distributed
         output = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in output.items()}
-    if recipe == "reward":
+    if shape.smoothed:
+        output["loss"] = LabelSmoother()(output, labels, shift_labels=shape.task is Task.CAUSAL_LM)
+    if shape.recipe == "reward":
         chosen, rejected = output["logits"].squeeze(-1).chunk(2)
         output["loss"] = -torch.nn.functional.logsigmoid(chosen - rejected).mean()
     return output

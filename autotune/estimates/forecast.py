@@ -97,7 +97,7 @@ class Forecast:
         """Return the prediction for a configuration."""
         found = self.model.estimate(config)
         if found is None:
-            raise self.profiles.failures[family_of(config, self.plan.hardware)]
+            raise self.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
         self.memories[config] = found.memory
         return found
 

@@ -268,7 +268,7 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     kinds: dict[object, TrainConfig] = {}
     for config in configs:
         kinds.setdefault(kind_of(config), config)
-    families = dict.fromkeys(family_of(c, plan.hardware, plan.workload.own_code) for c in kinds.values())
+    families = dict.fromkeys(family_of(c, plan.hardware, plan.workload) for c in kinds.values())
     firsts: dict[tuple[object, ...], dict[str, object]] = {}
 
     def differences(family: Family) -> int:

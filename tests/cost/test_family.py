@@ -4,6 +4,7 @@ import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
 
 from autotune.cost.family import family_of, shape_of
+from autotune.cost.sharding import buckets_of
 from autotune.values.adapters import LoraAdapter
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
@@ -92,3 +93,13 @@ def test_real_data_are_as_long_as_their_longest_sample_and_padded_to_it():
 def test_samples_of_one_length_need_no_padding():
     equal = LengthProfile(samples=100, mean=60.0, minimum=60, median=60, p95=60, maximum=60)
     assert not shape_of(make_workload(lengths=equal)).padded
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_users_own_argument_decides_whether_ddp_looks_for_unused_parameters(checkpointing, said):
+    workload = make_workload(fixed_arguments={"ddp_find_unused_parameters": said})
+    config = make_config(parallelism=Parallelism(world_size=2), checkpointing=checkpointing)
+    family = family_of(config, make_gpu(), workload)
+    assert family.clones_outputs is said
+    assert buckets_of(config, family).rebuilt is not said

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from factories import make_workload
 from profiles import make_family
 from transformers import BertConfig, BertForSequenceClassification
 
 from autotune.cost import profiler
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Family, Shape, shape_of
 from autotune.cost.memory import components
 from autotune.cost.profile import TRANSFER
 from autotune.cost.profiler import profile
@@ -274,3 +275,19 @@ def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, na
     assert few.needed_flops == whole.needed_flops
     assert sum(w.count for w in few.work) == sum(w.count for w in whole.work)
     assert peak(few) == pytest.approx(peak(whole), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "attention"), [("llama", Task.CAUSAL_LM, "sdpa"), ("t5", Task.SEQ2SEQ_LM, "eager")]
+)
+def test_the_loss_of_smoothed_labels_holds_the_logits_once_more(spec_of, model, task, attention):
+    """The gradients of its two parts: `LabelSmoother` of transformers."""
+    spec, length = spec_of(model), 512
+    sizes = {"model": spec, "task": task, "sequence_length": length, "target_length": length}
+    family = make_family(attn_implementation=attention)
+    plain, smoothed = (
+        profile(spec, family, shape_of(make_workload(**sizes, fixed_arguments=given)))
+        for given in ({}, {"label_smoothing_factor": 0.1})
+    )
+    at = [components(one, "sgd", 8, 1) for one in (plain, smoothed)]
+    assert at[1].allocated - at[0].allocated == pytest.approx(8 * length * 512 * 4, rel=0.05)

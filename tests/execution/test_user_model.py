@@ -34,7 +34,7 @@ def fit(model, code=CODE, **knobs):
 
 
 def family(code, **knobs):
-    return family_of(make_config(**knobs), make_hardware(), code)
+    return family_of(make_config(**knobs), make_hardware(), make_workload(own_code=code))
 
 
 def test_kernels_are_switched(llama):
