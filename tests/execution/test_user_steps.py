@@ -212,6 +212,27 @@ def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp
     assert "3 ok" in (bench.directory(result) / "log.txt").read_text()
 
 
+def test_a_data_loader_worker_that_dies_is_the_cause(run_own):
+    def make(config):
+        import os
+
+        from torch.utils.data import DataLoader, Dataset
+
+        class Deadly(Dataset):
+            def __len__(self):
+                return 8
+
+            def __getitem__(self, index):
+                os._exit(7)
+
+        return lambda: next(iter(DataLoader(Deadly(), num_workers=1)))
+
+    result = run_own(make)
+    assert result.status is TrialStatus.CRASHED
+    assert "DataLoader worker" in cause_of(result)
+    assert "exited unexpectedly" in cause_of(result)
+
+
 def test_a_function_that_was_exchanged_is_not_loaded(run_own, tmp_path):
     result = run_own(planted(tmp_path / "ran"), known="0" * 64)
     assert result.status is TrialStatus.INVALID
