@@ -241,7 +241,8 @@ class LocalRunner(Runner):
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             check_place(self._run_directory)  # which would explain it
-            tail = read_tail(directory / log_file(), lines=1)
+            logs = (directory / log_file(), self._run_directory / "launcher.log")  # the latter: it couldn't be forked
+            tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None)
             self.check_time()
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
         if isinstance(answer, Refusal):

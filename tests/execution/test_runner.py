@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 
+import benches
 import psutil
 import pytest
 from benches import Bench
-from factories import ScriptedRunner, make_request
+from factories import ScriptedRunner, make_request, make_workload
 from misbehaviours import MISBEHAVIOURS
 from runner_contract import TrainingContract
 
@@ -380,3 +381,11 @@ def test_one_place_that_is_interrupted_is_free_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runner.wait()
     assert runner.free() == 1
+
+
+def test_a_child_that_cannot_be_forked_says_why(tmp_path, monkeypatch):
+    failing = "import os; os.fork = lambda: os.stat('/dev/null/x'); "
+    monkeypatch.setattr("benches.LIGHT", failing + benches.LIGHT)
+    monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)
+    with LocalRunner(tmp_path, detect("cpu")) as runner, pytest.raises(InfrastructureError, match="NotADirectoryError"):
+        runner.describe(DescribeRequest(workload=make_workload()))
