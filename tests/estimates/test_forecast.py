@@ -141,7 +141,7 @@ def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(esti
 
 
 def test_an_optimizer_that_nothing_is_known_of_is_said_to_be_taken_as_adamw(estimated):
-    assert "nothing is known of galore_adamw: taken as adamw_torch" in estimated(fix={"optim": "galore_adamw"}).notes
+    assert "nothing is known of grokadamw: taken as adamw_torch" in estimated(fix={"optim": "grokadamw"}).notes
 
 
 def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_llama):
