@@ -226,7 +226,7 @@ class _Profiler:
         return Shallow(
             pair=pair,
             evaluation=evaluation,
-            parameters=_groups(model, has_unused=self.shape.task is Task.IMAGE_TEXT_TO_TEXT),
+            parameters=_groups(model, has_unused=self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         )
@@ -298,7 +298,8 @@ def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
     """Return the parameters of a traced model in the order they were made.
 
-    With `has_unused` those that get no gradient have no optimizer states either, as CLIP's last layer in LLaVA.
+    With `has_unused` those that get no gradient have no optimizer states either, as CLIP's last layer in LLaVA, or the
+    vision part of a model that is shown texts alone.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     packed = {id(m.weight): found for m in model.modules() if (found := quantized.weight_of(m)) is not None}

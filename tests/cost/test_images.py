@@ -3,6 +3,8 @@
 import functools
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.cost import profiler
@@ -75,3 +77,16 @@ def test_what_gets_no_gradient_is_not_trained(traced):
     layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
     unused = sum(g.count * g.elements for g in traced("llava").parameters if not g.trained)
     assert unused == layer + 2 * hidden
+
+
+def test_a_vision_part_that_texts_alone_never_reach_is_not_trained(tmp_path):
+    """Gemma 3 under `causal-lm`: what gets no gradient has no optimizer states either."""
+    spec = tiny_vision_language(tmp_path, "gemma3")
+    family = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
+    found = profiler.profile(spec, family, Shape(task=Task.CAUSAL_LM, length=32))
+    model = AutoModelForCausalLM.from_config(build_config(spec, Task.CAUSAL_LM))
+    ids = torch.ones((1, 32), dtype=torch.long)
+    model(input_ids=ids, labels=ids, token_type_ids=torch.zeros_like(ids)).loss.backward()
+    parameters = list(model.parameters())
+    assert any(p.grad is None for p in parameters)
+    assert found.gradients_bytes == sum(p.nbytes for p in parameters if p.grad is not None)
