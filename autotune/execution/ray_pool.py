@@ -140,6 +140,7 @@ class RayPool(Runner):
         self._waiting: deque[TrialRequest] = deque()
         self._losses: dict[int, list[str]] = {}
         self._unfit: dict[str, str] = {}  # why a node that was tried runs no trial
+        self._gone: set[str] = set()  # nodes that Ray may list as alive for a while; one that comes back has another id
         self._slots: list[_Slot] = []
         self._looked = self._had_slots = float("-inf")
         # Kept by its worker from trial to trial: Ray ends a worker that had a GPU after one task unless told otherwise.
@@ -196,7 +197,7 @@ class RayPool(Runner):
         if now - self._looked < _LOOK_EVERY_S and self._slots:
             return
         self._looked = now
-        nodes = [n for n in self._cluster.nodes() if n.id not in self._unfit]
+        nodes = [n for n in self._cluster.nodes() if n.id not in self._unfit and n.id not in self._gone]
         most = max((n.slots for n in nodes), default=0)
         self._slots = [_Slot(n, index) for index in range(most) for n in nodes if index < n.slots]  # spread over nodes
         if self._slots:
@@ -251,10 +252,18 @@ class RayPool(Runner):
         return self._arrived(running, TrialResult.model_validate_json(text), files)
 
     def _lost(self, running: _Running, error: Exception) -> TrialResult | None:
-        """Put a trial whose worker or node has died back in the queue, or give it up."""
-        losses = self._losses.setdefault(running.request.number, [])
-        losses.append(f"{running.slot.shown}: {type(error).__name__}")
-        self._looked = float("-inf")
+        """Put a trial whose worker or node has died back in the queue, or give it up.
+
+        One that had not begun when its node went is no cause of that.
+        """
+        from ray import exceptions
+
+        losses, self._looked = self._losses.setdefault(running.request.number, []), float("-inf")
+        is_gone = isinstance(error, exceptions.NodeDiedError | exceptions.TaskUnschedulableError)
+        if is_gone:
+            self._gone.add(running.slot.node.id)
+        if running.began is not None or not is_gone:
+            losses.append(f"{running.slot.shown}: {type(error).__name__}")
         if len(losses) < MOST_LOSSES:
             self._waiting.appendleft(running.request)
             return None
