@@ -44,13 +44,13 @@ def application(run_dir: Path, host: str) -> WSGIApplication:
     """
     study = RunDirectory.existing(run_dir).path / STUDY_FILE
     read_plan(run_dir)
+    if not study.exists():
+        raise RunDirectoryError(f"{run_dir}: has no study yet (no {STUDY_FILE}); `autotune resume {run_dir}` makes it")
     try:
         from optuna_dashboard import wsgi
     except ImportError:
         hint = "pip install 'autotune-train[dashboard]'"
         raise MachineError(f"dashboard: needs the package optuna-dashboard: {hint}") from None
-    if not study.exists():
-        raise RunDirectoryError(f"{run_dir}: has no study yet (no {STUDY_FILE}); `autotune resume {run_dir}` makes it")
     opened = Record(study)
     opened.searches()  # a damaged file is told now
     return Guard(wsgi(opened.storage), host)
