@@ -37,6 +37,7 @@ def test_a_directory_without_a_search_is_refused(tmp_path):
 
 def test_a_missing_package_is_said_in_one_line(tmp_path, monkeypatch):
     make_search(tmp_path / "run", without_memory)
+    (tmp_path / "run" / "study.journal").touch()
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     done = CliRunner().invoke(app, ["dashboard", str(tmp_path / "run")])
     assert done.exit_code == 3
