@@ -3,11 +3,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.api import preview as preview
 from autotune.api import resume as resume
 from autotune.errors import AutotuneError as AutotuneError
 from autotune.integrations.callback import AutotuneCallback as AutotuneCallback
 from autotune.planning.user_loop import Knobs as Knobs
-from autotune.search.preview import Preview as Preview
 from autotune.training.loss import normalize_loss as normalize_loss
 from autotune.tuning_result import TuningResult as TuningResult
 from autotune.tuning_result import load as load
@@ -149,104 +149,6 @@ def find(
         NothingFitsError: No configuration fits.
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
-    """
-
-
-def preview(
-    model: str = "",
-    *,
-    script: Sequence[str] | None = None,
-    observer: Observer | None = None,
-    task: str | None = None,
-    seq_len: str | int | None = None,
-    target_len: str | int | None = None,
-    images: str | int | None = None,
-    image_size: str | int | None = None,
-    freeze_vision: bool = False,
-    global_batch: str | int | None = None,
-    recipe: str | None = None,
-    prompt_len: str | int | None = None,
-    completion_len: str | int | None = None,
-    generations: str | int | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    device: str = "auto",
-    memory: str | int | None = None,
-    wait: bool = True,
-    data: str | Path | None = None,
-    text_field: str | None = None,
-    reward: str | None = None,
-    baseline: str | Path | None = None,
-    allow: str = "optimizer",
-    effort: str = "standard",
-    fix: str | Sequence[str] | Mapping[str, Any] = (),
-    only: str | Sequence[str] | Mapping[str, Any] = (),
-    space: str | Path | None = None,
-    max_trials: str | int | None = None,
-    max_time: str | float | None = None,
-    train_steps: str | int | None = None,
-    train_tokens: str | float | None = None,
-    check_loss: str | int | None = None,
-    seed: str | int = 42,
-    devices: str | int | None = None,
-    workers: str | int | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    kind: str | None = None,
-    record: bool = True,
-    report_to: str | Sequence[str] | Mapping[str, Any] = (),
-    output: str | Path | None = None,
-) -> Preview:
-    """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
-
-    A script is run up to the beginning of its training. What earlier searches recorded is not looked at.
-
-    Args:
-        model: As in :func:`find`.
-        script: As in :func:`find`.
-        observer: As in :func:`find`.
-        task: Head to train; by default that of config.json.
-        seq_len: Tokens of a sample, or frames [512; CPU 64].
-        target_len: Decoder tokens [as --seq-len; speech 128].
-        images: Images of a sample of text [1].
-        image_size: Edge of these, in pixels.
-        freeze_vision: Train all but the vision part.
-        global_batch: Samples per step, or 'any' [64; CPU 8].
-        recipe: Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.
-        prompt_len: Tokens of a recipe's prompt [256; CPU 32].
-        completion_len: Tokens of its completion [256; CPU 32].
-        generations: Completions of a prompt, grpo and rloo [8; 2].
-        revision: Revision of a hub id.
-        trust_remote_code: Run the model's own code.
-        device: Of this machine: auto, cpu, cuda or cuda:N.
-        memory: Device memory to stay within, such as 24GiB.
-        wait: Wait for a quiet machine.
-        data: JSONL, CSV, Parquet or text; default: synthetic.
-        text_field: Column of --data that holds the text.
-        reward: Reward function, as MODULE:FUNCTION [built in].
-        baseline: JSON of your TrainingArguments to compare with.
-        allow: What may change: exact, numerics, optimizer, method.
-        effort: How long to search: quick, standard, thorough.
-        fix: KNOB=VALUE in every configuration and the baseline.
-        only: Knobs to search; the others stay as in the baseline.
-        space: Built-in search space or YAML file.
-        max_trials: Trials of the search.
-        max_time: Time of the whole search, such as 10m.
-        train_steps: Minimise the time of a run of so many steps.
-        train_tokens: Minimise the time of a run of so many tokens, as 20B.
-        check_loss: Steps whose losses must agree [20; quick 0].
-        seed: Seed of weights, data and the search.
-        devices: Spread each training over so many, or all [1].
-        workers: Trials at once, each on a device or cores [1].
-        engine: What runs trials: local, or ray for a cluster.
-        address: Address of the Ray cluster [RAY_ADDRESS, else one here].
-        kind: Part of a device's name in a mixed cluster [most nodes].
-        record: Use, and add to, `autotune history`.
-        report_to: Tell tensorboard, wandb, mlflow of each trial.
-        output: Write the answer here too.
-
-    Raises:
-        InputError, MachineError, InfrastructureError: As in :func:`find`.
     """
 
 

@@ -101,7 +101,7 @@ def preview(
         model: As in :func:`find`.
         script: As in :func:`find`.
         observer: As in :func:`find`.
-        **options: The options below.
+        **options: Those of :func:`find`.
 
     Raises:
         InputError, MachineError, InfrastructureError: As in :func:`find`.

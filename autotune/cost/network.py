@@ -1,8 +1,8 @@
 """The devices of a training and what joins them: which link a group of ranks is as slow as.
 
 Ranks are dealt out as Megatron-LM does: those of a tensor-parallel group next to each other, then the data-parallel
-ones (arXiv:2104.04473, section 3). Bandwidths are those that collectives
-attain. Pure, but for `network_of`, which looks the link up in the GPU table.
+ones (arXiv:2104.04473, section 3). Bandwidths are those that collectives attain. Pure, but for `network_of`, which
+looks the link up in the GPU table.
 """
 
 from __future__ import annotations

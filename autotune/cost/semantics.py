@@ -158,10 +158,8 @@ class Semantics(TorchFunctionMode):
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
             return tensor
-        is_weight = (
-            tensor.is_leaf and not tensor._is_view() and tensor.requires_grad
-        )  # `cached_cast`, autocast_mode.cpp
-        if not is_weight or tensor.dtype is not torch.float32:
+        is_weight = tensor.is_leaf and not tensor._is_view() and tensor.requires_grad
+        if not is_weight or tensor.dtype is not torch.float32:  # `cached_cast` of torch's autocast_mode.cpp
             return tensor.to(dtype)
         if id(tensor) not in self._cache:
             self._cache[id(tensor)] = tensor.to(dtype)

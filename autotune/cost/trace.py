@@ -117,11 +117,7 @@ def _recording(
         library_autocast(family, semantics),
         _named(model, recorder),
     ):
-        yield (
-            recorder,
-            semantics,
-            lambda: _output(model, inputs, semantics, family, shape),
-        )
+        yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
 
 
 @contextlib.contextmanager
@@ -147,9 +143,7 @@ def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, f
             inputs["decoder_input_ids"] = labels
     with semantics.casting():
         output = model(**inputs)
-    if (
-        family.autocast is not None
-    ):  # accelerate converts every output of a mixed-precision forward pass to fp32: ConvertOutputsToFp32
+    if family.autocast is not None:  # accelerate converts every output to fp32: ConvertOutputsToFp32
         output = {
             n: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in output.items()
         }

@@ -1,8 +1,8 @@
 """The ways to share a training among several devices, and their short names.
 
-They are DDP, ZeRO, FSDP, tensor and sequence parallelism, and offload. The parallel degrees multiply to the
-number of devices. Tensor and sequence parallelism stay inside a node, as what they exchange overlaps with no
-computation (Narayanan and others, arXiv:2104.04473, section 3).
+They are DDP, ZeRO, FSDP, tensor and sequence parallelism, and offload. The parallel degrees multiply to the number of
+devices. Tensor and sequence parallelism stay inside a node, as nothing is computed while they exchange (Narayanan and
+others, arXiv:2104.04473, section 3).
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Writes each trial as it ends, and the answer, to TensorBoard, Weights & Biases or MLflow: `--report-to`.
 
-Where runs go is decided by the library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...). A tracker that fails
-gets no further trials: a note says so, and the search goes on. A run that was written leaves an empty file
-`trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, and nothing twice.
+Where runs go is decided by the library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...). A tracker that fails,
+or doesn't answer in time, gets no further trials: a note says so, and the search goes on. A run that was written leaves
+an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, and nothing
+twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import math
 import os
@@ -15,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +26,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.space.points import make_point
 from autotune.storage.run_directory import RunDirectory
+from autotune.storage.writer import in_thread
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.events import Event, Note, Observer, TrialEnded
@@ -31,6 +35,9 @@ from autotune.values.trial import Failure, Measurement, Outcome, TrialResult
 
 # The longest text that is written. MLflow refuses 6,000 characters (MAX_PARAM_VAL_LENGTH), older servers 500.
 _LONGEST_TEXT = 500
+
+# Seconds in which a tracker has to take a run; the first has its library imported.
+LIMIT_S = 60.0
 
 
 class Run(NamedTuple):
@@ -133,7 +140,11 @@ class Tracking:
                 continue
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # stdout is the answer's
-                    TRACKERS[name](run._replace(config={"search": search.name, **run.config}), search)
+                    told = run._replace(config={"search": search.name, **run.config})
+                    call = in_thread(functools.partial(TRACKERS[name], told, search))
+                    if not wait([call], LIMIT_S).done:
+                        raise TimeoutError(f"no answer for {LIMIT_S:.0f} s")
+                    call.result()
             except (Exception, SystemExit) as error:  # whatever a library raises
                 self._names.remove(name)
                 failed, later = f"{type(error).__name__}: {one_line(error)}", f"`autotune resume {search}`"

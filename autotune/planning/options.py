@@ -289,8 +289,7 @@ def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Ca
             signature.bind(*arguments, **options)
             return function(*arguments, **options)
 
-        before, _, after = (function.__doc__ or "").partition("        **options: The options below.\n")
-        call.__doc__ = before + listed + after
+        call.__doc__ = (function.__doc__ or "").replace("        **options: The options below.\n", listed)
         call.__signature__ = signature  # type: ignore[attr-defined]
         return cast(AnyFunction, call)
 

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import Guide
 from autotune.search.sampler import CostModelSampler
 from autotune.space.knobs import changes, knobs
 from autotune.space.points import Scalar
@@ -58,8 +57,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     for _, reason in space.judged:
         if reason is not None:
             refused[reason] += len(space.loadings)
-    too_large = Guide(model, plan, space).count_beyond_memory() if model is not None else 0
-    if too_large:
+    if too_large := sampler.beyond_memory:
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
     first = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
     return Preview(

@@ -78,8 +78,7 @@ class Pace:
     def reserved_s(self) -> float:
         """Return the seconds to keep for finals and checks: what they are expected to take, at most half of all time.
 
-        Nothing is reserved if the rest would not suffice for a first trial:
-        an unconfirmed answer is better than none.
+        Nothing is reserved if the rest would not suffice for a first trial: an unconfirmed answer is better than none.
         """
         reserved_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self.searched() and self.left_s() <= reserved_s + self._typical_s():

@@ -188,6 +188,11 @@ class CostModelSampler(BaseSampler):
         """Return the current prediction for a configuration; None if there is none."""
         return self._guide.prediction(config) if self._guide is not None else None
 
+    @property
+    def beyond_memory(self) -> int:
+        """How many configurations are predicted to exceed the memory surely."""
+        return self._guide.count_beyond_memory() if self._guide is not None else 0
+
     def _check_direction(self, study: Study) -> None:
         if not _maximises(study):
             raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')

@@ -1,7 +1,6 @@
 """Rules of legality for several devices; a part of `rules`.
 
-They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19. One looks at the file system: whether
-the folder for NVMe offload exists.
+They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 """
 
 from __future__ import annotations

@@ -60,9 +60,8 @@ class SearchSpace:
         self.baseline = problem.baseline
         self._problem = problem
         self._origin = make_point(problem.baseline)
-        self._nested: dict[
-            tuple[tuple[str, Scalar], ...], TrainConfig
-        ] = {}  # by values of an adapter's and parallel knobs
+        # Configurations by the values of an adapter's knobs and the parallel ones, the rest being the baseline's.
+        self._nested: dict[tuple[tuple[str, Scalar], ...], TrainConfig] = {}
         self.left_out: dict[tuple[str, Scalar], str] = {}
         order = list(Effort)
         self.dimensions = tuple(

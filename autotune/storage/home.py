@@ -93,8 +93,9 @@ def writable(*parts: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         for left in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                _unlink(left)
+            with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    _unlink(left)
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder

@@ -68,7 +68,8 @@ def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
     """Return the kind that a user's `activation_checkpointing_kwargs` mean.
 
-    torch's older, reentrant implementation counts as the newer one, which keeps and computes the same.
+    The newer implementation takes the place of torch's older, reentrant one: it computes the same, and doesn't hold a
+    layer's output while the layer runs again.
 
     Raises:
         ValueError: No kind has these options.

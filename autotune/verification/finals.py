@@ -290,7 +290,7 @@ class Finals:
     def corrections(self) -> dict[TrainConfig, float]:
         """Return the factor on the rate of each configuration that was measured once, to compare it with the finals.
 
-        It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_logs`).
+        It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_rates`).
         """
         objective, baseline = self.plan.objective, self.plan.baseline
         base, singles = self.merged(baseline), {}

@@ -211,7 +211,6 @@ def _nothing_passed(finals: Finals) -> NothingPassedError:
         causes.append(f"{shown_changes(changes(config, finals.plan)) or 'the baseline'}: {cause}")
     more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
     return NothingPassedError(
-        f"nothing passed: what trained failed when it was measured again or checked ({'; '.join(causes[:_NAMED])}"
-        f"{more}); "
+        f"nothing passed: what trained failed when measured again or checked ({'; '.join(causes[:_NAMED])}{more}); "
         "a larger --memory or a shorter --seq-len leaves more room"
     )

@@ -26,8 +26,7 @@ def stub() -> str:
     """Return the content of the file."""
     homes = {name: f"autotune.{home}" for name, home in autotune._HOMES.items()}
     homes |= {"Knobs": "autotune.planning.user_loop", "Observer": "autotune.values.events"}
-    homes["Preview"] = "autotune.search.preview"
-    written = ["find", "preview", "estimate"]
+    written = ["find", "estimate"]
     names = sorted(homes.items(), key=lambda found: found[::-1])
     imports = [f"from {home} import {name} as {name}" for name, home in names if name not in written]
     imports.append("from autotune.version import __version__ as __version__")

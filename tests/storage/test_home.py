@@ -26,6 +26,7 @@ from autotune.storage.home import (
     write_rates,
     write_trace,
 )
+from autotune.value import TEMPORARY_SUFFIX
 from autotune.values.estimate import Rates
 
 
@@ -315,6 +316,12 @@ def test_a_home_that_cannot_be_written_stores_no_traces(monkeypatch, tmp_path, c
     write_trace(make_workload(), 10, make_profile())
     assert read_trace(make_workload(), 10, make_profile().family) is None
     assert caplog.records == []
+
+
+def test_a_temporary_file_that_another_process_has_just_renamed_does_not_matter(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    (tmp_path / f".llama.json.0{TEMPORARY_SUFFIX}").symlink_to(tmp_path / "renamed")  # listed, and not there to be read
+    assert writable() == tmp_path
 
 
 ADDING = """
