@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from autotune.cost.calibrate import calibrate, known_rates
+from autotune.cost.rates import calibrate, known_rates
 from autotune.execution.environment import ENVIRONMENT
 from autotune.storage.home import rates_path, read_rates, writable, write_rates
 from autotune.units import show_memory
@@ -101,7 +101,7 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
 
     Raises:
         InputError, MachineError: As :func:`autotune.values.hardware.detect`; or the rates can't be stored.
-        MachineError, InfrastructureError: As :func:`autotune.cost.calibrate.calibrate`.
+        MachineError, InfrastructureError: As :func:`autotune.cost.rates.calibrate`.
     """
     hardware = detect(device)
     busy: list[OtherProcess] = []

@@ -205,10 +205,10 @@ def predict(parts: Iterable[str], measured: Path, out: Path, families: Iterable[
 
 
 def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
-    from autotune.cost.calibrate import rates_by_table
     from autotune.cost.family import family_of, shape_of
     from autotune.cost.model import CostModel
     from autotune.cost.profiler import profile
+    from autotune.cost.rates import rates_by_table
 
     started = time.monotonic()
     workload, facts = workload_of(case)

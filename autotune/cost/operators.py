@@ -22,7 +22,7 @@ from autotune.cost.profile import ParameterGroup, Profile
 from autotune.value import Value
 from autotune.values.estimate import Timings
 
-ENTRY = "autotune.cost.operator_benchmark:run_measure"
+ENTRY = "autotune.cost.measuring:run_measure"
 
 # Micro-batches at which operators are measured.
 SIZES = (1, 4, 16, 64, 256)

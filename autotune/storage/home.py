@@ -36,10 +36,10 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from autotune.cost.calibrate import beyond_data_sheet, rates_by_table
 from autotune.cost.corrections import Observation
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
+from autotune.cost.rates import beyond_data_sheet, rates_by_table
 from autotune.errors import InputError
 from autotune.value import TEMPORARY_SUFFIX, Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates, Timings

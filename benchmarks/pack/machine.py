@@ -8,7 +8,7 @@ import selectors
 import subprocess
 from typing import Any
 
-from autotune.cost.calibrate import rates_by_table
+from autotune.cost.rates import rates_by_table
 from autotune.doctor import examine
 from autotune.execution.environment import launcher_environment
 from autotune.execution.launch import launch_command

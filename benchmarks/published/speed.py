@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.attainable import table_rates
 from autotune.cost.network import network_of
 from autotune.cost.profile import Profile
+from autotune.cost.rates import sheet_rates
 from autotune.cost.time import StepCost
 from autotune.values.catalogue.gpus import Gpu, hypothetical
 from published.rows import NotPredicted, Row
@@ -73,7 +73,7 @@ def timed(row: Row, traced: Callable[[Setup], Profile]) -> Timed:
 def step_cost(row: Row, setup: Setup, profile: Profile) -> StepCost:
     """Return what decides the seconds of a row's step, by the data sheet of its device."""
     gpu: Gpu = setup.gpu
-    rates = table_rates(gpu.peak_flops, gpu.bandwidth, gpu.capability, name=gpu.name)
+    rates = sheet_rates(gpu)
     world = setup.spread.parallelism.world_size
     nodes = max(1, world // _NODE.get(row.group, 8))
     network = network_of(hypothetical(gpu), world, nodes=nodes, host_bandwidth=rates.host_bandwidth)

@@ -6,10 +6,10 @@ import pytest
 from factories import make_limits, make_request, make_workload
 from vision_language import edge, tiny_vision_language
 
-from autotune.cost.calibrate import rates_by_table
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
+from autotune.cost.rates import rates_by_table
 from autotune.execution.runner import LocalRunner
 from autotune.training.build import build_config
 from autotune.training.heads import default_task

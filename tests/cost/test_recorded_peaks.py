@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 from factories import make_gpu, make_workload
 
-from autotune.cost.calibrate import rates_by_table
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
+from autotune.cost.rates import rates_by_table
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.config import TrainConfig

@@ -1,17 +1,19 @@
-"""A trace's operators can be run again by their calls, at micro-batches that weren't traced, and optimizers stepped."""
+"""A trace's operators can be run again by their calls at any micro-batch, optimizers stepped, products measured."""
 
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from profiles import make_family, make_group
 
+from autotune.cost import measuring
 from autotune.cost.calls import bytes_of, runnable, written
 from autotune.cost.family import Shape
-from autotune.cost.operator_benchmark import timings_of
+from autotune.cost.measuring import matmul_flops, timings_of
 from autotune.cost.operators import ADDING, CLIPPING, OperatorRequest, at, parameter_key
 from autotune.cost.profile import VIEW
 from autotune.cost.profiler import profile
@@ -25,19 +27,19 @@ KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
 # Prints the pages that one run of an operator of 4 MiB touched for the first time, in the middle of being measured.
 NEW_PAGES = """
 import ctypes, pathlib, resource, sys
-from autotune.cost import operator_benchmark
+from autotune.cost import measuring
 from autotune.values import hardware
 
-keep = operator_benchmark.keep_freed_blocks
+keep = measuring.keep_freed_blocks
 
 def kept():  # and never given back: free memory at the heap's end is, if importing has left much there
     keep()
     ctypes.CDLL(None).mallopt(hardware._M_TRIM_THRESHOLD, 2**31 - 1)
 
-operator_benchmark.keep_freed_blocks = kept
-operator_benchmark._ROUNDS = 101  # the first few may take a block of new pages each, before freed ones are found again
+measuring.keep_freed_blocks = kept
+measuring._ROUNDS = 101  # the first few may take a block of new pages each, before freed ones are found again
 
-block = operator_benchmark.Stopwatch.block
+block = measuring.Stopwatch.block
 seen = []
 
 def counted(stopwatch, work, runs):
@@ -46,8 +48,8 @@ def counted(stopwatch, work, runs):
     seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     return seconds
 
-operator_benchmark.Stopwatch.block = counted
-operator_benchmark.run_measure(pathlib.Path(sys.argv[1]))
+measuring.Stopwatch.block = counted
+measuring.run_measure(pathlib.Path(sys.argv[1]))
 print(sorted(seen)[len(seen) // 2])
 """
 
@@ -107,3 +109,24 @@ def test_what_a_training_takes_beside_its_operators_is_measured_once():
     found = timings_of(request)
     assert min(found.operator_s, found.micro_step_s) >= 0
     assert found.operator_s + found.micro_step_s > 0
+
+
+@pytest.fixture(params=["highest", "high"])
+def began_with(request):
+    torch.set_float32_matmul_precision(request.param)
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("arithmetic", "products"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
+@pytest.mark.usefixtures("began_with")
+def test_products_are_those_of_the_arithmetic_that_is_measured(monkeypatch, arithmetic, products):
+    seen = []
+
+    def blocks(work):
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return [1.0]
+
+    monkeypatch.setattr(measuring, "_layer", lambda *of: None)  # there is no device to put tensors on
+    matmul_flops(SimpleNamespace(device=torch.device("cuda"), blocks=blocks), arithmetic, [(32, 16, 16)])
+    assert seen == [products]

@@ -1,0 +1,276 @@
+"""The rates of a device: as its data sheet lets expect, or measured in a process of its own.
+
+By its data sheet a device attains the share of each peak that published benchmarks reach, each with its source.
+`calibrate` replaces these rates by measured ones: `autotune.cost.measuring` runs in a process of its own, so that the
+caller's never starts a thread pool or a CUDA context. Measured rates hold for this device with these drivers, libraries
+and cores, by which `Hardware.fingerprint` tells devices apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+import psutil
+from pydantic import Field
+
+from autotune.errors import InfrastructureError, MachineError
+from autotune.units import show_rate
+from autotune.value import Value
+from autotune.values.catalogue.gpus import Gpu, gpu_of
+from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.hardware import Hardware
+
+# Share of the dense peak that large matrix products reach on tensor cores. The best shapes reach 87 % (A100 SXM, 271 of
+# 312 TFLOP/s), 81 % (A100 PCIe), 84 % (GH200) and 80 % (H100 SXM, 795 of 989), all in bf16:
+# https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table
+# A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
+# https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
+_MATMUL_SHARE = 0.75
+
+# Of graphics chips by the same table. GeForce cards accumulate in fp32 at half their tensor cores' rate, which is the
+# one that is entered here: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
+# and servers have the whole rate, and less bandwidth to feed it: RTX A6000, 95 of 155.
+_HALVED_SHARE, _WHOLE_SHARE = 0.95, 0.61
+_HALVED_RATIO = 2.2  # of the peaks in 16 bits and in fp32, where the rate is halved; else it is 4
+
+# Of AMD's matrix cores, by the same table: 51 % (MI300X), 60 % (MI325X), in its older part 77 % (MI250X).
+_AMD_MATMUL_SHARE = 0.5
+
+# A T4 is held to 70 W: 24 of its 65 TFLOP/s, https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462
+_POWER_CAPPED_SHARE = {"t4": 0.37}
+
+# fp32 where the data sheet counts two units of which one also does the integers (Ampere and Ada for graphics, consumer
+# Blackwell): cuBLAS reaches 23.2 of the RTX A6000's 38.7 TFLOP/s, https://siboehm.com/articles/22/CUDA-MMM
+_SHARED_UNITS = frozenset({(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)})
+_SHARED_UNITS_FP32_SHARE = 0.6
+
+# Share of the memory bandwidth that copying or adding reaches: 87 % on an H100 (2.90 of 3.35 TB/s,
+# https://github.com/aigatech/vpbenchmarking), 83 % on a GH200 (3.30 of 4.0 TB/s, BabelStream's add,
+# https://github.com/UoB-HPC/BabelStream/issues/194). Other memories are taken to be like these.
+_BANDWIDTH_SHARE = 0.85
+
+# Seconds of the host for each operator of a model in eager mode, with its part of Python and autograd; one alone takes
+# 7 us on an H100 (https://github.com/meta-pytorch/autoparallel/pull/146). Llama-3.2-1B with one sample of 512 tokens
+# and checkpointing: 2,407 operators in 48.8 ms on a B200, 12.6 ms compiled
+# (https://github.com/stas00/ml-engineering/tree/master/training/performance).
+_CUDA_LAUNCH_S = 20e-6
+
+# Pinned memory to the device: 54.8 GB/s of PCIe 5.0's 63 on an H100 (https://github.com/aigatech/vpbenchmarking).
+_PCIE_SHARE = 0.87
+_PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9  # bytes/s of 16 lanes, one way
+
+# FLOP a core does in a cycle in fp32: https://stackoverflow.com/questions/15655835. AVX-512 counts as AVX2: many
+# processors that have it do it in two halves (Zen 4) or with one unit (Intel's smaller ones).
+_VECTOR_FP32 = 32.0
+_PLAIN_FP32 = 8.0
+
+# In bf16. AVX512-BF16: 32 products a cycle; an EPYC of Zen 4 does 2.2 times its fp32 (torch 2.13). AMX: 1,024 FLOP by
+# the instruction set, but "3x to 10x" of AVX-512's 64 in models: 3x is taken
+# (https://docs.pytorch.org/tutorials/recipes/amx.html).
+_BF16 = {"amx_bf16": 192.0, "avx512_bf16": 64.0}
+
+# Emulated bf16, as a share of fp32. With AVX-512 oneDNN converts on the way: 0.4 on that EPYC held to AVX512_CORE, 0.5
+# on a Xeon 4114 (https://github.com/intel/intel-extension-for-pytorch/issues/178). Without, torch's own loops run: 1/44
+# and worse (https://github.com/pytorch/pytorch/issues/146508).
+_EMULATED_AVX512, _EMULATED = 0.4, 1 / 45
+
+# Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency is
+# the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its highest.
+_CPU_SHARE = 0.7
+
+# A core waits for memory with 10 line buffers of 64 bytes, some 80 ns each: 8 GB/s
+# (https://stackoverflow.com/questions/39260020). All cores together get what two channels of DDR4-3200 give, 51.2 GB/s,
+# at the 79 % that STREAM reaches of a data sheet (https://github.com/aigatech/vpbenchmarking).
+_CORE_BANDWIDTH, _HOST_BANDWIDTH = 8e9, 40e9
+
+# Between "approx 2 us" for x*x without autograd and 7 us for 2*x with it:
+# https://github.com/pytorch/pytorch/issues/41383
+_CPU_LAUNCH_S = 4e-6
+
+_UNKNOWN_FREQUENCY_HZ = 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
+
+# Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at 1,980 MHz
+# instead of 1,830, cards that are overclocked when sold by a tenth.
+_CLOCK_MARGIN = 0.15
+
+# Tokens, inputs and outputs of the layers whose products are measured, rising.
+_PRODUCTS = {
+    "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
+    "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
+}
+_ELEMENTS = 64 << 20  # of each of the three tensors of an addition, far beyond the caches
+_BLOCK_S = 0.05  # time of a block of runs at the least
+
+NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
+_TIME_LIMIT_S = 240
+
+
+def rates_by_table(hardware: Hardware) -> Rates:
+    """Return what the device should attain.
+
+    Raises:
+        MachineError: No data sheet of this GPU is known.
+    """
+    if hardware.is_cpu:
+        # Two threads of a core share its vector units.
+        physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
+        share = min(physical / logical, 1.0) if physical and logical else 1.0
+        return cpu_rates(hardware.features, hardware.cores * share, _frequency_hz(hardware.name))
+    gpu = gpu_of(hardware.name)
+    if gpu is None:
+        raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
+    return sheet_rates(gpu)
+
+
+def known_rates(hardware: Hardware) -> Rates | None:
+    """Return what the device should attain; None if no data sheet of it is known."""
+    try:
+        return rates_by_table(hardware)
+    except MachineError:
+        return None
+
+
+def sheet_rates(gpu: Gpu) -> Rates:
+    """Return what a GPU of the table should attain; arithmetics that no training uses are left out."""
+    capability = gpu.capability
+    peaks = {name: gpu.peak_flops[name] for name in get_args(Arithmetic) if name in gpu.peak_flops}
+    halved = peaks.get("bf16", 0.0) <= _HALVED_RATIO * peaks["fp32"]
+
+    def share(arithmetic: str) -> float:
+        if gpu.name in _POWER_CAPPED_SHARE:
+            return _POWER_CAPPED_SHARE[gpu.name]
+        if capability is None:
+            return _AMD_MATMUL_SHARE
+        if capability not in _SHARED_UNITS:
+            return _MATMUL_SHARE
+        if arithmetic == "fp32":
+            return _SHARED_UNITS_FP32_SHARE
+        return _HALVED_SHARE if halved else _WHOLE_SHARE
+
+    # The slot that a generation is made for: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD 4.0 or more.
+    slot = _PCIE_4 if capability is None or (8, 0) <= capability < (9, 0) else _PCIE_5
+    if capability is not None and capability < (8, 0):
+        slot = _PCIE_3
+    return Rates(
+        matmul_flops={arithmetic: peak * share(arithmetic) for arithmetic, peak in peaks.items()},
+        peak_flops=peaks,
+        bandwidth=gpu.bandwidth * _BANDWIDTH_SHARE,
+        launch_s=_CUDA_LAUNCH_S,
+        host_bandwidth=slot * _PCIE_SHARE,
+        source="table",
+    )
+
+
+def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rates:
+    """Return what a processor should attain; it has no peak by a data sheet.
+
+    Args:
+        features: Vector extensions, as in `Hardware.features`.
+        cores: Physical ones.
+        frequency_hz: That of the processor.
+    """
+    cycles = cores * frequency_hz * _CPU_SHARE
+    fp32 = cycles * (_VECTOR_FP32 if {"avx2", "avx512f"} & set(features) else _PLAIN_FP32)
+    native = [per_cycle for name, per_cycle in _BF16.items() if name in features]
+    emulated = fp32 * (_EMULATED_AVX512 if "avx512f" in features else _EMULATED)
+    bandwidth = min(cores * _CORE_BANDWIDTH, _HOST_BANDWIDTH)
+    return Rates(
+        matmul_flops={"fp32": fp32, "bf16": cycles * max(native) if native else emulated},
+        bandwidth=bandwidth,
+        launch_s=_CPU_LAUNCH_S,
+        host_bandwidth=bandwidth / 2,  # a copy reads and writes each byte
+        source="table",
+    )
+
+
+@functools.cache
+def _frequency_hz(name: str) -> float:
+    """Return a processor's frequency: as in its name (`@ 2.20GHz`), otherwise as the host tells, read once."""
+    match = re.search(r"@\s*([\d.]+)\s*GHz", name)
+    if match:
+        return float(match[1]) * 1e9
+    frequency = psutil.cpu_freq()
+    mhz = (frequency.max or frequency.current) if frequency else 0.0
+    return mhz * 1e6 or _UNKNOWN_FREQUENCY_HZ
+
+
+class RatesRequest(Value):
+    """What the measuring process reads from its standard input."""
+
+    device: str
+    arithmetics: tuple[Arithmetic, ...]
+    products: tuple[tuple[int, int, int], ...] = Field(description="tokens, inputs and outputs of layers, rising")
+    elements: int = Field(description="of each tensor of an addition")
+    block_s: float = Field(description="time of a block at the least")
+
+
+def calibrate(hardware: Hardware) -> Rates:
+    """Return the measured rates of a device of this machine; takes seconds, with the device to itself.
+
+    Raises:
+        MachineError: torch can't use the device.
+        InfrastructureError: The measuring process failed, took minutes, or gave more than the device can do.
+    """
+    offered: dict[Arithmetic, bool] = {
+        "fp32": True,
+        "tf32": hardware.has_tf32,
+        "fp16": not hardware.is_cpu,
+        "bf16": hardware.has_bf16,
+    }
+    request = RatesRequest(
+        device=hardware.device,
+        arithmetics=tuple(name for name, there in offered.items() if there),
+        products=_PRODUCTS[hardware.kind],
+        elements=min(_ELEMENTS, hardware.free_bytes // (4 * 3 * 4)),  # a quarter of the free memory at most
+        block_s=_BLOCK_S,
+    )
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
+    try:
+        done = subprocess.run(
+            # -P: the present directory is not searched for modules.
+            [sys.executable, "-P", "-m", "autotune.cost.measuring"],
+            input=request.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        raise InfrastructureError(f"measuring {hardware.device} took more than {_TIME_LIMIT_S} s") from None
+    except OSError as error:
+        raise InfrastructureError(f"measuring {hardware.device}: no process could be started: {error}") from None
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    last = lines[-1] if lines else f"exit code {done.returncode} without a word"
+    if done.returncode == NO_DEVICE:
+        raise MachineError(f"torch can't use {hardware.device}: {last}")
+    if done.returncode:
+        raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
+    rates = Rates.model_validate_json(last)
+    too_much = beyond_data_sheet(rates, hardware)
+    if too_much is not None:
+        raise InfrastructureError(
+            f"measuring {hardware.device} gave {too_much}: not stored, its work was not what was timed"
+        )
+    known = known_rates(hardware)
+    return rates.model_copy(update={"peak_flops": known.peak_flops if known is not None else {}})
+
+
+def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
+    """Return which rate no such GPU can have, and its data sheet's peak; None: none, or no data sheet is known."""
+    gpu = None if hardware.is_cpu else gpu_of(hardware.name)
+    if gpu is None:
+        return None
+    peaks = {**gpu.peak_flops, "bandwidth": gpu.bandwidth}
+    measured: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
+    for what, rate in measured:
+        if what in peaks and rate > (1 + _CLOCK_MARGIN) * peaks[what]:
+            scale, unit = (1e9, "GB/s of bandwidth") if what == "bandwidth" else (1e12, f"TFLOP/s in {what}")
+            sheet = f"the data sheet of {gpu.name} has {show_rate(peaks[what] / scale)}"
+            return f"{show_rate(rate / scale)} {unit}, where {sheet}"
+    return None
