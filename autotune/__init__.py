@@ -29,7 +29,7 @@ __all__ = [
 # The module of each public name.
 _HOMES = {
     **dict.fromkeys(("find", "preview", "resume"), "api"),
-    "Allowance": "values.knob",
+    "Allowance": "values.config",
     **dict.fromkeys(("Budget", "Effort"), "values.budget"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.adapters"),
     **dict.fromkeys(("Precision", "TrainConfig"), "values.config"),

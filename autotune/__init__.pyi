@@ -27,8 +27,8 @@ from autotune.values.budget import Effort as Effort
 from autotune.values.config import Precision as Precision
 from autotune.values.config import TrainConfig as TrainConfig
 from autotune.values.estimate import CostEstimate as CostEstimate
-from autotune.values.events import Observer as Observer
-from autotune.values.knob import Allowance as Allowance
+from autotune.values.problem import Observer as Observer
+from autotune.values.config import Allowance as Allowance
 from autotune.values.workload import Workload as Workload
 from autotune.version import __version__ as __version__
 
@@ -102,7 +102,7 @@ def find(
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         quiet: Report no progress. Without an observer, progress is logged (logger `autotune`, level INFO) if logging is
             set up for that, and otherwise shown on stderr if that is a terminal or a notebook.
-        observer: Receives each :data:`autotune.values.events.Event` in place of the log or stderr.
+        observer: Receives each :data:`autotune.values.problem.Event` in place of the log or stderr.
         task: Head to train; by default that of config.json.
         seq_len: Tokens of a sample, or frames [512; CPU 64].
         target_len: Decoder tokens [as --seq-len; speech 128].

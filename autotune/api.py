@@ -26,8 +26,8 @@ from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Effort
-from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import detect
+from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
 
 # Processor time of tracing before a preview, which is to be looked at soon; a search takes more of it.
@@ -67,7 +67,7 @@ def find(
         run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
         quiet: Report no progress. Without an observer, progress is logged (logger `autotune`, level INFO) if logging is
             set up for that, and otherwise shown on stderr if that is a terminal or a notebook.
-        observer: Receives each :data:`autotune.values.events.Event` in place of the log or stderr.
+        observer: Receives each :data:`autotune.values.problem.Event` in place of the log or stderr.
         **options: The options below.
 
     Raises:

@@ -105,7 +105,7 @@ def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
 
 
 def _run(case: Case, workload: Workload, runner: Any, scratch: Path) -> dict[str, Any]:
-    from autotune.values.checks import SoakTask
+    from autotune.values.budget import SoakTask
     from autotune.values.trial import Limits, Purpose, TrialRequest
 
     started = time.monotonic()

@@ -32,8 +32,8 @@ import autotune
 from autotune.tuning_result import TuningResult
 from autotune.value import write_text
 from autotune.values.config import TrainConfig
-from autotune.values.events import Event, TrialStarted
 from autotune.values.hardware import detect
+from autotune.values.problem import Event, TrialStarted
 
 ALIKE = 0.95
 

@@ -31,8 +31,8 @@ from provenance import provenance, results_path
 import autotune
 from autotune.tuning_result import TuningResult
 from autotune.value import write_text
-from autotune.values.events import TrialEnded
 from autotune.values.hardware import detect
+from autotune.values.problem import TrialEnded
 from autotune.values.trial import TrialResult
 
 MOST_TRIAL_S = 1.0

@@ -34,7 +34,7 @@ from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig
-from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.hardware import Hardware, detect
 from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
 from autotune.values.workload import Workload
 
@@ -129,7 +129,7 @@ def _request(number: int, config: TrainConfig, workload: Workload, hardware: Har
         device=hardware.device,
         accumulation_steps=min(2, workload.accumulation_steps(config)),
         limits=Limits(
-            memory_bytes=default_budget_bytes(hardware),
+            memory_bytes=hardware.default_budget_bytes,
             timeout_s=budget.trial_timeout_s,
             discarded_steps=budget.discarded_steps,
             discarded_s=budget.discarded_s,

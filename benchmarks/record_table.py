@@ -24,8 +24,7 @@ from autotune.planning.plan import request_of
 from autotune.planning.planner import subject_of
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
-from autotune.values.events import Event, Note
-from autotune.values.problem import Fleet
+from autotune.values.problem import Event, Fleet, Note
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose, TrialResult
 

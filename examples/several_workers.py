@@ -12,7 +12,7 @@ import argparse
 from collections import Counter
 
 import autotune
-from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.problem import Event, Note, TrialEnded
 
 
 def main() -> None:

@@ -19,9 +19,8 @@ from autotune.training.arguments import transformers_version
 from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.hardware import Hardware, installed_versions
-from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.problem import Change, Problem
 from autotune.values.result import Basis, Contribution

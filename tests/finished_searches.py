@@ -32,7 +32,7 @@ from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
-from autotune.values.events import ignore
+from autotune.values.problem import ignore
 from autotune.values.result import Breakdown, RunReport
 from autotune.values.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 

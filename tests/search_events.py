@@ -7,9 +7,8 @@ from typing import Any
 from factories import make_config, make_result
 
 from autotune.units import GIB
-from autotune.values.events import Event, Leader, Note, Standing, TrialEnded, TrialStarted
-from autotune.values.knob import Allowance
-from autotune.values.problem import Change
+from autotune.values.config import Allowance
+from autotune.values.problem import Change, Event, Leader, Note, Standing, TrialEnded, TrialStarted
 from autotune.values.trial import Prediction, Purpose
 
 BF16 = Change(knob="precision", before="fp32", after="bf16", allowance=Allowance.NUMERICS)

@@ -11,7 +11,7 @@ from rich.console import Console
 from search_events import make_ended, make_started
 
 from autotune.output.progress import Progress
-from autotune.values.events import Note
+from autotune.values.problem import Note
 
 if __name__ == "__main__":
     try:

@@ -18,7 +18,7 @@ from autotune.cli.main import app
 from autotune.execution.processes import marked
 from autotune.tuning_result import TuningResult
 from autotune.tuning_result import load as load_result
-from autotune.values.events import TrialEnded
+from autotune.values.problem import TrialEnded
 from autotune.values.trial import TrialStatus
 
 EXPLORING = ("baseline", "search")

@@ -30,7 +30,7 @@ from autotune.training.resolve import resolve
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.values.budget import Effort
 from autotune.values.catalogue.gpus import gpu_named
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json", "toml"), ("text",)
 

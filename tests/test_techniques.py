@@ -18,7 +18,7 @@ from autotune.training.resolve import resolve
 from autotune.values.adapters import ADAPTERS
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 from autotune.values.trial import TrialStatus
 from autotune.values.workload import Workload
 

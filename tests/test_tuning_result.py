@@ -12,9 +12,8 @@ from autotune.planning.plan import SearchState
 from autotune.training.arguments import plan
 from autotune.training.parallel_arguments import parallel_variables
 from autotune.tuning_result import TuningResult, load, with_methods
-from autotune.values.config import Parallelism
+from autotune.values.config import Allowance, Parallelism
 from autotune.values.hardware import detect
-from autotune.values.knob import Allowance
 from autotune.values.problem import Change
 from autotune.values.result import Contender
 from autotune.values.trial import Interval, Purpose

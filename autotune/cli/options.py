@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from autotune.planning.options import WorkloadOptions
-    from autotune.values.events import Observer
+    from autotune.values.problem import Observer
 
 PROGRAM = "autotune"
 _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
@@ -62,7 +62,7 @@ def given(context: typer.Context) -> dict[str, Any]:
 
 def note_project(context: typer.Context, observer: Observer) -> None:
     """Say which file of a project gave defaults, and for which options, if one did."""
-    from autotune.values.events import Note
+    from autotune.values.problem import Note
 
     path, values = context.meta.get(_PROJECT, ("", {}))
     taken = [n for n in values if getattr(context.get_parameter_source(n), "name", "") == "DEFAULT_MAP"]

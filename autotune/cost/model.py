@@ -26,7 +26,7 @@ from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
-from autotune.values.checks import UNEVEN_ROUTING
+from autotune.values.budget import UNEVEN_ROUTING
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
 from autotune.values.hardware import Hardware

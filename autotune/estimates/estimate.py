@@ -25,9 +25,8 @@ from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
 from autotune.training import build, resolve
 from autotune.units import show_memory
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
-from autotune.values.knob import Allowance
 from autotune.values.workload import Workload
 
 # Knobs that a note names where they aren't given: those that decide most of memory and time.

@@ -28,9 +28,8 @@ from autotune.space.space import SearchSpace
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Rates
-from autotune.values.knob import Allowance
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 

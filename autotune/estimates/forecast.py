@@ -25,9 +25,8 @@ from autotune.planning.plan import SearchPlan, least_states
 from autotune.space.points import MICRO_BATCH, Scalar
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
-from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 

@@ -22,8 +22,7 @@ from autotune.space.knobs import in_words
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Parallelism
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, Parallelism
 
 _PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
 

@@ -17,8 +17,7 @@ from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
-from autotune.values.config import TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, TrainConfig
 
 BEST = 8  # configurations that a ranking shows
 

@@ -15,10 +15,9 @@ from autotune.cost.predictions import Z, below
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpus, hypothetical
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Alive, Cost, CostEstimate, MemoryBreakdown
 from autotune.values.hardware import Hardware
-from autotune.values.knob import Allowance
 from autotune.values.problem import Change
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload

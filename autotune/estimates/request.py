@@ -39,12 +39,11 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
-from autotune.values.config import LARGEST_BATCH, TrainConfig
+from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
-from autotune.values.hardware import Hardware, default_budget_bytes, detect
-from autotune.values.knob import Allowance
+from autotune.values.hardware import Hardware, detect
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
 # GPU whose rates order the configurations where only the memory of a device is known.
@@ -144,7 +143,7 @@ def target_of(options: EstimateOptions) -> Target:
     if options.memory_bytes is not None and options.device == "auto":
         return _target_of_memory(options.memory_bytes, ranked=not options.fix)
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
-    memory_bytes = options.memory_bytes or default_budget_bytes(hardware)
+    memory_bytes = options.memory_bytes or hardware.default_budget_bytes
     if memory_bytes > hardware.memory_bytes:
         there = show_memory(hardware.memory_bytes)
         raise InputError(f"--memory {show_memory(memory_bytes)}: {hardware.name} has {there}")

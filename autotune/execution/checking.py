@@ -23,7 +23,7 @@ from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.units import show_memory
-from autotune.values.checks import CheckTask, LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
 

@@ -38,8 +38,7 @@ from autotune.training.recipe_data import checked_data
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
-from autotune.values.user_code import STEP_FILE, OwnCode, OwnFound
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound
 
 Request = TypeVar("Request", bound=Value)
 

@@ -29,8 +29,7 @@ from autotune.training.loss import base_model
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.techniques import CHECKPOINTING, CheckpointingKind
+from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, CheckpointingKind
 
 _OUTPUT_DTYPE = {
     Precision.FP32: torch.float32,

@@ -254,7 +254,7 @@ def _capability_without_context() -> Iterator[None]:
     def capability(device: Any = None) -> tuple[int, int]:
         try:
             index = 0 if device is None else torch.cuda._utils._get_device_index(device, optional=True)
-            return capability_of(nvml_handle(index))
+            return capability_of(nvml_handle(f"cuda:{index}"))
         except (pynvml.NVMLError, IndexError):
             return original(device)
 

@@ -196,7 +196,7 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
     from autotune.values.nvml import nvml_handle
 
     try:
-        return NvmlWatch(nvml_handle(int(device.partition(":")[2] or 0)), pynvml, ranks=ranks)
+        return NvmlWatch(nvml_handle(device), pynvml, ranks=ranks)
     except (pynvml.NVMLError, IndexError):
         return HostWatch(ranks=ranks)
 

@@ -40,7 +40,7 @@ from autotune.execution.gradients import (
 from autotune.execution.trial import loss_and_samples, set_up
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Description, ExamineRequest
-from autotune.values.user_code import ACCUMULATION, OwnStep
+from autotune.values.workload import ACCUMULATION, OwnStep
 
 # Values of a row by which it is recognised: the first ones, which padding on the right leaves alone.
 _KNOWN_BY = 8

@@ -35,11 +35,10 @@ from autotune.training.dataset import Repeated, token_lengths, training_data
 from autotune.training.parallel_arguments import building_device, parallel_variables
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
-from autotune.values.checks import LossTask
+from autotune.values.budget import LossTask
 from autotune.values.hardware import detect
 from autotune.values.trial import Measurement, Outcome
-from autotune.values.user_code import OwnCode
-from autotune.values.workload import Recipe
+from autotune.values.workload import OwnCode, Recipe
 
 
 def run_named_model(trial: Trial) -> Outcome:

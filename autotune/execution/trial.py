@@ -34,11 +34,11 @@ from autotune.execution.ranks import agree, own_rank
 from autotune.execution.turns import Turns
 from autotune.execution.user_overlay import unpickled
 from autotune.training.batches import STEPS_TO_PEAK
-from autotune.values.checks import LossTask, SoakTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
-from autotune.values.user_code import ACCUMULATION, STEP_FILE, OwnStep
+from autotune.values.workload import ACCUMULATION, STEP_FILE, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17

@@ -23,8 +23,7 @@ from autotune.training.batches import STEPS_TO_PEAK, padding_share, row_order
 from autotune.value import write_bytes
 from autotune.values.model import Task
 from autotune.values.trial import TrialRequest
-from autotune.values.user_code import LENGTHS_FILE
-from autotune.values.workload import RECIPES
+from autotune.values.workload import LENGTHS_FILE, RECIPES
 
 _LIMIT_S = 10.0  # for reading samples one by one
 

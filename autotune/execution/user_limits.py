@@ -37,8 +37,7 @@ from autotune.execution.user_data import first_batch, rows_of, view
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING
-from autotune.values.user_code import Barred
-from autotune.values.workload import RECIPES
+from autotune.values.workload import RECIPES, Barred
 
 # Samples of the step whose gradients are compared, and of a micro-batch of it.
 SAMPLES, SPLIT_SAMPLES = 4, 2

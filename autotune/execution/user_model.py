@@ -19,7 +19,7 @@ from autotune.training.loss import base_model, normalize_loss
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import OwnAdapter, is_new_weight
 from autotune.values.config import Quantization
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 # Of peft's arguments those that say where an adapter came from, or how its values begin.
 _NOT_THE_STEP = frozenset(

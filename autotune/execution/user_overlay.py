@@ -24,7 +24,7 @@ from autotune.errors import InputError, one_line
 from autotune.training.arguments import OWN_HARNESS
 from autotune.training.baseline import BY_EVALUATION
 from autotune.value import read_unchanged
-from autotune.values.user_code import CODE_FILE, OwnCode
+from autotune.values.workload import CODE_FILE, OwnCode
 
 Found = TypeVar("Found")
 

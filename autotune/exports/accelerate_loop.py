@@ -16,7 +16,7 @@ from autotune.exports.launch_files import mixed_precision
 from autotune.exports.templating import Code, literal, rendered
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 
 LOOP = "accelerate_loop.py"
 

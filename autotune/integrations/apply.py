@@ -19,7 +19,7 @@ from autotune.planning.user_trainer import code_of
 from autotune.storage.results import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 # The arguments that split a step's samples; what generates names its own share of them.
 _MICRO_BATCH, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"

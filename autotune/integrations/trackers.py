@@ -29,7 +29,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import in_thread
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.events import Event, Note, Observer, TrialEnded
+from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import Failure, Measurement, Outcome, TrialResult
 

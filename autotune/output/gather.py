@@ -26,7 +26,7 @@ from autotune.value import read_value
 from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
 from autotune.values.time_spent import Spent, spent_on
 from autotune.values.trial import TrialResult
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 from autotune.verification.attribution import explanation_of
 from autotune.verification.finals import Finals
 from autotune.verification.remarks import nothing_found

@@ -18,7 +18,7 @@ from rich.text import Text
 from autotune.output.table import show_config
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
-from autotune.values.events import Event, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
+from autotune.values.problem import Event, Phase, PhaseBegan, Standing, TrialEnded, TrialStarted
 
 # Number of concurrent trials that are shown.
 _MOST_SHOWN = 3

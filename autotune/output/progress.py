@@ -26,7 +26,7 @@ from autotune.output.table import measurement_detail, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.conditions import Conditions
-from autotune.values.events import Detail, Event, Note, Observer, PhaseBegan, TrialEnded, TrialStarted, ignore
+from autotune.values.problem import Detail, Event, Note, Observer, PhaseBegan, TrialEnded, TrialStarted, ignore
 from autotune.values.trial import Failure, Phases, TrialResult
 
 LOGGER = logging.getLogger("autotune")

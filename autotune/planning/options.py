@@ -35,8 +35,7 @@ from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_BATCH, LARGEST_SEED
-from autotune.values.knob import Allowance
+from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance
 from autotune.values.problem import Engine, Fleet
 from autotune.values.workload import LONGEST_SAMPLE, RecipeName
 

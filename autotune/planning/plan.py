@@ -17,8 +17,7 @@ from autotune.space.points import Scalar, fitting, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
-from autotune.values.budget import Budget, Effort
-from autotune.values.checks import CheckTask, LossTask
+from autotune.values.budget import Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult

@@ -22,8 +22,7 @@ from autotune.planning.workload import Outline, Subject, objective_of
 from autotune.training.baseline import baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.values import hardware as machine
-from autotune.values.budget import Budget
-from autotune.values.checks import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS
+from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment
@@ -182,7 +181,7 @@ def _device_notes(options: SearchOptions, hardware: Hardware) -> list[str]:
 def _memory(options: SearchOptions, allotment: Allotment, notes: list[str]) -> int:
     hardware = allotment.hardware
     if options.memory_bytes is None:
-        memory = machine.default_budget_bytes(hardware)
+        memory = hardware.default_budget_bytes
         notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
         return memory
     processes = (hardware.count or 1) if hardware.is_cpu else 1

@@ -42,8 +42,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
-from autotune.values.user_code import ACCUMULATION, STEP_FILE, Choices, OwnStep
-from autotune.values.workload import Workload
+from autotune.values.workload import ACCUMULATION, STEP_FILE, Choices, OwnStep, Workload
 
 if TYPE_CHECKING:
     from autotune.execution.runner import LocalRunner

@@ -24,8 +24,7 @@ from autotune.values.config import Precision
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description
-from autotune.values.user_code import CODE_FILE, Held, OwnCode, Traits
-from autotune.values.workload import Workload
+from autotune.values.workload import CODE_FILE, Held, OwnCode, Traits, Workload
 
 # Options that contradict the user's code, with the reason of the refusal.
 _THEIRS = "your code decides it"

@@ -45,8 +45,8 @@ from autotune.value import read_value, write_value
 from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Rates, Timings
-from autotune.values.events import Note, Observer
 from autotune.values.model import Task
+from autotune.values.problem import Note, Observer
 from autotune.values.trial import TrialResult
 
 # Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't

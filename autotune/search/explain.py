@@ -24,7 +24,7 @@ from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan
 from autotune.units import show_time
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
-from autotune.values.events import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
+from autotune.values.problem import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
 from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Purpose, TrialResult
 from autotune.verification.attribution import explanation_of, removals
@@ -40,7 +40,7 @@ def explain(
         max_time_s: Seconds for all trials: one that is expected to end later is not begun. By default the time limit
             of the search.
         trust_run_dir: As in :func:`autotune.resume`.
-        observer: Called with each :data:`autotune.values.events.Event`.
+        observer: Called with each :data:`autotune.values.problem.Event`.
 
     Raises:
         RunDirectoryError: There is no search in `run_dir`, one is running, or it would run what isn't trusted.

@@ -12,8 +12,7 @@ from itertools import islice
 
 from autotune.space.knobs import changes, shown_changes
 from autotune.values.config import TrainConfig
-from autotune.values.events import Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.problem import Change
+from autotune.values.problem import Change, Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
 from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.checks import Check

@@ -32,9 +32,8 @@ from autotune.storage.writer import RecordWriter, record_writer
 from autotune.units import show_time
 from autotune.value import check_savable
 from autotune.values.conditions import QUIET_SHARE, other_processes
-from autotune.values.events import Note, Observer, Phase, PhaseBegan
 from autotune.values.hardware import Hardware, detect
-from autotune.values.problem import Allotment, Fleet
+from autotune.values.problem import Allotment, Fleet, Note, Observer, Phase, PhaseBegan
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
 

@@ -26,7 +26,7 @@ from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.values.config import TrainConfig
-from autotune.values.events import Note, Observer
+from autotune.values.problem import Note, Observer
 from autotune.values.result import ResultData
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Failure, Purpose, TrialRequest, TrialResult, TrialStatus

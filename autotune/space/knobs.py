@@ -20,8 +20,7 @@ from autotune.space.points import Scalar, make_config, make_point, problem
 from autotune.training.arguments import effective_tf32
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
-from autotune.values.config import KNOBS, TrainConfig, knob_values
-from autotune.values.knob import Allowance, Difference, deepest_class
+from autotune.values.config import KNOBS, Allowance, Difference, TrainConfig, deepest_class, knob_values
 from autotune.values.problem import Change, Problem
 from autotune.values.result import TrialRow
 from autotune.values.techniques import why_not

@@ -12,7 +12,7 @@ from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SIN
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]

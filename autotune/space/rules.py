@@ -11,8 +11,7 @@ from autotune.training.arguments import asks_for_tf32_the_old_way
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
-from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.techniques import CHECKPOINTING
+from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS
 from autotune.values.workload import Workload
 
 # https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.

@@ -21,9 +21,8 @@ from autotune.space.points import Scalar, fitting, has_field, make_config, make_
 from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.knob import Allowance
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, ModelSpec, Task
 from autotune.values.problem import Problem
 from autotune.values.workload import Workload

@@ -26,7 +26,7 @@ from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.planning.plan import SearchPlan
 from autotune.storage.home import home, writable
 from autotune.values.model import ModelSpec
-from autotune.values.user_code import CODE_FILE, STEP_FILE
+from autotune.values.workload import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
 

@@ -34,7 +34,7 @@ from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial, key_of
 from autotune.storage.run_directory import PLAN_FILE, STUDY_FILE, RunDirectory
 from autotune.storage.study import RESULT, StudyTrials
 from autotune.value import Value, read_value, write_value
-from autotune.values.events import Event, Note, Observer, TrialEnded
+from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import Purpose, TrialResult
 

@@ -16,8 +16,7 @@ from autotune.training.parallel_arguments import model_arguments, parallel_argum
 from autotune.value import Value
 from autotune.values.config import KNOBS, Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.optimizers import OPTIMIZERS
-from autotune.values.techniques import checkpointing_arguments
+from autotune.values.techniques import OPTIMIZERS, checkpointing_arguments
 from autotune.values.workload import Recipe, Workload
 
 

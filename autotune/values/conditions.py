@@ -18,7 +18,7 @@ from pydantic import Field
 
 from autotune.value import Value
 from autotune.values.hardware import Hardware
-from autotune.values.nvml import index_of, nvml_handle
+from autotune.values.nvml import nvml_handle
 
 # Share of the measured time from which on a disturbance is reported: on idle machines the kernel and its daemons stay
 # below 1 %, and 5 % is more than the confidence intervals that a search aims at.
@@ -181,7 +181,7 @@ def _command(process: psutil.Process) -> str:
 def _on_gpu(hardware: Hardware) -> dict[int, int | None]:
     """Return the memory of each computing process on a GPU; not every driver tells, in containers above all."""
     try:
-        handle = nvml_handle(index_of(hardware.device))
+        handle = nvml_handle(hardware.device)
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except (pynvml.NVMLError, IndexError):
         return {}

@@ -1,20 +1,156 @@
-"""A training configuration: one point of the search space. Each field is a knob, described by its metadata."""
+"""A training configuration, one point of the search space, and the metadata of its knobs.
+
+Each field of `TrainConfig` and `Parallelism` is annotated with a :class:`Knob`. Code that exports, names, predicts or
+shows knobs reads this metadata instead of listing fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from autotune.value import Value
-from autotune.values import knob
 from autotune.values.adapters import AnyAdapter
-from autotune.values.knob import Knob, each, knobs_of
-from autotune.values.optimizers import OptimizerName
-from autotune.values.techniques import BackendName, Checkpointing, Mode, why_not
+from autotune.values.model import ModelFacts
+from autotune.values.techniques import BackendName, Checkpointing, Mode, OptimizerName, why_not
+
+
+class Allowance(StrEnum):
+    """How much a knob may change of the user's training; each class includes those before it.
+
+    Examples:
+        >>> Allowance.OPTIMIZER.admits(Allowance.NUMERICS), Allowance.OPTIMIZER.admits(Allowance.METHOD)
+        (True, False)
+    """
+
+    EXACT = "exact"
+    NUMERICS = "numerics"
+    OPTIMIZER = "optimizer"
+    METHOD = "method"
+
+    @property
+    def rank(self) -> int:
+        """Position from the strictest (0) to the freest (3)."""
+        return list(Allowance).index(self)
+
+    def admits(self, other: Allowance) -> bool:
+        """Whether a change of class `other` is allowed."""
+        return other.rank <= self.rank
+
+
+def deepest_class(classes: Iterable[Allowance]) -> Allowance:
+    """Return the freest of the classes of some changes; `EXACT` without any."""
+    return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+
+
+# The values of `Allowance`, as they are written in declarations of knobs.
+AllowanceName = Literal["exact", "numerics", "optimizer", "method"]
+
+
+class Difference(NamedTuple):
+    """A knob whose value differs between the baseline and a configuration."""
+
+    before: Any  # the baseline's value
+    after: Any
+    facts: ModelFacts
+    precision: str  # the configuration's
+    rounds: bool  # whether fp32 matrix products run as TF32 in exactly one of the two
+
+
+# A format string with {} for the value, which gives None for the field's default; or a function of the value.
+Template = str | Callable[[Any], str | None]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Metadata of a field: all but its type, default and description."""
+
+    allowance: AllowanceName | Callable[[Difference], AllowanceName]  # class of a change, or a function that returns it
+    short: str | None = None  # name in tables and on the command line; None: the field's name with hyphens
+    _: KW_ONLY
+    # When the value is copied to the field of `TrainingArguments` of the same name: always, or unless it is the default
+    # of both; None: `training.arguments` maps it in another way.
+    argument: Literal["always", "unless default"] | None = None
+    is_traced: bool = True  # whether predicted time and memory depend on the knob
+    feature: Template | None = None  # name of the feature of the time model's correction that the value switches on
+    word: Template | None = None  # in a one-line description, joined by a comma unless it begins with a space
+
+    def allowance_of(self, difference: Difference) -> AllowanceName:
+        """Return the class of a change."""
+        return self.allowance(difference) if callable(self.allowance) else self.allowance
+
+
+class KnobField(NamedTuple):
+    """A knob and its field."""
+
+    knob: Knob
+    field: FieldInfo
+
+    def filled(self, template: Template | None, value: Any) -> str | None:
+        """Return the text that one of the knob's templates gives for `value`, or None."""
+        if callable(template):
+            return template(value)
+        return None if template is None or value == self.field.default else template.format(value)
+
+
+def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
+    """Return the knobs by name, in the order of the fields; fields of a nested model are named 'parent.field'.
+
+    Raises:
+        TypeError: A field has no `Knob`.
+    """
+    found: dict[str, KnobField] = {}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= knobs_of(field.annotation, f"{prefix}{name}.")
+            continue
+        knob = next((m for m in field.metadata if isinstance(m, Knob)), None)
+        if knob is None:
+            raise TypeError(f"{kind.__name__}.{name} has no Knob that says what a change of it means")
+        found[prefix + name] = KnobField(knob, field)
+    return found
+
+
+def _of_split(change: Difference) -> AllowanceName:
+    # Another micro-batch is exact, unless the model couples samples (batch norm, router loss).
+    if change.facts.split_changes is not None:
+        return "method"
+    return "numerics" if change.facts.batch_coupled else "exact"
+
+
+def _of_layout(change: Difference) -> AllowanceName:
+    # Another layout of the same samples, in rows or over ranks, changes the random numbers of dropout, and padding and
+    # size of the micro-batches that a model may couple.
+    return "numerics" if change.facts.has_dropout or change.facts.batch_coupled else "exact"
+
+
+def _of_compiling(change: Difference) -> AllowanceName:
+    # Compiling may switch TF32 on, and compiled dropout draws other random numbers.
+    return "numerics" if change.facts.has_dropout or change.rounds else "exact"
+
+
+def _of_optimizer(change: Difference) -> AllowanceName:
+    same_update = {"adamw_torch", "adamw_torch_fused"}  # scheduled differently on the device
+    return "exact" if {change.before, change.after} <= same_update else "optimizer"
+
+
+def _of_precision(change: Difference) -> AllowanceName:
+    return "method" if "pure_bf16" in (change.before, change.after) else "numerics"
+
+
+def _of_sharding(change: Difference) -> AllowanceName:
+    # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
+    # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
+    # (`set_mixed_precision`); DeepSpeed trains 16-bit weights with fp32 masters.
+    libraries = {sharding.partition("_")[0] for sharding in (change.before, change.after)}
+    return "numerics" if change.precision in ("bf16", "fp16") and len(libraries) > 1 else "exact"
+
 
 # Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
 LARGEST_BATCH = 1 << 20
@@ -44,18 +180,18 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 class Parallelism(Value):
     """How one training is spread over devices: world size = data x tensor x sequence parallel."""
 
-    world_size: Annotated[PositiveInt, Knob(knob.of_redrawing, "devices", feature="several")] = Field(
+    world_size: Annotated[PositiveInt, Knob(_of_layout, "devices", feature="several")] = Field(
         default=1, description="number of processes, one per device"
     )
-    sharding: Annotated[Sharding, Knob(knob.of_sharding, "sharding", feature="sharding={}")] = Field(
+    sharding: Annotated[Sharding, Knob(_of_sharding, "sharding", feature="sharding={}")] = Field(
         default="none",
         description="how data-parallel ranks shard weights, gradients and optimizer states: none is DDP, fsdp is "
         "FSDP2, zero is DeepSpeed",
     )
-    tensor_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "tensor-parallel")] = Field(
+    tensor_parallel: Annotated[PositiveInt, Knob(_of_layout, "tensor-parallel")] = Field(
         default=1, description="devices that share each layer's matrices"
     )
-    sequence_parallel: Annotated[PositiveInt, Knob(knob.of_redrawing, "sequence-parallel")] = Field(
+    sequence_parallel: Annotated[PositiveInt, Knob(_of_layout, "sequence-parallel")] = Field(
         default=1,
         exclude_if=lambda degree: degree == 1,
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
@@ -101,20 +237,20 @@ class TrainConfig(Value):
         ('adamw_torch_fused', 'all-linear')
     """
 
-    per_device_train_batch_size: Annotated[PositiveInt, Knob(knob.of_split, "micro-batch", argument="always")] = Field(
+    per_device_train_batch_size: Annotated[PositiveInt, Knob(_of_split, "micro-batch", argument="always")] = Field(
         le=LARGEST_BATCH, description="the micro-batch, in samples"
     )
-    precision: Annotated[Precision, Knob(knob.of_precision, feature=each("precision={}"))] = Precision.FP32
-    tf32: Annotated[bool, Knob(knob.of_rounding, feature="tf32", word="tf32")] = Field(
-        default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer"
-    )
-    optim: Annotated[OptimizerName, Knob(knob.of_optimizer, argument="always", feature=each("optim={}"))] = Field(
+    precision: Annotated[Precision, Knob(_of_precision, feature="precision={}".format)] = Precision.FP32
+    tf32: Annotated[
+        bool, Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32", word="tf32")
+    ] = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
+    optim: Annotated[OptimizerName, Knob(_of_optimizer, argument="always", feature="optim={}".format)] = Field(
         default="adamw_torch_fused", description="name of the optimizer in transformers"
     )
     checkpointing: Annotated[Checkpointing, Knob("exact", feature="checkpointing={}", word="checkpointing {}")] = "none"
     # None: the model has no attention.
     attn_implementation: Annotated[
-        str | None, Knob("exact", "attention", feature=each("attention={}"), word="{} attention")
+        str | None, Knob("exact", "attention", feature="attention={}".format, word="{} attention")
     ] = Field(default=None, description="attention kernel, such as sdpa, eager or flash_attention_2")
     # None: the model has no experts to choose for.
     experts_implementation: Annotated[str | None, Knob("exact", "experts", feature="experts={}", word="{} experts")] = (
@@ -136,10 +272,10 @@ class TrainConfig(Value):
     )
     torch_compile_backend: Annotated[
         BackendName | None,
-        Knob(knob.of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"),
+        Knob(_of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"),
     ] = Field(default=None, description="None: not compiled")
     torch_compile_mode: Annotated[
-        Mode | None, Knob(knob.of_compiling, "compile-mode", argument="unless default", word=" {}")
+        Mode | None, Knob(_of_compiling, "compile-mode", argument="unless default", word=" {}")
     ] = Field(default=None, description="mode of inductor; None: its default")
     activation_memory_budget: Annotated[
         float | None, Knob("numerics", feature="activation-budget={}", word="activation budget {}")
@@ -182,7 +318,7 @@ class TrainConfig(Value):
         description="order of the samples; batch_rebalance: a step's samples are drawn at random, and cut into "
         "micro-batches of about the same cost in tokens, few long samples or many short ones",
     )
-    packing: Annotated[bool, Knob(knob.of_redrawing, feature="packed", word="packed")] = Field(
+    packing: Annotated[bool, Knob(_of_layout, feature="packed", word="packed")] = Field(
         default=False, description="concatenate the samples of a micro-batch into one row, without padding"
     )
     generation_batch_size: Annotated[

@@ -19,12 +19,12 @@ from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.value import Value
-from autotune.values.nvml import capability_of, driver_errors, index_of, memory_of, nvml_handle, visible_indices
-from autotune.values.optimizers import PACKAGES as OPTIMIZER_PACKAGES
+from autotune.values.nvml import capability_of, driver_errors, memory_of, nvml_handle, visible_indices
+from autotune.values.techniques import PACKAGES as OPTIMIZER_PACKAGES
 
 # Share of the free memory that the default budget leaves out: memory use of other processes varies, and the allocator
 # fragments more in a training run of hours than in a trial of seconds.
-DEFAULT_MARGIN = 0.08
+_MARGIN = 0.08
 
 # Environment variable with settings of torch's allocator, and its older name.
 ALLOCATOR_VARIABLE, _OLD_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
@@ -97,23 +97,29 @@ class Hardware(Value):
         return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
 
     @property
+    def default_budget_bytes(self) -> int:
+        """The default memory budget: the free memory less a margin."""
+        return int(self.free_bytes * (1 - _MARGIN))
+
+    @property
     def is_cpu(self) -> bool:
         """Whether training runs on the host's processor."""
         return self.kind == "cpu"
 
+    def _computes_in(self, dtype: str) -> bool:
+        if self.arithmetic is not None:
+            return dtype in self.arithmetic
+        return self.capability is not None and self.capability >= (8, 0)
+
     @property
     def has_tf32(self) -> bool:
         """Whether it computes in TensorFloat-32: Ampere (compute capability 8.0) or newer."""
-        if self.arithmetic is not None:
-            return "tf32" in self.arithmetic
-        return self.capability is not None and self.capability >= (8, 0)
+        return self._computes_in("tf32")
 
     @property
     def has_bf16(self) -> bool:
         """Whether it computes in bf16: Ampere or newer, and every CPU."""
-        if self.arithmetic is not None:
-            return "bf16" in self.arithmetic
-        return self.is_cpu or (self.capability is not None and self.capability >= (8, 0))
+        return self.is_cpu or self._computes_in("bf16")
 
 
 def detect(device: str = "auto") -> Hardware:
@@ -163,27 +169,20 @@ def like_devices(device: str) -> tuple[str, ...]:
         MachineError: The driver doesn't answer.
     """
 
-    def looks(index: int) -> tuple[str, int]:
-        handle = nvml_handle(index)
+    def looks(device: str) -> tuple[str, int]:
+        handle = nvml_handle(device)
         return pynvml.nvmlDeviceGetName(handle), memory_of(handle).total
 
-    own = index_of(device)
     with driver_errors(device):
-        others = [index for index in range(cuda_count()) if index != own and looks(index) == looks(own)]
-    return tuple(f"cuda:{index}" for index in (own, *others))
+        there = [f"cuda:{index}" for index in range(cuda_count())]
+        return device, *(other for other in there if other != device and looks(other) == looks(device))
 
 
 def used_bytes(hardware: Hardware) -> int:
     """Return the bytes of memory that all processes use now, on the device or (CPU, shared memory) on the host."""
-    if hardware.is_cpu:
-        return _host_used_bytes()
-    used = cuda_used_bytes(hardware.device)
-    return _host_used_bytes() if used is None else used
-
-
-def _host_used_bytes() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)
+    used = None if hardware.is_cpu else cuda_used_bytes(hardware.device)
+    host = psutil.virtual_memory()
+    return int(host.total - host.available) if used is None else used
 
 
 def cuda_used_bytes(device: str) -> int | None:
@@ -193,13 +192,13 @@ def cuda_used_bytes(device: str) -> int | None:
         MachineError: The driver doesn't answer.
     """
     with driver_errors(device):
-        return memory_of(nvml_handle(index_of(device))).used
+        return memory_of(nvml_handle(device)).used
 
 
 def cuda_free_bytes(device: str) -> int | None:
     """Return the bytes of a CUDA device that nobody uses; None, and raises, as `cuda_used_bytes` does."""
     with driver_errors(device):
-        memory = memory_of(nvml_handle(index_of(device)))
+        memory = memory_of(nvml_handle(device))
     return None if memory.used is None else memory.free
 
 
@@ -210,20 +209,16 @@ def own_used_bytes(device: str) -> int | None:
     """
     with contextlib.suppress(pynvml.NVMLError, IndexError, psutil.Error):
         own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(index_of(device)))
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
         used = {process.pid: process.usedGpuMemory for process in running if process.pid in own}
         if os.getpid() in used and None not in used.values():
             return sum(map(int, used.values()))
     return None
 
 
-def default_budget_bytes(hardware: Hardware) -> int:
-    """Return the default memory budget in bytes: the free memory less a margin."""
-    return int(hardware.free_bytes * (1 - DEFAULT_MARGIN))
-
-
 def _cpu() -> Hardware:
-    memory = psutil.virtual_memory()
+    memory, flags = psutil.virtual_memory(), _cpuinfo("flags").split()
+    useful = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
     return Hardware(
         kind="cpu",
         device="cpu",
@@ -232,7 +227,7 @@ def _cpu() -> Hardware:
         free_bytes=memory.available,
         cores=len(os.sched_getaffinity(0)),
         host_memory_bytes=memory.total,
-        features=_cpu_features(),
+        features=tuple(feature for feature in useful if feature in flags),
         cxx=_cxx(),
         versions=installed_versions(),
         count=1,
@@ -242,7 +237,7 @@ def _cpu() -> Hardware:
 def _cuda(index: int) -> Hardware:
     device = f"cuda:{index}"
     with driver_errors(device):
-        handle = nvml_handle(index)
+        handle = nvml_handle(device)
         memory = memory_of(handle)
         name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
@@ -290,9 +285,8 @@ def installed_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **found}
 
 
-@functools.cache
+@functools.cache  # a look-up takes milliseconds
 def _version(package: str) -> str | None:
-    """Return the version of a package, or None if it isn't installed or has no valid version. A look-up takes ms."""
     try:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -301,12 +295,12 @@ def _version(package: str) -> str | None:
 
 
 def _cxx() -> str | None:
-    """Return the C++ compiler that torch's inductor finds: $CXX, g++ or clang++."""
+    # $CXX, g++ or clang++, as torch's inductor looks for it
     return next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), None)
 
 
 def _has_cc() -> bool:
-    """Return whether Triton finds a C compiler (its `runtime/build.py`): $CC if set, otherwise gcc or clang."""
+    # $CC if set, otherwise gcc or clang, as Triton looks for it (its `runtime/build.py`)
     named = os.environ.get("CC")
     return any(shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang")) if name)
 
@@ -318,8 +312,3 @@ def _cpuinfo(key: str) -> str:
         return ""
     match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
     return match[1].strip() if match else ""
-
-
-def _cpu_features() -> tuple[str, ...]:
-    flags = set(_cpuinfo("flags").split())
-    return tuple(f for f in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if f in flags)

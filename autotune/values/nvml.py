@@ -60,7 +60,6 @@ def _known(entry: str, count: int) -> str | int | None:
 
 
 def _uuids(count: int) -> Iterator[str]:
-    """Yield the UUIDs of all devices and of their MIG instances."""
     for index in range(count):
         with contextlib.suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -70,7 +69,6 @@ def _uuids(count: int) -> Iterator[str]:
 
 
 def _instances(handle: object) -> Iterator[object]:
-    """Yield the handles of a device's MIG instances, if it has any."""
     with contextlib.suppress(pynvml.NVMLError):
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return
@@ -79,19 +77,14 @@ def _instances(handle: object) -> Iterator[object]:
                 yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def index_of(device: str) -> int:
-    """Return the index of a torch device: 2 for 'cuda:2', 0 for 'cuda'."""
-    return int(device.partition(":")[2] or 0)
-
-
-def nvml_handle(index: int) -> object:
-    """Return NVML's handle of a CUDA device; `index` counts the devices in CUDA_VISIBLE_DEVICES.
+def nvml_handle(device: str) -> object:
+    """Return NVML's handle of a torch device ('cuda:2'), whose number counts the devices in CUDA_VISIBLE_DEVICES.
 
     Raises:
         pynvml.NVMLError: The driver doesn't answer.
         IndexError: There is no such device.
     """
-    entry = visible_indices()[index]
+    entry = visible_indices()[int(device.partition(":")[2] or 0)]
     if isinstance(entry, str):
         return pynvml.nvmlDeviceGetHandleByUUID(entry)
     handle = pynvml.nvmlDeviceGetHandleByIndex(entry)

@@ -1,19 +1,23 @@
-"""The problem of a search: the training, its device and budget, the allowed changes, the objective, and the places."""
+"""The problem of a search (training, device, budget, allowed changes, objective, places) and the events while it runs.
+
+The command line displays the events, callers of the API may observe them.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.knob import Allowance
 from autotune.values.model import ModelFacts
-from autotune.values.trial import Measurement
+from autotune.values.trial import Measurement, Prediction, Purpose, TrialResult
 from autotune.values.workload import Workload
 
 
@@ -107,3 +111,96 @@ class Allotment(Value):
         default=False, description="whether concurrent trials share one processor, and disturb each other"
     )
     notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+
+
+class Note(Value):
+    """A line for every user: a default that was chosen, a condition of the machine, a warning."""
+
+    text: str
+
+
+class Detail(Value):
+    """A line for `--verbose`, such as why a configuration was refused."""
+
+    text: str
+
+
+class Phase(StrEnum):
+    """A phase of a search: announced before the first trial, then given by the purposes of the trials."""
+
+    LOOKING = "looking at the machine and the model"
+    WAITING = "waiting for a quiet machine"
+    PREDICTING = "predicting"
+    BASELINE = "baseline"
+    SEARCHING = "searching"
+    CONFIRMING = "confirming"
+    CHECKING = "checking"
+    EXPLAINING = "explaining"
+
+    @classmethod
+    def of(cls, purpose: Purpose) -> Phase:
+        """Return the phase that trials of this purpose belong to."""
+        return _PHASES.get(purpose, cls.CHECKING)
+
+
+_PHASES = {
+    Purpose.BASELINE: Phase.BASELINE,
+    Purpose.SEARCH: Phase.SEARCHING,
+    Purpose.FINAL: Phase.CONFIRMING,
+    Purpose.EXPLAIN: Phase.EXPLAINING,
+}
+
+
+class PhaseBegan(Value):
+    """A phase without trials has begun."""
+
+    phase: Phase
+
+
+class Leader(Value):
+    """The fastest configuration so far."""
+
+    changes: tuple[Change, ...]
+    samples_per_second: float
+    peak_bytes: int | None
+    speedup: float | None  # over the baseline; None: the baseline has no rate
+
+
+class Standing(Value):
+    """Progress of a search: the memory budget, and how many trials ended in which way."""
+
+    memory_bytes: PositiveInt
+    completed: NonNegativeInt
+    out_of_memory: NonNegativeInt
+    failed: NonNegativeInt  # for other reasons than memory
+    refused: NonNegativeInt  # configurations that were refused without a trial
+    leader: Leader | None
+
+
+class TrialStarted(Value):
+    """A trial is about to run."""
+
+    number: int
+    purpose: Purpose
+    config: TrainConfig
+    changes: tuple[Change, ...]
+    time_left_s: float
+    trials_left: int
+    prediction: Prediction | None = None
+    standing: Standing | None = None
+
+
+class TrialEnded(Value):
+    """A trial has ended; its result is on disk."""
+
+    result: TrialResult
+    changes: tuple[Change, ...]
+    standing: Standing | None = None
+
+
+Event = Note | Detail | PhaseBegan | TrialStarted | TrialEnded
+Observer = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Ignore an event."""

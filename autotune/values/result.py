@@ -15,11 +15,10 @@ from pydantic import AliasChoices, Field
 
 from autotune.units import show_rate
 from autotune.value import Value, save_value
-from autotune.values.checks import LossVerdict, Soaked
-from autotune.values.config import TrainConfig
+from autotune.values.budget import LossVerdict, Soaked
+from autotune.values.config import Allowance, TrainConfig, deepest_class
 from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.hardware import Hardware
-from autotune.values.knob import Allowance, deepest_class
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent, ends_s

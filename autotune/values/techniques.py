@@ -1,13 +1,14 @@
-"""Tables of activation checkpointing, of backends of torch.compile, and of values that are not offered.
+"""Tables of techniques: activation checkpointing, backends of torch.compile, optimizers, and values not offered.
 
 Activation checkpointing stores the inputs of layers and computes their activations again in the backward pass
-(arXiv:1604.06174).
+(arXiv:1604.06174). `OPTIMIZERS` has a row for each name of `OptimizerNames` in transformers 5.23 (a test compares it
+with the installed version), from its `trainer_optimizer.py` and from running each; `cost.optimizers` has their memory
+and time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator
 
@@ -16,17 +17,11 @@ from autotune.errors import suggestion
 Checkpointing = Literal["none", "full", "every-2nd", "every-4th", "offload"]
 
 
-@dataclass(frozen=True)
-class CheckpointingKind:
-    """Options of a kind of activation checkpointing.
+class CheckpointingKind(NamedTuple):
+    """Options of a kind of activation checkpointing."""
 
-    Attributes:
-        every: Every n-th layer is checkpointed; the others store their activations.
-        offload: Inputs of layers are stored in pinned host memory.
-    """
-
-    every: int = 1
-    offload: bool = False
+    every: int = 1  # every n-th layer is checkpointed; the others store their activations
+    offload: bool = False  # inputs of layers are stored in pinned host memory
 
 
 CHECKPOINTING: dict[Checkpointing, CheckpointingKind] = {
@@ -56,13 +51,12 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
 
 
 # In ascending order of the activations kept on the device.
-_LIGHTEST_FIRST = (("offload",), ("full",), ("every-2nd",), ("every-4th",), ("none",))
+_LIGHTEST_FIRST: tuple[Checkpointing, ...] = ("offload", "full", "every-2nd", "every-4th", "none")
 
 
 def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
     """Return whether `one` surely keeps fewer activations on the device than `other`."""
-    rank = {kind: i for i, kinds in enumerate(_LIGHTEST_FIRST) for kind in kinds}
-    return rank[one] < rank[other]
+    return _LIGHTEST_FIRST.index(one) < _LIGHTEST_FIRST.index(other)
 
 
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
@@ -88,35 +82,25 @@ def checkpointing_of(options: dict[str, object]) -> Checkpointing:
 BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
 
 
-def _known(name: str) -> str:
+def _backend(name: str) -> str:
     if name not in BACKENDS:
-        suggested = suggestion(name, BACKENDS)
-        known = ", ".join(BACKENDS)
-        raise ValueError(f"{name!r} is no backend of torch.compile for training: expected {known}{suggested}")
+        expected = f"expected {', '.join(BACKENDS)}{suggestion(name, BACKENDS)}"
+        raise ValueError(f"{name!r} is no backend of torch.compile for training: {expected}")
     return name
 
 
-BackendName = Annotated[str, AfterValidator(_known)]
+BackendName = Annotated[str, AfterValidator(_backend)]
 
 # Modes of inductor: `torch._inductor.list_mode_options()`.
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 # Reasons why values that guides recommend are not offered.
 _GONE_ATTENTION = "BetterTransformer is gone from transformers; sdpa replaced it"
-_FP8 = (
-    "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own launcher), so what "
-    "was measured could not be exported; bf16 is the nearest"
-)
-_QAT = (
-    "quantization-aware training is not offered (transformers' Trainer has no way to it, torchao's is a recipe of its "
-    "own); nf4 or int8 train an adapter on packed weights"
-)
-_HUB_KERNELS = "kernels of a repository on the hub are not offered: its code would run by name alone"
-
 _REASONS = {
     ("attn_implementation", "bettertransformer"): _GONE_ATTENTION,
     ("attn_implementation", "better_transformer"): _GONE_ATTENTION,
-    ("precision", "fp8"): _FP8,
+    ("precision", "fp8"): "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own "
+    "launcher), so a measured configuration could not be exported; bf16 is the nearest",
     ("optim", "adamw"): "there are several: adamw_torch_fused (the Trainer's default), adamw_torch, adamw_bnb_8bit ...",
     ("adapter", "qlora"): "QLoRA is LoRA on weights of 4 bits: --fix adapter=lora,quantization=nf4",
 }
@@ -127,7 +111,118 @@ def why_not(parameter: str, value: object) -> str | None:
     if not isinstance(value, str):
         return None
     if parameter == "quantization" and "qat" in value.lower():
-        return _QAT
+        return (
+            "quantization-aware training is not offered (transformers' Trainer has no way to it, torchao's is a recipe "
+            "of its own); nf4 or int8 train an adapter on packed weights"
+        )
     if parameter in ("attn_implementation", "experts_implementation") and "/" in value:
-        return _HUB_KERNELS
+        return "kernels of a repository on the hub are not offered: its code would run by name alone"
     return _REASONS.get((parameter, value.lower()))
+
+
+class OptimizerFacts(NamedTuple):
+    """Requirements and properties of an optimizer."""
+
+    class_name: str = ""  # qualified name of the class that runs
+    package: str | None = None  # distribution that it needs beside torch and transformers
+    device: Literal["any", "cuda"] = "any"  # cuda: its kernels need CUDA
+    compiles: bool = False  # its step uses torch.compile, which needs a C++ compiler on a CPU
+    targets: bool = False  # it projects the gradients of chosen layers, which `optim_target_modules` has to name
+    updates_in_backward: bool = False  # with accumulation in every micro-batch
+    attributes: tuple[tuple[str, object], ...] = ()  # a trial verifies them (`execution.effects`)
+    takes_bf16: bool = True  # whether it has kernels for gradients in bf16 on CUDA
+    unusable: str | None = None  # why it can't run anywhere; None: it can
+
+
+def _torch(name: str, **attributes: object) -> OptimizerFacts:
+    return OptimizerFacts(f"torch.optim.{name}", attributes=tuple(attributes.items()))
+
+
+def _bitsandbytes(name: str, bits: int, *, paged: bool = False) -> OptimizerFacts:
+    attributes: tuple[tuple[str, object], ...] = (("optim_bits", bits), *([("is_paged", True)] if paged else []))
+    return OptimizerFacts(
+        f"bitsandbytes.optim.{name}",
+        package="bitsandbytes",
+        device="cuda" if paged else "any",
+        attributes=attributes,
+        takes_bf16=name != "rmsprop.RMSprop",
+    )
+
+
+def _projected(name: str, *, layerwise: bool = False, cuda: bool = False) -> OptimizerFacts:
+    return OptimizerFacts(
+        "transformers.trainer_pt_utils.LayerWiseDummyOptimizer" if layerwise else name,
+        package=name.partition(".")[0].replace("_", "-"),
+        device="cuda" if cuda else "any",
+        targets=True,
+        updates_in_backward=layerwise,
+    )
+
+
+OPTIMIZERS: dict[str, OptimizerFacts] = {
+    "adafactor": OptimizerFacts("transformers.optimization.Adafactor"),
+    "adagrad": _torch("adagrad.Adagrad"),
+    "adalomo": OptimizerFacts(
+        "lomo_optim.adalomo.AdaLomo", package="lomo-optim", device="cuda", updates_in_backward=True
+    ),
+    "adamw_8bit": _bitsandbytes("adamw.AdamW", 8),
+    "adamw_anyprecision": OptimizerFacts(
+        unusable="torchdistx, which it is from, is archived and has no build for this torch; pure_bf16 with "
+        "adafactor or adamw_bnb_8bit saves as much"
+    ),
+    "adamw_bnb_8bit": _bitsandbytes("adamw.AdamW", 8),
+    "adamw_torch": _torch("adamw.AdamW", fused=None),
+    "adamw_torch_4bit": OptimizerFacts("torchao.optim.adam.AdamW4bit", package="torchao", compiles=True),
+    "adamw_torch_8bit": OptimizerFacts("torchao.optim.adam.AdamW8bit", package="torchao", compiles=True),
+    "adamw_torch_fused": _torch("adamw.AdamW", fused=True),
+    "adamw_torch_npu_fused": OptimizerFacts(unusable="it needs an Ascend NPU (torch_npu)"),
+    "adamw_torch_xla": OptimizerFacts(unusable="it needs an XLA device (torch_xla)"),
+    "ademamix": _bitsandbytes("ademamix.AdEMAMix", 32),
+    "ademamix_8bit": _bitsandbytes("ademamix.AdEMAMix", 8),
+    "apollo_adamw": _projected("apollo_torch.apollo.AdamW"),
+    "apollo_adamw_layerwise": _projected("apollo_torch.apollo.AdamW", layerwise=True),
+    "galore_adafactor": _projected("galore_torch.adafactor.Adafactor"),
+    "galore_adafactor_layerwise": OptimizerFacts(
+        unusable="transformers gives it a learning rate and a relative step, which it refuses; galore_adafactor works"
+    ),
+    "galore_adamw": _projected("galore_torch.adamw.AdamW"),
+    "galore_adamw_8bit": _projected("galore_torch.adamw8bit.AdamW8bit", cuda=True),
+    "galore_adamw_8bit_layerwise": _projected("galore_torch.adamw8bit.AdamW8bit", layerwise=True, cuda=True),
+    "galore_adamw_layerwise": _projected("galore_torch.adamw.AdamW", layerwise=True),
+    "grokadamw": OptimizerFacts("grokadamw.grokadamw.GrokAdamW", package="grokadamw"),
+    "lion_32bit": _bitsandbytes("lion.Lion", 32),
+    "lion_8bit": _bitsandbytes("lion.Lion", 8),
+    "lomo": OptimizerFacts("lomo_optim.lomo.Lomo", package="lomo-optim", updates_in_backward=True),
+    "paged_ademamix_32bit": _bitsandbytes("ademamix.AdEMAMix", 32, paged=True),
+    "paged_ademamix_8bit": _bitsandbytes("ademamix.AdEMAMix", 8, paged=True),
+    "paged_adamw_32bit": _bitsandbytes("adamw.AdamW", 32, paged=True),
+    "paged_adamw_8bit": _bitsandbytes("adamw.AdamW", 8, paged=True),
+    "paged_lion_32bit": _bitsandbytes("lion.Lion", 32, paged=True),
+    "paged_lion_8bit": _bitsandbytes("lion.Lion", 8, paged=True),
+    "rmsprop": _torch("rmsprop.RMSprop"),
+    "rmsprop_bnb": _bitsandbytes("rmsprop.RMSprop", 32),
+    "rmsprop_bnb_32bit": _bitsandbytes("rmsprop.RMSprop", 32),
+    "rmsprop_bnb_8bit": _bitsandbytes("rmsprop.RMSprop", 8),  # small weights have states in 32 bits
+    "schedule_free_adamw": OptimizerFacts("schedulefree.adamw_schedulefree.AdamWScheduleFree", package="schedulefree"),
+    "schedule_free_radam": OptimizerFacts("schedulefree.radam_schedulefree.RAdamScheduleFree", package="schedulefree"),
+    "schedule_free_sgd": OptimizerFacts("schedulefree.sgd_schedulefree.SGDScheduleFree", package="schedulefree"),
+    "sgd": _torch("sgd.SGD"),
+    "stable_adamw": OptimizerFacts("optimi.stableadamw.StableAdamW", package="torch-optimi"),
+}
+
+# Names that transformers 5 has removed, and their equivalents.
+SUCCESSORS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+
+
+def _optimizer(name: str) -> str:
+    if name in SUCCESSORS:
+        raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
+    if name not in OPTIMIZERS:
+        raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
+    return name
+
+
+OptimizerName = Annotated[str, AfterValidator(_optimizer)]
+
+# All distributions that optimizers need.
+PACKAGES = tuple(sorted({facts.package for facts in OPTIMIZERS.values() if facts.package is not None}))

@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
-from autotune.values.checks import CheckTask, LossCurve, Soaked
+from autotune.values.budget import CheckTask, LossCurve, Soaked
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
-from autotune.values.user_code import OwnFound
-from autotune.values.workload import LengthProfile, Workload
+from autotune.values.workload import LengthProfile, OwnFound, Workload
 
 
 class TrialStatus(StrEnum):

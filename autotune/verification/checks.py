@@ -15,12 +15,12 @@ from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState
 from autotune.space.history import History
 from autotune.space.knobs import changes
 from autotune.units import show_memory, show_time
-from autotune.values.budget import Effort
-from autotune.values.checks import (
+from autotune.values.budget import (
     DEFAULT_LOSS_STEPS,
     PASSES,
     UNEVEN_ROUTING,
     CheckTask,
+    Effort,
     LossCurve,
     LossTask,
     LossVerdict,

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from autotune.planning.plan import SearchState
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
-from autotune.values.hardware import DEFAULT_MARGIN
 from autotune.values.statistics import (
     CPU_DRIFT,
     PARTS,
@@ -137,7 +136,7 @@ class Finals:
             self._takes_turns
             and len(contenders) > 1
             and len(measured) == len(contenders)
-            and together <= self.plan.hardware.free_bytes * (1 - DEFAULT_MARGIN)
+            and together <= self.plan.hardware.default_budget_bytes
             and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
             and self.ran_in_turn()
         )

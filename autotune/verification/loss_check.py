@@ -26,9 +26,8 @@ import statistics
 from collections.abc import Sequence
 from enum import StrEnum
 
-from autotune.values.checks import LossCurve, LossVerdict
-from autotune.values.config import Precision
-from autotune.values.knob import Allowance, deepest_class
+from autotune.values.budget import LossCurve, LossVerdict
+from autotune.values.config import Allowance, Precision, deepest_class
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change
 

@@ -13,8 +13,7 @@ from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import WORTH_A_WARNING, Conditions
-from autotune.values.config import TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.result import shown_rate
 from autotune.values.statistics import drift
 from autotune.values.trial import Measurement, TrialResult, TrialStatus

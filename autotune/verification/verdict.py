@@ -14,8 +14,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_rate
-from autotune.values.config import TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
 from autotune.values.result import Arguments, Compilation, Contender, ResultData, Speedup, TrialRow, Verdict, rows_of
 from autotune.values.time_spent import spent_on

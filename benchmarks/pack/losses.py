@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from autotune.values.checks import PASSES, LossCurve, LossTask
-from autotune.values.knob import Allowance
+from autotune.values.budget import PASSES, LossCurve, LossTask
+from autotune.values.config import Allowance
 from autotune.values.problem import Change
 from autotune.values.trial import Purpose
 from autotune.verification.loss_check import compare

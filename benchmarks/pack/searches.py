@@ -12,7 +12,7 @@ from autotune.output.table import verdict_line
 from autotune.search.tuner import SearchInterrupted
 from autotune.tuning_result import TuningResult
 from autotune.units import GIB
-from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.problem import Event, Note, TrialEnded
 from pack.alarm import OutOfTime
 from pack.check import Check
 from pack.models import reference

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from autotune.units import GIB, show_memory
 from autotune.values.conditions import other_processes
-from autotune.values.hardware import Hardware, default_budget_bytes, detect
+from autotune.values.hardware import Hardware, detect
 from autotune.values.trial import TrialStatus
 from pack.check import Check
 from pack.models import workload
@@ -42,8 +42,8 @@ def share_device(session: Session) -> None:
         session.report.check(
             Check(
                 "a budget leaves the memory of others alone",
-                default_budget_bytes(beside) < LEFT_BYTES,
-                f"{show_memory(held)} held, {show_memory(default_budget_bytes(beside))} of "
+                beside.default_budget_bytes < LEFT_BYTES,
+                f"{show_memory(held)} held, {show_memory(beside.default_budget_bytes)} of "
                 f"{show_memory(beside.memory_bytes)} to train in; {others} other processes seen",
             )
         )

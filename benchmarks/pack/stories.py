@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autotune.output.table import measurement_detail, trial_line
 from autotune.units import show_memory
-from autotune.values.checks import SoakTask
+from autotune.values.budget import SoakTask
 from autotune.values.problem import Change
 from autotune.values.trial import Failure, Memory, TrialResult, TrialStatus
 from pack.check import Check, Kind

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.execution.runner import LocalRunner
 from autotune.space.rules import refusals
 from autotune.values.config import TrainConfig
-from autotune.values.hardware import Hardware, default_budget_bytes
+from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Limits, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 from pack.check import Check
@@ -69,7 +69,7 @@ def request_of(
         device=hardware.device,
         accumulation_steps=min(2, task.accumulation_steps(config)),
         limits=Limits(
-            memory_bytes=memory_bytes or default_budget_bytes(hardware),
+            memory_bytes=memory_bytes or hardware.default_budget_bytes,
             timeout_s=TIMEOUT_S,
             discarded_steps=2,
             measure_steps=4,

@@ -15,8 +15,7 @@ import pynvml
 
 from autotune.errors import MachineError
 from autotune.execution.environment import launcher_environment
-from autotune.values.hardware import detect
-from autotune.values.nvml import nvml_handle
+from autotune.values.hardware import detect, nvml_handle
 from pack.check import Check
 from pack.session import Session, modules_path
 
@@ -31,8 +30,8 @@ print(json.dumps([str(torch.cuda.get_device_properties(i).uuid) for i in range(t
 
 def check_forms(session: Session) -> None:
     """Look under each form, all at once."""
-    uuid = uuid_of(int(session.hardware.device.partition(":")[2]))
-    index = pynvml.nvmlDeviceGetIndex(nvml_handle(int(session.hardware.device.partition(":")[2])))
+    uuid = uuid_of(session.hardware.device)
+    index = pynvml.nvmlDeviceGetIndex(nvml_handle(session.hardware.device))
     forms: dict[str, tuple[str, str | None]] = {
         "index": (str(index), uuid),
         "UUID": (uuid, uuid),
@@ -62,9 +61,9 @@ def judged(name: str, found: dict[str, Any], uuid: str | None) -> Check:
     )
 
 
-def uuid_of(index: int) -> str:
-    """Return the UUID of the CUDA device `index`, as CUDA counts."""
-    return str(pynvml.nvmlDeviceGetUUID(nvml_handle(index)))
+def uuid_of(device: str) -> str:
+    """Return the UUID of a torch device ('cuda:0')."""
+    return str(pynvml.nvmlDeviceGetUUID(nvml_handle(device)))
 
 
 def prefix_of(uuid: str, every: list[str]) -> str:

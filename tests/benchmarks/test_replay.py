@@ -22,7 +22,7 @@ from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.values.budget import Effort
-from autotune.values.events import Event, TrialEnded
+from autotune.values.problem import Event, TrialEnded
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)

@@ -12,7 +12,7 @@ from autotune.exports.launch_files import DEEPSPEED, text_of
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 SHARDED = make_config(4, parallelism=Parallelism(world_size=2, sharding="zero_2"))
 

@@ -15,7 +15,7 @@ from autotune.training.build import build_config
 from autotune.training.heads import default_task
 from autotune.training.image_text import image_text
 from autotune.training.resolve import resolve
-from autotune.values.checks import SoakTask
+from autotune.values.budget import SoakTask
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.estimate import Evaluation
 from autotune.values.hardware import detect

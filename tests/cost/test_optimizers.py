@@ -15,7 +15,7 @@ from autotune.cost.memory import components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
 from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
 from autotune.cost.sharding import ONE_DEVICE, share_of
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 
 SHAPES = ((300, 200), (300, 200), (200, 100), (70,))
 

@@ -8,7 +8,7 @@ from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting
 from autotune.storage.home import rates_of
 from autotune.value import read_value, write_value
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 
 def test_the_answer_names_the_change_that_fits_though_the_search_may_not_make_it(wide_llama, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from autotune.estimates.ranking import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
 from autotune.units import GIB
 from autotune.values.catalogue.gpus import gpus
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 PARAMETERS = {
     "precision": ["bf16", "fp32", "pure_bf16"],

@@ -7,7 +7,7 @@ from autotune.estimates.estimate import report
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
 from autotune.units import GIB
-from autotune.values.hardware import default_budget_bytes, detect
+from autotune.values.hardware import detect
 
 GPU = "rtx-3070"  # 7.8 GiB
 REFUSED = {
@@ -93,7 +93,7 @@ def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama
     assert found.workload.sequence_length == 64
     assert found.workload.global_batch_size == 8
     assert found.device.hardware.is_cpu
-    assert found.device.memory_bytes == pytest.approx(default_budget_bytes(detect("cpu")), rel=0.3)
+    assert found.device.memory_bytes == pytest.approx(detect("cpu").default_budget_bytes, rel=0.3)
     assert found.device.rates == "table"
     assert any("autotune doctor --calibrate" in note for note in found.notes)
     limited = report(

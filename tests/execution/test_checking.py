@@ -19,7 +19,7 @@ from autotune.execution.trial import Trial
 from autotune.training.build import build_config
 from autotune.training.corpus import prepare
 from autotune.training.resolve import resolve
-from autotune.values.checks import LossTask, SoakTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Memory, Purpose, TrialStatus
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, reported_split
 from autotune.space.knobs import allowance_of
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 
 def test_what_another_seed_changes_is_not_put_down_to_the_split():

@@ -15,7 +15,7 @@ import pytest
 from autotune.execution.runner import LocalRunner
 from autotune.training.corpus import prepare
 from autotune.training.resolve import resolve
-from autotune.values.checks import LossTask
+from autotune.values.budget import LossTask
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import Task

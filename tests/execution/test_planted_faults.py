@@ -20,8 +20,7 @@ from autotune.training.resolve import resolve
 from autotune.value import sha256_of, write_value
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, Description, Refusal, TrialStatus
-from autotune.values.user_code import CODE_FILE, OwnCode
-from autotune.values.workload import Workload
+from autotune.values.workload import CODE_FILE, OwnCode, Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEEDS_FLAG = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from benches import Bench
 
 from autotune.execution.processes import shared_files
 from autotune.training.resolve import resolve
-from autotune.values.checks import LossTask, SoakTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import Parallelism
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 

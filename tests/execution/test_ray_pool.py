@@ -34,8 +34,7 @@ from autotune.execution.runner import trial_directory
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.value import read_value
-from autotune.values.events import TrialEnded
-from autotune.values.problem import Fleet
+from autotune.values.problem import Fleet, TrialEnded
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

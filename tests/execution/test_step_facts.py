@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from autotune.execution.describe import run_examine
 from autotune.value import sha256_of, write_value
 from autotune.values.trial import Description, ExamineRequest, Refusal
-from autotune.values.user_code import STEP_FILE, OwnStep
+from autotune.values.workload import STEP_FILE, OwnStep
 
 ROWS = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
 

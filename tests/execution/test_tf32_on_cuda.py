@@ -16,8 +16,7 @@ from autotune.training.baseline import baseline_config
 from autotune.values.hardware import TF32_VARIABLE, detect
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, TrialStatus
-from autotune.values.user_code import OwnCode
-from autotune.values.workload import Workload
+from autotune.values.workload import OwnCode, Workload
 
 pytestmark = pytest.mark.cuda
 

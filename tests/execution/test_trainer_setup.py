@@ -10,11 +10,10 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 
 from autotune.errors import InputError
 from autotune.training.baseline import UserArguments, baseline_config
-from autotune.values.checks import LossTask, SoakTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
-from autotune.values.user_code import Held, OwnCode
-from autotune.values.workload import Workload
+from autotune.values.workload import Held, OwnCode, Workload
 
 NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
 

@@ -14,7 +14,7 @@ from transformers import Trainer, TrainingArguments
 
 from autotune.execution.job import PROCESS_FILE
 from autotune.execution.trial import Trial, watch_losses
-from autotune.values.checks import LossTask
+from autotune.values.budget import LossTask
 from autotune.values.time_spent import Stopwatch
 
 GUARD = SimpleNamespace(relax=None, step_ended=None, retries=None)

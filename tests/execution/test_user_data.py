@@ -11,9 +11,9 @@ from factories import make_config, make_request, make_workload
 
 from autotune.cost.family import shape_of
 from autotune.execution.user_data import View, lengths_of, longest_of, ordered, record_lengths, trained_by, view
-from autotune.values.checks import LossTask
+from autotune.values.budget import LossTask
 from autotune.values.model import Task
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4]
 ROWS = [{"input_ids": list(range(n)), "number": i} for i, n in enumerate(LENGTHS)]

@@ -15,7 +15,7 @@ from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.arguments import plan
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.loss import base_model
-from autotune.values.user_code import Held, OwnCode
+from autotune.values.workload import Held, OwnCode
 
 # peft and users say it by the older name.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")

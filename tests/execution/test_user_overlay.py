@@ -15,7 +15,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 from autotune.errors import InputError
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.value import sha256_of
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "in_place")
 

@@ -15,7 +15,7 @@ from planted import planted
 from autotune.value import sha256_of
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Measurement, TrialResult, TrialStatus
-from autotune.values.user_code import STEP_FILE, OwnStep
+from autotune.values.workload import STEP_FILE, OwnStep
 
 MIB = 1 << 20
 

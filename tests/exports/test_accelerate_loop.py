@@ -4,7 +4,7 @@ import pytest
 from transformers import Trainer, TrainingArguments
 
 from autotune.exports import accelerate_loop
-from autotune.values.optimizers import OPTIMIZERS
+from autotune.values.techniques import OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", accelerate_loop.NAMES)

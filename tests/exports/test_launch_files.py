@@ -16,11 +16,11 @@ from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP
 from autotune.planning.plan import SearchState
 from autotune.training.arguments import laid_over, plan
 from autotune.tuning_result import TuningResult, with_methods
-from autotune.values.checks import Soaked
+from autotune.values.budget import Soaked
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.trial import Purpose
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 

@@ -21,8 +21,7 @@ from autotune.exports.targets import drafts
 from autotune.exports.winner import Draft
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load
-from autotune.values.user_code import OwnCode
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, OwnCode
 
 BENIGN = "benign"
 HOSTILE = (

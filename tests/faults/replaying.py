@@ -31,7 +31,7 @@ from autotune.execution.outcome import outcome_file
 from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedSearch
 from autotune.value import read_value, write_value
-from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.budget import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.trial import Outcome, TrialRequest
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"

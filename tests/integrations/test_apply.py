@@ -15,7 +15,7 @@ from autotune.planning.plan import SearchState
 from autotune.storage.results import read_result
 from autotune.values.config import Parallelism
 from autotune.values.trial import Purpose
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 

@@ -17,7 +17,7 @@ from autotune.cli.main import app
 from autotune.integrations.dashboard import Guard, is_loopback
 from autotune.storage.run_directory import RunDirectory, read_plan
 from autotune.storage.writer import RecordWriter
-from autotune.values.events import ignore
+from autotune.values.problem import ignore
 
 
 @pytest.mark.parametrize(

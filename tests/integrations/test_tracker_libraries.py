@@ -13,7 +13,7 @@ from finished_searches import make_search
 from autotune.errors import InputError
 from autotune.integrations.trackers import Tracking, check
 from autotune.storage.run_directory import RunDirectory
-from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.problem import Event, Note, TrialEnded
 
 pytestmark = [
     pytest.mark.slow,

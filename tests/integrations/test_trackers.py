@@ -19,7 +19,7 @@ from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.value import write_value
-from autotune.values.events import TrialEnded
+from autotune.values.problem import TrialEnded
 from autotune.values.trial import Memory, Prediction, TrialStatus
 
 PLAN = make_plan()

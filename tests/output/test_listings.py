@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autotune.output.listings import preview_table
 from autotune.search.preview import preview
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 
 def drawn(found) -> str:

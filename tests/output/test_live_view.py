@@ -10,7 +10,7 @@ from search_events import make_ended, make_leader, make_standing, make_started
 
 from autotune.output.live_view import LiveView
 from autotune.units import GIB
-from autotune.values.events import Phase, PhaseBegan
+from autotune.values.problem import Phase, PhaseBegan
 from autotune.values.trial import Prediction, Purpose
 
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from search_events import Heard, make_ended, make_started
 
 from autotune.output.progress import Progress, can_be_live, heard_by
-from autotune.values.checks import LossCurve, Soaked
+from autotune.values.budget import LossCurve, Soaked
 from autotune.values.conditions import Conditions
-from autotune.values.events import Detail, Note, Phase, PhaseBegan, ignore
+from autotune.values.problem import Detail, Note, Phase, PhaseBegan, ignore
 from autotune.values.trial import Interval, Phases, Prediction, Purpose
 
 

@@ -53,7 +53,7 @@ def pages(tmp_path_factory):
     from factories import Clock, ScriptedRunner
     from finished_searches import make_search, outcome
 
-    from autotune.values.events import ignore
+    from autotune.values.problem import ignore
 
     folder = tmp_path_factory.mktemp("pages")
     report = make_report(folder / "run")

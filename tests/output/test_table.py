@@ -10,10 +10,10 @@ from rich.console import Console
 
 from autotune.output.report_html import html_of, html_report, report_of
 from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
-from autotune.values.checks import Soaked
+from autotune.values.budget import Soaked
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, TrialStatus
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 
 # Two steps of which one took thirty times as long as the other.
 WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))

@@ -8,7 +8,7 @@ from autotune.errors import InputError
 from autotune.planning.plan import SearchPlan
 from autotune.value import read_value, write_value
 from autotune.values.budget import Effort
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 
 def test_every_configuration_of_a_plan_is_legal_and_there_once_the_baseline_first():

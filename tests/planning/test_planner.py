@@ -11,8 +11,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.planner import disk_notes, loss_steps_of, outline
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import Parallelism
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, Parallelism
 
 
 @pytest.mark.parametrize(

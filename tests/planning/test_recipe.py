@@ -10,7 +10,7 @@ from autotune.errors import InputError
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
 from autotune.space.rules import refusals
-from autotune.values.checks import DEFAULT_LOSS_STEPS
+from autotune.values.budget import DEFAULT_LOSS_STEPS
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.trial import Purpose

@@ -15,12 +15,10 @@ from autotune.planning.plan import request_of
 from autotune.planning.planner import complete, outline
 from autotune.planning.user_loop import UserLoop, space_of
 from autotune.storage.run_directory import RunDirectory
-from autotune.values.config import TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.model import Task
 from autotune.values.trial import Purpose, TrialStatus
-from autotune.values.user_code import STEP_FILE
-from autotune.values.workload import Workload
+from autotune.values.workload import STEP_FILE, Workload
 
 KNOBS = ["per_device_train_batch_size", "precision"]
 

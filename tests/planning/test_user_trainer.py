@@ -17,8 +17,7 @@ from autotune.planning.planner import complete, outline, subject_of
 from autotune.planning.user_trainer import UserTrainer, code_of
 from autotune.values.model import Task
 from autotune.values.trial import Description
-from autotune.values.user_code import OwnCode, OwnFound
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, OwnCode, OwnFound
 
 
 @pytest.fixture(autouse=True)

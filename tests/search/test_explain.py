@@ -15,7 +15,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
-from autotune.values.events import Event, Note, TrialEnded
+from autotune.values.problem import Event, Note, TrialEnded
 from autotune.values.trial import Purpose, TrialRequest, TrialStatus
 
 PRECISION = make_config(16, optim="adamw_torch")
@@ -183,7 +183,7 @@ def test_no_trial_is_begun_that_would_not_end_in_time(explained):
 def test_the_search_can_be_gone_on_with_after_it(explained):
     explained.run()
     from autotune.search.tuner import Tuner
-    from autotune.values.events import ignore
+    from autotune.values.problem import ignore
 
     directory = RunDirectory(explained.path)
     runner = ScriptedRunner(explained.path, outcome)

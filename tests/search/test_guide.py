@@ -25,8 +25,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.search.guide import SAME_FAILURES, Guide, common_cause, proposals
 from autotune.space.history import History
 from autotune.space.space import SearchSpace
-from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome
 

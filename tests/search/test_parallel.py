@@ -27,7 +27,7 @@ from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.value import write_value
-from autotune.values.events import Note, TrialEnded, TrialStarted
+from autotune.values.problem import Note, TrialEnded, TrialStarted
 from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialResult, TrialStatus
 
 PLACES = 4

@@ -10,7 +10,7 @@ from autotune.search.guide import Guide
 from autotune.search.preview import preview
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 
 
 def test_what_may_be_tried_is_counted_with_its_knobs():

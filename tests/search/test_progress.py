@@ -16,7 +16,7 @@ from factories import (
 from autotune.planning.plan import SearchState
 from autotune.search.progress import Pace, Teller
 from autotune.units import GIB
-from autotune.values.events import Detail, Event, Standing, TrialEnded, TrialStarted
+from autotune.values.problem import Detail, Event, Standing, TrialEnded, TrialStarted
 from autotune.values.trial import Memory, Prediction, Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals

@@ -34,10 +34,8 @@ from autotune.storage.recorded import RecordedSearch
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
-from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.events import Note
-from autotune.values.knob import Allowance
-from autotune.values.problem import Objective
+from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.problem import Note, Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
 
 PARAMETERS = {

@@ -24,8 +24,7 @@ from autotune.tuning_result import TuningResult, load
 from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.conditions import OtherProcess
-from autotune.values.events import Event, Note, Phase, PhaseBegan
-from autotune.values.problem import Fleet
+from autotune.values.problem import Event, Fleet, Note, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 

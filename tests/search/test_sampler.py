@@ -20,7 +20,7 @@ from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.events import ignore
+from autotune.values.problem import ignore
 from autotune.values.trial import Memory, Purpose
 
 BASE, BEST = make_config(), make_config(16, precision="bf16")

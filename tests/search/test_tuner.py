@@ -35,10 +35,9 @@ from autotune.space.history import History
 from autotune.storage.results import read_result
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.units import GIB
-from autotune.values.budget import Budget, Effort
-from autotune.values.checks import LossCurve, Soaked
+from autotune.values.budget import Budget, Effort, LossCurve, Soaked
 from autotune.values.config import TrainConfig
-from autotune.values.events import Event, Note, TrialEnded, TrialStarted
+from autotune.values.problem import Event, Note, TrialEnded, TrialStarted
 from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 

@@ -17,8 +17,7 @@ from autotune.space.knobs import (
     shown_changes,
 )
 from autotune.values.adapters import ADAPTERS, LoraAdapter
-from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance, Parallelism, TrainConfig
 
 OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 

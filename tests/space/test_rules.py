@@ -6,8 +6,7 @@ from factories import make_config, make_facts, make_gpu, make_hardware, make_spe
 from autotune.space.rules import refusals
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
-from autotune.values.user_code import Barred, Held, OwnCode
-from autotune.values.workload import LengthProfile, Recipe, Workload
+from autotune.values.workload import Barred, Held, LengthProfile, OwnCode, Recipe, Workload
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
 

@@ -8,8 +8,7 @@ from factories import make_budget, make_config, make_facts, make_gpu, make_hardw
 from autotune.space.file import builtin_spaces, load_space, spaces_directory
 from autotune.space.space import SearchSpace, micro_batches
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_BATCH, Parallelism, TrainConfig
-from autotune.values.knob import Allowance
+from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
 
 ADAPTERS = {"adapter": [None, "lora"], "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}}}
 

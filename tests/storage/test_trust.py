@@ -22,7 +22,7 @@ from autotune.value import sha256_of
 from autotune.values.hardware import detect
 from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Fleet
-from autotune.values.user_code import CODE_FILE, STEP_FILE, OwnCode, OwnStep
+from autotune.values.workload import CODE_FILE, STEP_FILE, OwnCode, OwnStep
 
 REMOTE = make_spec(trust_remote_code=True, config={"auto_map": {"AutoConfig": "configuration.Config"}})
 

@@ -30,8 +30,8 @@ from autotune.storage.record import VARIABLE, Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, in_thread, record_writer
 from autotune.value import write_value
-from autotune.values.checks import SoakTask
-from autotune.values.events import Event, TrialEnded
+from autotune.values.budget import SoakTask
+from autotune.values.problem import Event, TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import Purpose, TrialResult
 

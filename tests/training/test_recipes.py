@@ -13,7 +13,7 @@ from autotune.training import recipe_data, recipes
 from autotune.training.arguments import plan
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
-from autotune.values.checks import LossTask, SoakTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.trial import DescribeRequest, TrialStatus

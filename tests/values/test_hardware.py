@@ -1,47 +1,77 @@
-"""The machine: what is detected, and what follows from it."""
+"""The machine: what is detected, devices as CUDA counts them, and drivers that tell less than most."""
+
+from __future__ import annotations
 
 import psutil
 import pynvml
 import pytest
 from factories import make_gpu, make_hardware
+from typer.testing import CliRunner
 
+from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
+from autotune.execution.noise import HostWatch, watch
+from autotune.values.conditions import other_processes
 from autotune.values.hardware import (
     TF32_VARIABLE,
     cuda_count,
-    default_budget_bytes,
+    cuda_used_bytes,
     detect,
     installed_versions,
     like_devices,
     used_bytes,
 )
 
-GPUS = 3
+UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
+INSTANCES: dict[str, list[str]] = {}  # of devices in MIG mode
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    """An NVIDIA driver with three devices; its answers are those of NVML."""
-
-    def handle_by_index(index: int) -> str:
-        if index >= GPUS:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return f"gpu {index}"
-
+    """NVML with three devices; the returned function has a call of it fail with a code."""
     memory = type("Memory", (), {"total": 40 << 30, "free": 39 << 30, "used": 1 << 30})()
+    part = type("Memory", (), {"total": 10 << 30, "free": 9 << 30, "used": 0})()
+
+    def fail(code):
+        raise pynvml.NVMLError(code)
+
+    def by_uuid(uuid):
+        if uuid in UUIDS:
+            return f"gpu {UUIDS.index(uuid)}"
+        if any(uuid in own for own in INSTANCES.values()):
+            return uuid
+        return fail(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def no_instance(handle):
+        return fail(pynvml.NVML_ERROR_INVALID_ARGUMENT) if handle.startswith("MIG") else (8, 0)
+
     answers = {
         "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: GPUS,
-        "nvmlDeviceGetHandleByIndex": handle_by_index,
-        "nvmlDeviceGetHandleByUUID": lambda uuid: f"gpu {uuid}",
-        "nvmlDeviceGetMemoryInfo": lambda handle: memory,
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetHandleByIndex": lambda i: f"gpu {i}" if i < 3 else fail(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetUUID": lambda handle: handle if handle.startswith("MIG") else UUIDS[int(handle[-1])],
+        "nvmlDeviceGetMigMode": lambda handle: [int(handle in INSTANCES), 0],
+        "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, i: (
+            INSTANCES[handle][i] if i < len(INSTANCES[handle]) else fail(pynvml.NVML_ERROR_NOT_FOUND)
+        ),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: "gpu 2",
+        "nvmlDeviceGetMemoryInfo": lambda handle: part if handle.startswith("MIG") else memory,
         "nvmlDeviceGetName": lambda handle: f"name of {handle}",
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 0),
+        "nvmlDeviceGetCudaComputeCapability": no_instance,
         "nvmlSystemGetDriverVersion": lambda: "580.1",
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return lambda name, code: monkeypatch.setattr(pynvml, name, lambda *arguments: fail(code))
+
+
+@pytest.fixture
+def mig(driver, monkeypatch):
+    """The last device is in MIG mode."""
+    monkeypatch.setitem(INSTANCES, "gpu 2", ["MIG-77-0", "MIG-78-1"])
 
 
 @pytest.fixture
@@ -87,29 +117,11 @@ def test_a_gpu_beyond_the_last_is_refused_with_their_number():
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        ("0,1,2", ["gpu 0", "gpu 1", "gpu 2"]),
-        ("2", ["gpu 2"]),
-        ("2, 0", ["gpu 2", "gpu 0"]),
-        ("GPU-abc", ["gpu GPU-abc"]),
-        ("1,-1,2", ["gpu 1"]),
-        ("-1", []),
-        ("", []),
-    ],
-)
-def test_devices_are_counted_as_cuda_counts_them(monkeypatch, visible, names):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [detect(f"cuda:{i}").name for i in range(cuda_count())] == [f"name of {n}" for n in names]
-
-
-@pytest.mark.usefixtures("driver")
 def test_devices_of_the_same_name_and_memory_are_alike_the_named_one_first(monkeypatch):
     names = {"gpu 0": "A100", "gpu 1": "T4", "gpu 2": "A100"}
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", names.get)
     assert like_devices("cuda:2") == ("cuda:2", "cuda:0")
-    assert [detect(f"cuda:{index}").count for index in range(GPUS)] == [2, 1, 2]
+    assert [detect(f"cuda:{index}").count for index in range(3)] == [2, 1, 2]
     assert detect("cpu").count == 1
 
 
@@ -175,7 +187,7 @@ def test_ampere_and_newer_have_tf32_and_bf16(hardware, tf32, bf16):
 
 
 def test_the_default_budget_is_below_what_is_free():
-    assert default_budget_bytes(make_gpu(free_bytes=1000)) == 920
+    assert make_gpu(free_bytes=1000).default_budget_bytes == 920
 
 
 def test_memory_in_use_on_the_cpu_is_the_hosts():
@@ -188,3 +200,72 @@ def test_versions_are_those_of_the_packages():
     versions = installed_versions()
     assert versions["transformers"] == transformers.__version__
     assert versions["python"].startswith("3.")
+
+
+@pytest.mark.usefixtures("mig")
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("0,7,1", ["gpu 0"]),  # stale: CUDA sees what stands before it
+        ("7", []),
+        ("0,1,2", ["gpu 0", "gpu 1", "MIG-77-0"]),
+        ("1, 0", ["gpu 1", "gpu 0"]),
+        ("1,-1,2", ["gpu 1"]),
+        ("-1", []),
+        ("", []),
+        ("GPU-11ab-1", ["gpu 1"]),
+        ("GPU-11ab,GPU-11aa-0", ["gpu 1", "gpu 0"]),
+        ("GPU-11", []),  # fits two
+        ("GPU-99", []),
+        ("NoDevFiles", []),
+        ("MIG-78-1", ["MIG-78-1"]),
+        ("MIG-77", ["MIG-77-0"]),
+        ("2", ["MIG-77-0"]),  # a device in MIG mode is its first instance
+    ],
+)
+def test_devices_are_counted_as_cuda_counts_them(monkeypatch, visible, names):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [detect(f"cuda:{i}").name for i in range(cuda_count())] == [f"name of {n}" for n in names]
+
+
+@pytest.mark.usefixtures("mig")
+def test_an_instance_has_its_own_memory_and_the_capability_of_its_device(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77-0")
+    found = detect("cuda")
+    assert (found.memory_bytes, found.free_bytes, found.capability) == (10 << 30, 9 << 30, (8, 0))
+
+
+def test_a_device_that_shares_the_hosts_memory_has_the_hosts(driver):
+    driver("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = detect("cuda:0")
+    assert found.memory_bytes == psutil.virtual_memory().total
+    assert 0 < found.free_bytes <= found.memory_bytes
+    assert cuda_used_bytes("cuda:0") is None
+    assert 0 < used_bytes(found) < found.memory_bytes
+    assert like_devices("cuda:0")[0] == "cuda:0"
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetName", "nvmlSystemGetDriverVersion"])
+def test_a_driver_that_does_not_answer_is_one_line(driver, name):
+    driver(name, pynvml.NVML_ERROR_NO_PERMISSION)
+    with pytest.raises(MachineError, match="cuda:0: the NVIDIA driver doesn't report it: Insufficient Permissions; "):
+        detect("cuda:0")
+    done = CliRunner().invoke(app, ["doctor", "--device", "cuda:0"])
+    assert done.exit_code == MachineError.exit_code
+    assert "Traceback" not in done.output
+
+
+def test_a_gpu_that_was_lost_is_one_line(driver):
+    found = detect("cuda:0")
+    driver("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST)
+    with pytest.raises(MachineError, match="GPU is lost"):
+        cuda_used_bytes("cuda:0")
+    assert other_processes(found) == []
+    assert isinstance(watch("cuda:0"), HostWatch)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_device_that_is_no_longer_visible_is_one_line(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(MachineError, match=r"cuda:0: no such device is visible \(CUDA_VISIBLE_DEVICES=-1\)"):
+        cuda_used_bytes("cuda:0")

@@ -17,7 +17,7 @@ from factories import (
 )
 
 from autotune.planning.plan import SearchState
-from autotune.values.checks import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.budget import LossCurve, LossTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.values.workload import Recipe

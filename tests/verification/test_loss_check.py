@@ -10,7 +10,7 @@ import torch
 from factories import installed_arguments, make_config, make_facts, make_problem, make_workload
 
 from autotune.space.knobs import changes
-from autotune.values.checks import LossCurve, LossTask
+from autotune.values.budget import LossCurve, LossTask
 from autotune.values.config import Parallelism
 from autotune.verification.loss_check import Yardstick, compare, smoothed, yardstick
 

@@ -19,10 +19,10 @@ from autotune.errors import InfrastructureError, InputError, NothingFitsError
 from autotune.tuning_result import with_methods
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Phases, TrialResult, TrialStatus
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 from autotune.verification.remarks import disturbance_notes, nothing_found
 
 

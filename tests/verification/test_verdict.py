@@ -22,10 +22,10 @@ from autotune.training.arguments import plan as training_plan
 from autotune.tuning_result import TuningResult
 from autotune.values.budget import Budget, Effort
 from autotune.values.conditions import Conditions
-from autotune.values.knob import Allowance
+from autotune.values.config import Allowance
 from autotune.values.problem import Objective
 from autotune.values.trial import Outcome, TrialStatus
-from autotune.values.user_code import OwnCode
+from autotune.values.workload import OwnCode
 from autotune.verification.verdict import RUNNERS_UP
 
 

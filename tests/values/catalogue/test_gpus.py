@@ -9,7 +9,6 @@ import pytest
 from autotune.errors import InputError
 from autotune.units import GIB
 from autotune.values.catalogue.gpus import counted_gpu, device_of_memory, gpu_named, gpu_of, gpus, hypothetical
-from autotune.values.hardware import default_budget_bytes
 
 TABLE = gpus()
 EACH = pytest.mark.parametrize("gpu", TABLE, ids=[gpu.name for gpu in TABLE])
@@ -211,7 +210,7 @@ def test_a_size_alone_is_a_device_that_has_bf16():
     hardware = device_of_memory(24 * GIB)
     assert (hardware.name, hardware.capability) == ("a GPU of 24.0 GiB", (8, 0))
     assert hardware.has_bf16
-    assert 20 * GIB < default_budget_bytes(hardware) < 24 * GIB
+    assert 20 * GIB < hardware.default_budget_bytes < 24 * GIB
 
 
 def test_the_command_lists_the_table_in_80_columns(autotune):
