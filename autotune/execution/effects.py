@@ -1,13 +1,13 @@
-"""Checks that what a configuration asked for really took effect in the Trainer.
+"""Checks that each knob of a configuration took effect in the Trainer.
 
-Libraries have silent no-ops: fp16 on a CPU stays fp32, a kernel falls back, a flag is ignored by some models. A trial
-in which a knob did nothing would be a wrong measurement, so it is refused with the reason.
+Libraries have silent no-ops: fp16 on a CPU stays fp32, a kernel falls back, FSDP becomes DDP, a flag is ignored by some
+models. A trial in which a knob did nothing would be a wrong measurement, so it is refused with the reason.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -15,283 +15,384 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
+from torch._dynamo.utils import counters
+from torch._functorch import config as partitioning
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
+from transformers.trainer_pt_utils import BatchRebalanceSampler
 
-from autotune.execution import model_effects
-from autotune.execution.model_effects import require
+from autotune.errors import NoEffectError
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.arguments import effective_tf32
 from autotune.training.batches import PackCollator
 from autotune.training.loss import base_model
+from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
+from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, CheckpointingKind
+from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS
 
-_OUTPUT_DTYPE = {
-    Precision.FP32: torch.float32,
-    Precision.FP16: torch.float16,
-    Precision.BF16: torch.bfloat16,
-    Precision.PURE_BF16: torch.bfloat16,
-}
-
+# Each has a method of its name in `EffectsProbe`, which returns what is in effect if that is what was asked for.
+KNOBS = (
+    "precision", "tf32", "optim", "checkpointing", "attn_implementation", "experts_implementation", "use_liger_kernel",
+    "chunked_loss", "torch_compile_backend", "activation_memory_budget", "dataloader_num_workers",
+    "train_sampling_strategy", "packing", "torch_empty_cache_steps", "expandable_segments", "adapter", "quantization",
+    "parallelism",
+)  # fmt: skip
 
 # Layers whose output is what they computed in. Others of these names have a forward of their own: packed ones put out
 # what they were given, and Falcon's add an fp32 bias to a product in 16 bits.
 _PLAIN = (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward, Conv1D.forward)
 
+# Those of an adapter's arguments that peft resolves to names of its own.
+_RESOLVED = {"target_modules", "target_parameters", "feedforward_modules"}
+
 
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Looks at the first training step from inside; leaves nothing behind that later steps would pay for.
-
-    Knobs that the user's own code decides (`theirs`) are not looked at.
-    """
+    """Looks at all knobs but `theirs`, which the user's code decides, and leaves no hook in later steps."""
 
     def __init__(self, config: TrainConfig, hardware: Hardware, *, theirs: frozenset[str] = frozenset()) -> None:
-        self._config = config
-        self._hardware = hardware
-        self._theirs = theirs
-        self._dtypes: set[torch.dtype] = set()
+        self._config, self._hardware, self._theirs = config, hardware, theirs
+        self._dtypes: set[torch.dtype] = set()  # that layers put out
         self._calls: Counter[str] = Counter()
-        self._sdpa_backends: set[str] = set()
+        self._kernels: set[str] = set()  # torch's, of attention
         self._hooks = ExitStack()  # taken away after the first step
-        self._seen: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Watch one layer and the checkpointed calls, for the first step alone."""
-        self._seen = kwargs
-        emptied = self._counted("emptied", torch.cuda.empty_cache)
-        self._hooks.enter_context(patch.object(torch.cuda, "empty_cache", emptied))
-        if self._config.torch_compile_backend is None:  # hooks would change what is compiled
-            self._watch_dtype(kwargs["model"])
-            self._watch_checkpointing(kwargs["model"])
-            self._watch_sdpa()
+        """Watch one layer, attention and the checkpointed calls, for the first step alone."""
+        model = kwargs["model"]
+        self._count(torch.cuda, "empty_cache")
+        if self._config.torch_compile_backend is not None:  # hooks would change what is compiled
+            return
+        attention, switch = functional.scaled_dot_product_attention, PreTrainedModel._set_gradient_checkpointing
+
+        def put_out(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            if torch.is_grad_enabled():  # TRL generates without autocast
+                self._dtypes.add(output.dtype)
+
+        def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+            self._kernels.add(attention_kernel(*args, **kwargs))
+            return attention(*args, **kwargs)
+
+        def switch_again(module: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+            switch(module, *args, **kwargs)
+            self._count_checkpoints(module)
+
+        plain = (m for n, m in model.named_modules() if type(m).forward in _PLAIN and not is_new_weight(f"{n}."))
+        if (layer := next(plain, None)) is not None:  # the model's own: peft keeps an adapter's in fp32
+            self._hooks.enter_context(layer.register_forward_hook(put_out))
+        self._count_checkpoints(model)
+        # TRL switches checkpointing off while it generates, and on again with another function.
+        self._hooks.enter_context(patch.object(PreTrainedModel, "_set_gradient_checkpointing", switch_again))
+        self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks away."""
         self._hooks.close()
 
-    def _watch_dtype(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            if type(module).forward in _PLAIN and not is_new_weight(f"{name}."):  # peft keeps an adapter's in fp32
-                self._hooks.enter_context(module.register_forward_hook(self._note_dtype))
-                return
-
-    def _note_dtype(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if torch.is_grad_enabled():  # TRL generates without autocast
-            self._dtypes.add(output.dtype)
-
-    def _watch_checkpointing(self, model: nn.Module) -> None:
-        self._count_checkpoints(model)
-        original = PreTrainedModel._set_gradient_checkpointing
-
-        def set_again(module: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
-            original(module, *args, **kwargs)
-            self._count_checkpoints(module)
-
-        # TRL switches checkpointing off while it generates, and on again with another function.
-        self._hooks.enter_context(patch.object(PreTrainedModel, "_set_gradient_checkpointing", set_again))
-
     def _count_checkpoints(self, model: nn.Module) -> None:
         for module in model.modules():
-            original = getattr(module, "_gradient_checkpointing_func", None)
-            if original is not None:
-                counted = self._counted("checkpointed", original)
-                self._hooks.enter_context(patch.object(module, "_gradient_checkpointing_func", counted))
+            if getattr(module, "_gradient_checkpointing_func", None) is not None:
+                self._count(module, "_gradient_checkpointing_func")
 
-    def _watch_sdpa(self) -> None:
-        original = functional.scaled_dot_product_attention
+    def _count(self, holder: Any, name: str) -> None:
+        original = getattr(holder, name)
 
-        def watch(*args: Any, **kwargs: Any) -> torch.Tensor:
-            self._sdpa_backends.add(_sdpa_backend(*args, **kwargs))
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._calls[name] += 1
             return original(*args, **kwargs)
 
-        self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", watch))
+        self._hooks.enter_context(patch.object(holder, name, counted))
 
-    def _sdpa(self) -> str:
-        """Return which of torch's attention kernels ran, to add to the implementation."""
-        return f" ({', '.join(sorted(self._sdpa_backends))})" if self._sdpa_backends else ""
-
-    def _counted(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*args: Any, **kwargs: Any) -> Any:
-            self._calls[what] += 1
-            return function(*args, **kwargs)
-
-        return count
-
-    def verify(self, trainer: Any, model: Any) -> dict[str, str]:
+    def verify(self, trainer: Any, knobs: tuple[str, ...] = KNOBS) -> dict[str, str]:
         """Return what was seen in effect, by knob, or raise NoEffectError for what wasn't."""
-        loader = self._seen["train_dataloader"]
-        looks: dict[str, Callable[[], str]] = {
-            "precision": lambda: self._precision(trainer, model),
-            "tf32": lambda: _tf32(self._config, self._hardware),
-            "optim": lambda: _optimizer(self._config, trainer.optimizer, model),
-            "checkpointing": lambda: self._checkpointing(model),
-            "attn_implementation": lambda: _attention(self._config, model) + self._sdpa(),
-            "experts_implementation": lambda: model_effects.experts(self._config, model),
-            "use_liger_kernel": lambda: model_effects.liger(self._config, model),
-            "chunked_loss": lambda: model_effects.chunked_loss(self._config, model),
-            "torch_compile_backend": lambda: _compiled(self._config, trainer),
-            "activation_memory_budget": lambda: model_effects.activations(self._config),
-            "dataloader_num_workers": lambda: _workers(self._config, loader),
-            "train_sampling_strategy": lambda: model_effects.sampling(self._config, loader),
-            "packing": lambda: _packing(self._config, loader),
-            "torch_empty_cache_steps": lambda: self._cache(trainer),
-            "expandable_segments": lambda: model_effects.segments(self._config, is_cpu=self._hardware.is_cpu),
-            "adapter": lambda: model_effects.adapter(self._config, model),
-            "quantization": lambda: model_effects.quantization(self._config, model),
-            "parallelism": lambda: model_effects.parallelism(self._config, trainer, model),
-        }
-        return {knob: "as your code has it" if knob in self._theirs else look() for knob, look in looks.items()}
+        self._trainer, self._model, self._loader = trainer, trainer.model, trainer.callback_handler.train_dataloader
+        return {k: "as your code has it" if k in self._theirs else getattr(self, f"_{k}")() for k in knobs}
 
-    def _precision(self, trainer: Any, model: nn.Module) -> str:
-        wanted, asked = _OUTPUT_DTYPE[self._config.precision], self._config.precision
-        casts = model_effects.casts_weights(self._config)
-        autocasts, needs_it = trainer.accelerator.native_amp, asked in (Precision.FP16, Precision.BF16) and not casts
+    def _precision(self) -> str:
+        asked, autocasts = self._config.precision, self._trainer.accelerator.native_amp
+        computes_in = {Precision.FP32: torch.float32, Precision.FP16: torch.float16}.get(asked, torch.bfloat16)
+        needs_autocast = asked in (Precision.FP16, Precision.BF16)
+        # DeepSpeed trains 16-bit weights with masters in fp32, and there is no autocast.
+        casts_weights = needs_autocast and self._config.parallelism.sharding in ZERO_STAGES
         ignored = f"{asked} was asked for, but autocast is off: the device's library ignores it"
-        require(autocasts or not needs_it, ignored)
+        _require(autocasts or casts_weights or not needs_autocast, ignored)
         outputs = _names(self._dtypes)
-        require(self._dtypes <= {wanted}, f"{asked} was asked for, but layers put out {outputs}")
-        weights = Counter(p.dtype for p in model.parameters() if p.is_floating_point())
-        expected = wanted if casts else torch.bfloat16 if asked is Precision.PURE_BF16 else torch.float32
+        _require(self._dtypes <= {computes_in}, f"{asked} was asked for, but layers put out {outputs}")
+        weights = Counter(p.dtype for p in self._model.parameters() if p.is_floating_point())
+        expected = computes_in if casts_weights or asked is Precision.PURE_BF16 else torch.float32
         is_as_asked = not weights or weights.most_common(1)[0][0] is expected or self._config.adapter is not None
-        require(is_as_asked, f"{asked} was asked for, but weights are {_names(weights)}")
+        _require(is_as_asked, f"{asked} was asked for, but weights are {_names(weights)}")
         return f"weights {_names(weights)}, layer outputs {outputs or ('autocast on' if autocasts else 'as weights')}"
 
-    def _checkpointing(self, model: nn.Module) -> str:
-        calls = self._calls["checkpointed"]
-        flagged = sum(bool(getattr(m, "gradient_checkpointing", False)) for m in model.modules())
-        asked, compiles = self._config.checkpointing, self._config.torch_compile_backend is not None
-        if units := model_effects.checkpointed_units(model):
-            require(asked == "full", f"checkpointing {asked} was asked for, but FSDP checkpoints")
-            return f"{units} units of FSDP"
-        if asked == "none":
-            unasked = "no checkpointing was asked for, but the model checkpoints its activations"
-            require(not calls and not flagged, unasked)
+    def _tf32(self) -> str:
+        if not self._hardware.has_tf32:  # what is set for others has no effect
             return "none"
-        require(flagged, "checkpointing was asked for, but no layer of the model has it switched on")
-        require(calls or compiles, "checkpointing was asked for and switched on, but no layer was checkpointed")
-        _check_kind(CHECKPOINTING[asked], model)
+        actual, expected = str(torch.backends.cuda.matmul.fp32_precision), effective_tf32(self._config, self._hardware)
+        _require((actual == "tf32") == expected, f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
+        return actual
+
+    def _optim(self) -> str:
+        optimizer, facts, spread = self._trainer.optimizer, OPTIMIZERS[self._config.optim], self._config.parallelism
+        while hasattr(optimizer, "optimizer"):  # inside the wrappers of accelerate and DeepSpeed
+            optimizer = optimizer.optimizer
+        name = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+        asked, class_name = f"optimizer {self._config.optim} was asked for", facts.class_name
+        if is_of_host := spread.sharding in ZERO_STAGES and spread.offload != "none":
+            class_name = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"  # steps in for AdamW
+        _require(name == class_name, f"{asked}, but {name} ran")
+        if is_of_host:
+            return name
+        own = getattr(optimizer, "args", None)
+        for key, value in facts.attributes:
+            actual = getattr(optimizer, key, getattr(own, key, optimizer.param_groups[0].get(key)))
+            _require(actual == value or (value is None and not actual), f"{asked}, but {key} is {actual}")
+        shown = name + "".join(f" {key}={value}" for key, value in facts.attributes)
+        if ("optim_bits", 8) not in facts.attributes:
+            return shown
+        # As bitsandbytes advises and the Trainer has it.
+        tables = [m.weight for m in self._model.modules() if isinstance(m, nn.Embedding)]
+        states = {optimizer.state[table]["state1"].dtype for table in tables if table in optimizer.state}
+        _require(states <= {torch.float32}, f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
+        return shown + ", embeddings' states in float32" * bool(states)
+
+    def _checkpointing(self) -> str:
+        calls, asked = self._calls["_gradient_checkpointing_func"], self._config.checkpointing
+        modules = list(self._model.modules())
+        if units := sum(isinstance(module, CheckpointWrapper) for module in modules):
+            _require(asked == "full", f"checkpointing {asked} was asked for, but FSDP checkpoints")
+            return f"{units} units of FSDP"
+        flagged = sum(bool(getattr(module, "gradient_checkpointing", False)) for module in modules)
+        if asked == "none":
+            _require(not calls and not flagged, "no checkpointing was asked for, but the model checkpoints")
+            return "none"
+        _require(flagged, "checkpointing was asked for, but no layer has it switched on")
+        compiles = self._config.torch_compile_backend is not None
+        _require(calls or compiles, "checkpointing was asked for and switched on, but no layer was checkpointed")
+        layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
+        switched_on, every = [layer for layer in layers if layer.gradient_checkpointing], CHECKPOINTING[asked].every
+        _same(f"checkpointing every {every} layers of {len(layers)}, so", -(-len(layers) // every), len(switched_on))
+        for layer in switched_on:
+            actual = getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+            _require(not actual, f"use_reentrant=False was asked for, but it is {actual}")
         return f"{calls} checkpointed calls in the first step" if calls else "switched on"
 
-    def _cache(self, trainer: Any) -> str:
-        """Say how often the cache is emptied: the Trainer does so in steps whose number, from 0, this divides."""
-        wanted, actual = self._config.torch_empty_cache_steps, trainer.args.torch_empty_cache_steps
-        times, asked = self._calls["emptied"], f"torch_empty_cache_steps {wanted} was asked for"
-        require(actual == wanted, f"{asked}, but {actual} is set")
-        require(times or not wanted, f"{asked}, but the first step emptied no cache")
-        return f"every {wanted} steps, {times} times in the first" if wanted else "never emptied"
+    def _attn_implementation(self) -> str:
+        if (asked := self._config.attn_implementation) is not None:
+            _same("attention", asked, getattr(base_model(self._model).config, "_attn_implementation", None))
+        return (asked or "no attention") + (f" ({', '.join(sorted(self._kernels))})" if self._kernels else "")
+
+    def _experts_implementation(self) -> str:
+        base = base_model(self._model)
+        text = base.config.get_text_config() if hasattr(base, "config") else None  # a user's module has none
+        fields = {"experts_per_token": "num_experts_per_tok", "experts_implementation": "_experts_implementation"}
+        for knob in (*fields, "expert_capacity"):
+            if (asked := getattr(self._config, knob)) is not None:
+                _same(knob, asked, getattr(text, fields.get(knob, knob), None))
+        return self._config.experts_implementation or "none to choose"
+
+    def _use_liger_kernel(self) -> str:
+        forwards = (getattr(module.forward, "__module__", "") for module in self._model.modules())
+        asked, patched = self._config.use_liger_kernel, sum("liger_kernel" in str(place) for place in forwards)
+        told = f"Liger was {'' if asked else 'not '}asked for, but {patched} modules run its kernels"
+        _require(bool(patched) == asked, told)
+        return f"{patched} modules" if patched else "none"
+
+    def _chunked_loss(self) -> str:
+        is_chunked = isinstance(vars(base_model(self._model)).get("_loss_function"), functools.partial)
+        _same("chunked_loss", self._config.chunked_loss, is_chunked)
+        return "in chunks" if is_chunked else "of all logits"
+
+    def _torch_compile_backend(self) -> str:
+        is_compiled = isinstance(self._trainer.model_wrapped, OptimizedModule)
+        if (asked := self._config.torch_compile_backend) is None:
+            _require(not is_compiled, "no compilation was asked for, but the model is compiled")
+            return "none"
+        graphs = counters["stats"].get("unique_graphs", 0)
+        _require(is_compiled and graphs, f"compile with {asked} was asked for, but no graph was compiled")
+        return f"{asked}: {graphs} graphs, {sum(counters['graph_break'].values())} graph breaks"
+
+    def _activation_memory_budget(self) -> str:
+        asked, share = self._config.activation_memory_budget, partitioning.activation_memory_budget
+        _same("activation_memory_budget", 1 if asked is None else asked, share)
+        return "all kept" if asked is None else f"{share:.0%} kept"
+
+    def _dataloader_num_workers(self) -> str:
+        actual, factor = getattr(self._loader, "num_workers", 0), self._config.dataloader_prefetch_factor
+        _same("dataloader_num_workers", self._config.dataloader_num_workers, actual)
+        if actual and factor:
+            _same("dataloader_prefetch_factor", factor, getattr(self._loader, "prefetch_factor", None))
+        return str(actual)
+
+    def _train_sampling_strategy(self) -> str:
+        batches = getattr(self._loader, "batch_sampler", None)  # accelerate wraps it where there are several ranks
+        balanced = isinstance(getattr(batches, "batch_sampler", batches), BatchRebalanceSampler)
+        asked = f"{self._config.train_sampling_strategy} was asked for"
+        _require(balanced == self._config.is_balanced, f"{asked}, but {type(batches).__name__} ran")
+        return "of the same cost in tokens" if balanced else "of the same number of samples"
+
+    def _packing(self) -> str:
+        packed = isinstance(getattr(self._loader, "collate_fn", None), PackCollator)
+        _same("packing", self._config.packing, packed)
+        return "one row each" if packed else "a row a sample"
+
+    def _torch_empty_cache_steps(self) -> str:
+        # The Trainer empties the cache in steps whose number, from 0, this divides.
+        asked, times = self._config.torch_empty_cache_steps, self._calls["empty_cache"]
+        _same("torch_empty_cache_steps", asked, self._trainer.args.torch_empty_cache_steps)
+        _require(times or not asked, f"emptying was asked for every {asked} steps, but the first emptied no cache")
+        return f"every {asked} steps, {times} times in the first" if asked else "never emptied"
+
+    def _expandable_segments(self) -> str:
+        segments = [] if self._hardware.is_cpu else torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        asked, expandable = self._config.expandable_segments, sum(segment["is_expandable"] for segment in segments)
+        told = f"expandable_segments {asked} was asked for, but {expandable} of {len(segments)} segments are"
+        _require(bool(expandable) == asked, told)
+        return f"{expandable} of {len(segments)}" if asked else "none"
+
+    def _adapter(self) -> str:
+        sizes = {name: p.numel() for name, p in self._model.named_parameters() if p.requires_grad}
+        trained, total = sum(sizes.values()), sum(p.numel() for p in self._model.parameters())
+        new = sum(size for name, size in sizes.items() if is_new_weight(name))
+        if (asked := self._config.adapter) is None:
+            _require(not new, f"no adapter was asked for, but {new} parameters of adapters are trained")
+            return f"none, {trained} parameters trained"
+        kind, arguments = asked.kind, adapter_arguments(asked)
+        if arguments["peft_type"] == BITFIT:
+            biases = {name: size for name, size in sizes.items() if name.endswith("bias")}
+            others = [n for n in sizes if n not in biases and n.split(".")[0] not in CLASSIFICATION_HEADS]
+            told = f"bitfit was asked for, but {others[0] if others else 'nothing'} is trained"
+            _require(biases and not others, told)
+            return f"{kind}, {sum(biases.values())} biases among {trained} parameters trained"
+        _require(trained != total, f"{kind} was asked for, but {trained} of {total} parameters are trained")
+        _require(new, f"{kind} was asked for, but no adapter is trained")
+        for name in arguments.keys() - _RESOLVED:  # peft's own config has all that was asked for
+            actual, wanted = getattr(self._model.active_peft_config, name), arguments[name]
+            _require(actual == wanted, f"{kind} was asked for, but {name} is {actual}, not {wanted}")
+        return f"{kind}, {trained} of {total} parameters trained"
+
+    def _quantization(self) -> str:
+        asked, layers = self._config.quantization, dict(quantized_layers(self._model))
+        kinds = {quantization_of(layer) for layer in layers.values()}
+        told = (
+            f"{asked or 'no'} packed weights were asked for, but they are {'/'.join(map(str, kinds)) or 'not packed'}"
+        )
+        _require(kinds == ({asked} if asked else set()), told)
+        for name, layer in layers.items():
+            is_packed = layer.weight.dtype in (torch.uint8, torch.int8)
+            _require(is_packed, f"{asked} weights were asked for, but those of {name} are not packed")
+        return f"{asked} in {len(layers)} layers" if asked else "none"
+
+    def _parallelism(self) -> str:
+        # Much can fail silently, so the model's wrapper and the shards themselves are looked at.
+        spread, known = self._config.parallelism, self._trainer.args.world_size
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        told = f"{spread.world_size} devices were asked for, but {ranks} ranks ran, of which the Trainer knew {known}"
+        _require(ranks == spread.world_size == known, told)
+        wrapper = getattr(self._trainer.model_wrapped, "_orig_mod", self._trainer.model_wrapped)
+        if spread.tensor_parallel > 1:
+            _same("tensor parallel", spread.tensor_parallel, getattr(self._model, "_tp_size", None))
+            _check_shards(self._model, max(2, spread.data_parallel))  # what the plan doesn't name stays whole
+            beside = f", FSDP2 over {spread.data_parallel}" if spread.data_parallel > 1 else ""
+            return f"tensor parallel {spread.tensor_parallel}{beside}"
+        if spread.sharding in ZERO_STAGES:
+            return _zero(spread, wrapper)
+        return _fsdp(spread, wrapper, self._trainer) if spread.sharding in FSDP_KINDS else _ddp(spread, wrapper)
 
 
-def _check_kind(kind: CheckpointingKind, model: nn.Module) -> None:
-    """Raise NoEffectError unless the layers that should be are checkpointed, and by the implementation asked for."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    switched_on = [m for m in layers if m.gradient_checkpointing]
-    is_every = len(switched_on) == -(-len(layers) // kind.every)
-    require(is_every, f"every {kind.every} layers were to be checkpointed, but {len(switched_on)} of them are")
-    for layer in switched_on:
-        actual = getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
-        require(not actual, f"use_reentrant=False was asked for, but it is {actual}")
+def attention_kernel(*args: Any, **kwargs: Any) -> str:
+    """Return the name of the kernel that torch chooses for a call of `scaled_dot_product_attention`."""
+
+    def as_cast(value: Any) -> Any:  # rotary positions leave queries and keys in fp32, which autocast will cast
+        device = value.device.type if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else None
+        if device is None or not torch.is_autocast_enabled(device):
+            return value
+        return torch.empty_like(value, dtype=torch.get_autocast_dtype(device)).requires_grad_(value.requires_grad)
+
+    choice = torch._fused_sdp_choice(*map(as_cast, args), **{name: as_cast(v) for name, v in kwargs.items()})
+    return str(SDPBackend(choice).name).removesuffix("_ATTENTION").lower()
+
+
+def _require(is_in_effect: object, seen: str) -> None:
+    if not is_in_effect:
+        raise NoEffectError(seen)
+
+
+def _same(knob: str, asked: object, actual: object) -> None:
+    _require(actual == asked, f"{knob} {asked} was asked for, but it is {actual}")
 
 
 def _names(dtypes: Any) -> str:
     return "/".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
 
 
-def _tf32(config: TrainConfig, hardware: Hardware) -> str:
-    if not hardware.has_tf32:  # what is set for others has no effect
-        return "none"
-    actual, expected = str(torch.backends.cuda.matmul.fp32_precision), effective_tf32(config, hardware)
-    require((actual == "tf32") == expected, f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
-    return actual
+def _ddp(spread: Parallelism, wrapper: Any) -> str:
+    kind, is_ddp = type(wrapper).__name__, isinstance(wrapper, DistributedDataParallel)
+    if spread.world_size == 1:
+        is_split = is_ddp or any(isinstance(p, DTensor) for p in wrapper.parameters())
+        _require(not is_split, f"one device was asked for, but the model is wrapped as {kind}")
+        return "one device"
+    _require(is_ddp, f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
+    _same("ddp_static_graph", spread.ddp_static_graph, bool(wrapper.static_graph))
+    bucket_mb = wrapper.bucket_bytes_cap / (1 << 20)
+    _same("ddp_bucket_cap_mb", spread.ddp_bucket_cap_mb or bucket_mb, bucket_mb)
+    return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', static graph' * spread.ddp_static_graph}"
 
 
-def _optimizer(config: TrainConfig, optimizer: Any, model: nn.Module) -> str:
-    inner = model_effects.inner_optimizer(optimizer)
-    name = f"{type(inner).__module__}.{type(inner).__name__}"
-    facts = OPTIMIZERS[config.optim]
-    of_host, asked = model_effects.optimizer_of_host(config), f"optimizer {config.optim} was asked for"
-    require(name == (of_host or facts.class_name), f"{asked}, but {name} ran")
-    if of_host is not None:
-        return name
-    own = getattr(inner, "args", None)
-    for key, value in facts.attributes:
-        actual = getattr(inner, key, getattr(own, key, inner.param_groups[0].get(key)))
-        require(actual == value or (value is None and not actual), f"{asked}, but {key} is {actual}")
-    seen = name + "".join(f" {key}={value}" for key, value in facts.attributes)
-    return seen + _embedding_states(inner, model) if ("optim_bits", 8) in facts.attributes else seen
+def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
+    units, asked = sum(isinstance(m, FSDPModule) for m in wrapper.modules()), f"{spread.sharding} was asked for"
+    _require(units, f"{asked}, but the model is wrapped as {type(wrapper).__name__}")
+    for name, parameter in wrapper.named_parameters():
+        _require(isinstance(parameter, DTensor), f"{asked}, but {name} is not split")
+    plugin = trainer.accelerator.state.fsdp_plugin
+    _same("reshard_after_forward", spread.sharding == "fsdp_full", bool(plugin.reshard_after_forward))
+    offloads = type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+    _same("offloading parameters", spread.offload == "parameters", offloads)
+    # Embedding and head are units in any case.
+    layers = [layer for m in wrapper.modules() if isinstance(m, nn.ModuleList) for layer in m.modules()]
+    told = f"units of {spread.wrapping} were asked for, but no layer is a unit of its own"
+    _require(any(isinstance(layer, FSDPModule) for layer in layers), told)
+    _check_shards(wrapper, spread.data_parallel)
+    return f"FSDP2 over {spread.data_parallel}, {units} units{', offloaded' * offloads}"
 
 
-def _embedding_states(optimizer: Any, model: nn.Module) -> str:
-    """Return a remark that states of embeddings are in 32 bits, as bitsandbytes advises and the Trainer has it."""
-    tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding) and m.weight in optimizer.state]
-    states = {optimizer.state[table]["state1"].dtype for table in tables}
-    require(states <= {torch.float32}, f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
-    return ", embeddings' states in float32" if states else ""
+def _zero(spread: Parallelism, engine: Any) -> str:
+    stage, kind, asked = ZERO_STAGES[spread.sharding], type(engine).__name__, f"{spread.sharding} was asked for"
+    _require(kind == "DeepSpeedEngine", f"{asked}, but the model is wrapped as {kind}")
+    ran = engine.zero_optimization_stage()
+    _require(ran == stage, f"{asked}, but the stage is {ran}")
+    parts = (engine.zero_offload_optimizer(), engine.zero_offload_param())
+    devices = (getattr(part, "device", None) or "none" for part in parts)
+    actual = tuple(str(getattr(device, "value", device)) for device in devices)
+    wanted = ("none" if spread.offload == "none" else "cpu", "cpu" if spread.offload == "parameters" else "none")
+    _require(actual == wanted, f"optimizer and parameters were to be offloaded to {wanted}, but are to {actual}")
+    parameters = [p for p in engine.module.parameters() if p.requires_grad]
+    if stage == 3:
+        held, whole = sum(p.ds_tensor.numel() for p in parameters), sum(p.ds_numel for p in parameters)
+    else:  # optimizer states
+        held = sum(tensor.numel() for tensor in engine.optimizer.single_partition_of_fp32_groups)
+        whole = sum(p.numel() for p in parameters)
+    _check_share(held / whole, spread.sharding_ranks)
+    _same("sequence parallel", shared := spread.sequence_parallel, engine.sequence_parallel_size)
+    place = "" if spread.offload == "none" else f", {spread.offload} offloaded to the host"
+    beside = f", sequence parallel {shared}" if shared > 1 else ""
+    return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
 
 
-def _attention(config: TrainConfig, model: Any) -> str:
-    if config.attn_implementation is None:
-        return "no attention"
-    wanted, actual = config.attn_implementation, getattr(base_model(model).config, "_attn_implementation", None)
-    require(actual == wanted, f"attention {wanted} was asked for, but {actual} ran")
-    return str(actual)
+def _check_shards(model: nn.Module, ranks: int) -> None:
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    _check_share(held / sum(p.numel() for p in model.parameters()), ranks)
 
 
-def _sdpa_backend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> str:
-    """Return the name of the kernel that torch chooses for a call of `scaled_dot_product_attention`."""
-    query, key, value = (_as_cast(tensor) for tensor in (query, key, value))
-    mask = None if attn_mask is None else _as_cast(attn_mask)
-    choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return str(SDPBackend(choice).name).removesuffix("_ATTENTION").lower()
-
-
-def _as_cast(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that looks as autocast will hand it on; rotary positions leave queries and keys in fp32."""
-    device = tensor.device.type
-    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
-        return tensor
-    like = torch.empty_like(tensor, dtype=torch.get_autocast_dtype(device))
-    return like.requires_grad_(tensor.requires_grad)
-
-
-def _compiled(config: TrainConfig, trainer: Any) -> str:
-    is_compiled = isinstance(trainer.model_wrapped, OptimizedModule)
-    if config.torch_compile_backend is None:
-        require(not is_compiled, "no compilation was asked for, but the model is compiled")
-        return "none"
-    from torch._dynamo.utils import counters
-
-    graphs = counters["stats"].get("unique_graphs", 0)
-    asked = f"compile with {config.torch_compile_backend} was asked for"
-    require(is_compiled and graphs, f"{asked}, but no graph was compiled")
-    breaks = sum(counters["graph_break"].values())
-    return f"{config.torch_compile_backend}: {graphs} graphs, {breaks} graph breaks"
-
-
-def _workers(config: TrainConfig, loader: Any) -> str:
-    actual = getattr(loader, "num_workers", 0)
-    asked, factor = config.dataloader_num_workers, config.dataloader_prefetch_factor
-    require(actual == asked, f"{asked} data-loader workers were asked for, but {actual} ran")
-    ahead = getattr(loader, "prefetch_factor", None)
-    require(not actual or not factor or ahead == factor, f"prefetching {factor} was asked for, but {ahead} ran")
-    return str(actual)
-
-
-def _packing(config: TrainConfig, loader: Any) -> str:
-    packed = isinstance(getattr(loader, "collate_fn", None), PackCollator)
-    rows = "one row each" if packed else "a row a sample"
-    require(packed == config.packing, f"packing {config.packing} was asked for, but micro-batches are {rows}")
-    return rows
+def _check_share(share: float, ranks: int) -> None:
+    # Shards are padded, and DeepSpeed keeps small parameters whole: a rank may hold half more than its part.
+    is_split = ranks == 1 or share <= min(1.5 / ranks, 0.99)
+    _require(is_split, f"{ranks} ranks were to split it, but this one holds {share:.0%}")

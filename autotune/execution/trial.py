@@ -148,7 +148,7 @@ def trained(
     losses = watch_losses(trainer)
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved) as found:
         loss = float(train().training_loss)
-    effects = probe.verify(trainer, trainer.model)
+    effects = probe.verify(trainer)
     if not math.isfinite(total := losses()):
         return trial.diverged(total)
     if not timer.step_times_s():

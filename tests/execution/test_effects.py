@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from factories import make_gpu, make_hardware
+from torch import nn
 from torch.nn.attention import SDPBackend
 from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingArguments
 
 from autotune.errors import NoEffectError
-from autotune.execution.effects import EffectsProbe, _sdpa_backend, _tf32
+from autotune.execution.effects import EffectsProbe, attention_kernel
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import plan
 from autotune.training.build import build_model
 from autotune.training.dataset import training_data
-from autotune.values.config import TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import detect
 
 # The libraries' own, to each other: the argument's old name, which peft still uses.
@@ -63,7 +65,7 @@ def train(bench, tmp_path: Path):
             callbacks=[probe],
         )
         trainer.train()
-        return probe.verify(trainer, trainer.model)
+        return probe.verify(trainer)
 
     return trained
 
@@ -116,13 +118,13 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"optim": "adafactor"}, {"optim": "adamw_torch"}, "adafactor was asked for"),
         ({"train_sampling_strategy": "batch_rebalance"}, {}, "batch_rebalance was asked for, but BatchSampler ran"),
         ({}, {"train_sampling_strategy": "batch_rebalance"}, "random was asked for, but BatchRebalanceSampler ran"),
-        ({"packing": True}, {}, "packing True was asked for, but micro-batches are a row a sample"),
+        ({"packing": True}, {}, "packing True was asked for, but it is False"),
         (
             {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 4},
             {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
-            "prefetching 4 was asked for, but 2 ran",
+            "dataloader_prefetch_factor 4 was asked for, but it is 2",
         ),
-        ({"checkpointing": "full"}, {}, "no layer of the model has it switched on"),
+        ({"checkpointing": "full"}, {}, "no layer has it switched on"),
         ({}, {"gradient_checkpointing": True}, "no checkpointing was asked for"),
         ({"precision": "bf16"}, {}, "bf16 was asked for, but autocast is off"),
         ({"precision": "fp16"}, {}, "fp16 was asked for, but autocast is off"),
@@ -135,9 +137,13 @@ def test_what_was_asked_for_is_confirmed(train):
             "but the model is compiled",
             marks=pytest.mark.slow,
         ),
-        ({"dataloader_num_workers": 2}, {}, "2 data-loader workers were asked for, but 0 ran"),
-        ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but eager ran"),
-        ({"checkpointing": "every-2nd"}, {"gradient_checkpointing": True}, "every 2 layers were to be checkpointed"),
+        ({"dataloader_num_workers": 2}, {}, "dataloader_num_workers 2 was asked for, but it is 0"),
+        ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but it is eager"),
+        (
+            {"checkpointing": "every-2nd"},
+            {"gradient_checkpointing": True},
+            "checkpointing every 2 layers of 2, so 1 was asked for, but it is 2",
+        ),
         (
             {"checkpointing": "full"},
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -146,11 +152,15 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"use_liger_kernel": True}, {}, "Liger was asked for, but 0 modules run its kernels"),
         ({"chunked_loss": True}, {}, "chunked_loss True was asked for, but it is False"),
         ({"activation_memory_budget": 0.5}, {}, "activation_memory_budget 0.5 was asked for, but it is 1"),
-        ({"experts_per_token": 1}, {}, "experts_per_token 1 was asked for, but the model has None"),
-        ({"torch_empty_cache_steps": 4}, {}, "torch_empty_cache_steps 4 was asked for, but None is set"),
-        ({}, {"torch_empty_cache_steps": 4}, "torch_empty_cache_steps None was asked for, but 4 is set"),
-        ({"torch_empty_cache_steps": 4}, {"torch_empty_cache_steps": 4}, "but the first step emptied no cache"),
-        ({"expandable_segments": True}, {}, "expandable_segments was asked for, but 0 of 0 segments are"),
+        ({"experts_per_token": 1}, {}, "experts_per_token 1 was asked for, but it is None"),
+        ({"torch_empty_cache_steps": 4}, {}, "torch_empty_cache_steps 4 was asked for, but it is None"),
+        ({}, {"torch_empty_cache_steps": 4}, "torch_empty_cache_steps None was asked for, but it is 4"),
+        (
+            {"torch_empty_cache_steps": 4},
+            {"torch_empty_cache_steps": 4},
+            "every 4 steps, but the first emptied no cache",
+        ),
+        ({"expandable_segments": True}, {}, "expandable_segments True was asked for, but 0 of 0 segments are"),
         ({"adapter": {}}, {}, "139584 of 139584 parameters are trained"),
     ],
     ids=str,
@@ -210,11 +220,11 @@ def test_an_attention_kernel_is_told_as_autocast_hands_it_queries(monkeypatch):
 
     monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert _sdpa_backend(query, query, value, torch.zeros(8, 8)) == "flash"
-    _sdpa_backend(query, query, query)
+        assert attention_kernel(query, query, value, torch.zeros(8, 8)) == "flash"
+    attention_kernel(query, query, query)
     half, whole = torch.bfloat16, torch.float32
     assert asked_with[0] == [(half, True), (half, True), (half, False), (half, False)]
-    assert asked_with[1] == [(whole, True)] * 3 + [None]
+    assert asked_with[1] == [(whole, True)] * 3
 
 
 @pytest.fixture
@@ -222,6 +232,11 @@ def products() -> Iterator[Callable[[str], None]]:
     """Return what sets how products in fp32 are computed, by torch's older interface: 'high' is TF32."""
     yield torch.set_float32_matmul_precision
     torch.set_float32_matmul_precision("highest")
+
+
+def tf32(config: TrainConfig, hardware: Any) -> str:
+    trainer = SimpleNamespace(model=None, callback_handler=SimpleNamespace(train_dataloader=None))
+    return EffectsProbe(config, hardware).verify(trainer, ("tf32",))["tf32"]
 
 
 COMPILED = {"torch_compile_backend": "inductor"}
@@ -242,14 +257,14 @@ COMPILED = {"torch_compile_backend": "inductor"}
 )
 def test_tf32_is_expected_where_a_trainer_has_it_on(products, hardware, config, set_to, seen):
     products(set_to)
-    assert _tf32(asked(**config), hardware) == seen
+    assert tf32(asked(**config), hardware) == seen
 
 
 @pytest.mark.parametrize(("config", "set_to"), [({}, "high"), ({"tf32": True}, "highest"), (COMPILED, "highest")])
 def test_tf32_that_is_not_as_it_should_be_is_found(products, config, set_to):
     products(set_to)
     with pytest.raises(NoEffectError, match="but matrix products in fp32 are"):
-        _tf32(asked(**config), make_gpu())
+        tf32(asked(**config), make_gpu())
 
 
 def test_weights_of_another_precision_are_found(train, bench):
@@ -260,7 +275,7 @@ def test_weights_of_another_precision_are_found(train, bench):
 def test_attention_that_was_changed_later_is_found(train, bench):
     model = plain_model(bench, attention="sdpa")
     model.config._attn_implementation = "eager"
-    with pytest.raises(NoEffectError, match="attention sdpa was asked for, but eager ran"):
+    with pytest.raises(NoEffectError, match="attention sdpa was asked for, but it is eager"):
         train(asked(attn_implementation="sdpa"), model=model)
 
 
@@ -291,3 +306,95 @@ def test_nothing_stays_in_the_model_after_the_first_step(train, bench):
     functions = [hook for module in model.modules() for hook in module._forward_hooks.values()]
     functions += [getattr(module, "_gradient_checkpointing_func", None) for module in model.modules()]
     assert not any("autotune" in getattr(function, "__module__", "") for function in functions)
+
+
+class DeepSpeedEngine:
+    """As much of DeepSpeed's as is looked at."""
+
+    def __init__(self, stage: int, held: int, *, optimizer_at: str = "none", sharing: int = 1) -> None:
+        self.module = nn.Linear(100, 100, bias=False)
+        self.optimizer = SimpleNamespace(single_partition_of_fp32_groups=[torch.empty(held)])
+        self._stage, self._at, self.sequence_parallel_size = stage, optimizer_at, sharing
+
+    def zero_optimization_stage(self) -> int:
+        return self._stage
+
+    def zero_offload_optimizer(self) -> Any:
+        return None if self._at == "none" else SimpleNamespace(device=self._at)
+
+    def zero_offload_param(self) -> Any:
+        return None
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Return a function that says what is seen of a training of two ranks, or of as many as ran."""
+
+    def look(wrapper: Any, *, world_size: int = 2, ran: int = 2, known: int | None = None, **spread: Any) -> str:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: ran > 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ran)
+        trainer = SimpleNamespace(
+            model=wrapper,
+            model_wrapped=wrapper,
+            args=SimpleNamespace(world_size=ran if known is None else known),
+            callback_handler=SimpleNamespace(train_dataloader=None),
+        )
+        config = asked(parallelism=Parallelism(world_size=world_size, **spread))
+        return EffectsProbe(config, make_hardware()).verify(trainer, ("parallelism",))["parallelism"]
+
+    return look
+
+
+def test_one_device_is_one_device(seen):
+    assert seen(nn.Linear(1, 1), world_size=1, ran=1) == "one device"
+
+
+@pytest.mark.parametrize(("ran", "known"), [(1, 1), (2, 1), (4, 4)])
+def test_ranks_that_are_not_there_or_not_known_are_missed(seen, ran, known):
+    with pytest.raises(NoEffectError, match=f"2 devices were asked for, but {ran} ranks ran"):
+        seen(nn.Linear(1, 1), ran=ran, known=known)
+
+
+def test_copies_that_nobody_keeps_alike_are_found(seen):
+    with pytest.raises(NoEffectError, match="2 copies were to be kept alike by DDP, but the model is a Linear"):
+        seen(nn.Linear(1, 1))
+
+
+def test_fsdp_that_became_something_else_is_found(seen):
+    with pytest.raises(NoEffectError, match="fsdp_full was asked for, but the model is wrapped as Linear"):
+        seen(nn.Linear(1, 1), sharding="fsdp_full")
+
+
+def test_deepspeed_is_looked_at(seen):
+    assert seen(DeepSpeedEngine(2, 5000), sharding="zero_2") == "DeepSpeed ZeRO-2 over 2"
+    both = seen(DeepSpeedEngine(2, 5000, sharing=2), sharding="zero_2", sequence_parallel=2)
+    assert both == "DeepSpeed ZeRO-2 over 2, sequence parallel 2"
+    offloaded = seen(DeepSpeedEngine(1, 5000, optimizer_at="cpu"), sharding="zero_1", offload="optimizer")
+    assert offloaded == "DeepSpeed ZeRO-1 over 2, optimizer offloaded to the host"
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (nn.Linear(1, 1), "but the model is wrapped as Linear"),
+        (DeepSpeedEngine(1, 5000), "but the stage is 1"),
+        (
+            DeepSpeedEngine(2, 5000, optimizer_at="cpu"),
+            r"offloaded to \('none', 'none'\), but are to \('cpu', 'none'\)",
+        ),
+        (DeepSpeedEngine(2, 5000, sharing=2), "sequence parallel 1 was asked for, but it is 2"),
+        (DeepSpeedEngine(2, 10_000), "2 ranks were to split it, but this one holds 100%"),
+    ],
+)
+def test_deepspeed_that_does_something_else_is_found(seen, engine, said):
+    with pytest.raises(NoEffectError, match=said):
+        seen(engine, sharding="zero_2")
+
+
+def test_tensor_parallel_without_shared_matrices_is_found(seen):
+    model = nn.Linear(1, 1)
+    with pytest.raises(NoEffectError, match="tensor parallel 2 was asked for, but it is None"):
+        seen(model, tensor_parallel=2)
+    model._tp_size = 2
+    with pytest.raises(NoEffectError, match="this one holds 100%"):
+        seen(model, tensor_parallel=2)
