@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import names_checked
+from autotune.errors import InputError, names_checked
+from autotune.execution.runner import LocalRunner
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import heard_by
-from autotune.planning import planner, user_trainer
 from autotune.planning.options import SearchOptions, options_of, takes_options
-from autotune.planning.plan import SearchPlan
-from autotune.planning.reopen import NOTHING_RUN, changed_files, differences, limits_of, reopened, with_files
-from autotune.planning.user_loop import Knobs
-from autotune.planning.workload import Subject
+from autotune.planning.plan import SearchPlan, changed_files, differences, limits_of, reopened, with_files
+from autotune.planning.planner import Subject, start_of
+from autotune.planning.user_loop import Knobs, UserLoop
+from autotune.planning.user_trainer import UserTrainer
 from autotune.search.cost_model import cost_model
 from autotune.search.preview import Preview
 from autotune.search.preview import preview as previewed
@@ -24,7 +25,9 @@ from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
+from autotune.training.trainer_pickle import aside
 from autotune.tuning_result import TuningResult, with_methods
+from autotune.units import show_memory
 from autotune.values.budget import Effort
 from autotune.values.hardware import detect
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
@@ -32,6 +35,14 @@ from autotune.values.time_spent import Stopwatch, command_began
 
 # Processor time of tracing before a preview, which is to be looked at soon; a search takes more of it.
 _GLANCE_S = 4.0
+
+LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
+
+# Note for a resumed search that ends without a trial.
+NOTHING_RUN = (
+    "no trial was run: the search is over, or what is left isn't enough for one (--max-time, --max-trials and --effort "
+    "give it more)"
+)
 
 
 @names_checked()
@@ -79,13 +90,14 @@ def find(
     """
     stopwatch = Stopwatch("planning", since=command_began.get())
     asked = _options(model or "", options)
-    with user_trainer.aside(trainer), heard_by(observer, quiet=quiet) as heard:
-        subject = planner.subject_of(
-            asked, step=step, knobs=knobs, trainer=trainer, make_trainer=make_trainer, script=script
-        )
+    with aside(trainer), heard_by(observer, quiet=quiet) as heard:
+        subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(asked.fleet, directory.path, device=asked.device) as backend:
-            return _search(subject, directory, backend, heard, stopwatch)
+            plan = with_files(planned(subject, directory, backend, heard, stopwatch))
+            directory.write_plan(plan)
+            trust.remember(plan)
+            return with_methods(conduct(plan, directory, backend, heard, stopwatch))
 
 
 @names_checked()
@@ -114,8 +126,8 @@ def preview(
             RunDirectory.create(folder / "run") as directory,
             backend_of(asked.fleet, directory.path, device=asked.device) as backend,
         ):
-            subject = planner.subject_of(asked, script=script)
-            plan = _planned(subject, directory, backend, heard, Stopwatch("planning"))
+            subject = subject_of(asked, script=script)
+            plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
             return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=_GLANCE_S))
     finally:
@@ -130,38 +142,50 @@ def _options(model: str, given: Mapping[str, Any]) -> SearchOptions:
     return options
 
 
-def _search(
-    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
-) -> TuningResult:
-    """Plan the search and run it."""
-    plan = with_files(_planned(subject, directory, backend, observer, stopwatch))
-    directory.write_plan(plan)
-    trust.remember(plan)
-    return with_methods(conduct(plan, directory, backend, observer, stopwatch))
+def subject_of(options: SearchOptions, knobs: Knobs | None = None, **own: Any) -> Subject:
+    """Return what is tuned: the user's `own` loop, Trainer or script if one is given, otherwise the model."""
+    given = {name: value for name, value in own.items() if value is not None}
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
+    if "step" in given:
+        return UserLoop(options, given["step"], knobs)
+    if given:
+        return UserTrainer(options, **given)
+    if not options.model:
+        raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
+    return Subject(options, options.model)
 
 
-def _planned(
+def planned(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> SearchPlan:
-    """Describe what is tuned in a child process, and return the plan, after its notes."""
-    backend.asker.launch()  # the child imports libraries while this process reads the model's config
-    outline = planner.outline(subject.options, backend.allotment, subject)
-    backend.asker.ends_at = stopwatch.started_at + outline.budget.max_time_s
-    backend.asker.check_time()
+    """Return the plan for a subject, after its notes, for which a child process looks at the model or the code."""
+    asker, options = backend.asker, subject.options
+    asker.launch()  # the child imports libraries while this process reads the model's config
+    start = start_of(options, backend.allotment)
+    asker.ends_at = stopwatch.started_at + start.budget.max_time_s
+    asker.check_time()
     subject.keep(directory.path)
-    here = planner.disk_notes(directory.path) if subject.options.engine == "local" else []
-    for text in (*outline.notes, *here):
-        observer(Note(text=text))
-    stopwatch.enter("launching")
-    backend.asker.start()
-    stopwatch.enter("describing")
-    observer(PhaseBegan(phase=Phase.LOOKING))
-    description = subject.described(outline, backend.asker)
+    told: list[str] = []
+
+    def tell(notes: Sequence[str]) -> None:
+        for text in notes[len(told) :]:
+            observer(Note(text=text))
+            told.append(text)
+
+    def ready() -> LocalRunner:
+        tell(start.notes)
+        stopwatch.enter("launching")
+        asker.start()
+        stopwatch.enter("describing")
+        observer(PhaseBegan(phase=Phase.LOOKING))
+        return asker
+
+    if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < LOW_DISK_BYTES:
+        observer(Note(text=f"only {show_memory(free)} of disk are free where {directory.path} lies"))
+    plan = subject.plan(start, ready)
     stopwatch.enter("planning")
-    plan = planner.complete(subject.settled(outline, description), description.facts, description.notes)
-    plan = subject.examined(plan, backend.asker)
-    for text in plan.notes[len(outline.notes) :]:
-        observer(Note(text=text))
+    tell(plan.notes)
     return plan
 
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from searching.tables import table_of, write_table
 
-from autotune.api import _planned
+from autotune.api import planned, subject_of
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
-from autotune.planning.planner import subject_of
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.problem import Event, Fleet, Note
@@ -54,7 +53,7 @@ def main() -> None:
         RunDirectory.create(Path(scratch) / "run") as directory,
         backend_of(Fleet(), directory.path, device=options.device) as backend,
     ):
-        plan = _planned(subject_of(options), directory, backend, say, Stopwatch("planning"))
+        plan = planned(subject_of(options), directory, backend, say, Stopwatch("planning"))
         backend.asker.ends_at = math.inf  # a search has to begin within its time, a recording takes its own
         baseline, *rest = plan.every_config()
         draw, results = random.Random(plan.workload.seed), list[TrialResult]()

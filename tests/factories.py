@@ -139,7 +139,7 @@ def make_space(parameters: dict[str, Any] | None = None, **fields: Any) -> Searc
     rules = fields.pop("rules", ())
     if parameters is not None:
         fields["space"] = make_space_file(parameters, rules)
-    return make_plan(**fields).search_space()
+    return make_plan(**fields).search_space
 
 
 def make_limits(**fields: Any) -> Limits:

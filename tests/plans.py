@@ -1,17 +1,33 @@
-"""Outlines and plans of searches, as `autotune find` makes them from options."""
+"""Plans of searches, as `autotune find` makes them from options; nothing is looked at in a child process."""
+
+from typing import NamedTuple
 
 from factories import make_facts
 
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import complete, outline
-from autotune.planning.workload import Outline
+from autotune.planning.planner import Start, Subject, start_of
+from autotune.values.model import ModelFacts
+from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 
 
-def outlined(**options) -> Outline:
-    return outline(SearchOptions(**{"model": "gpt2", "device": "cpu", **options}))
+class Looked(NamedTuple):
+    """Stands for the child process that looks at a model or at code: it has found these facts."""
+
+    facts: ModelFacts | None = None
+    found: Description | None = None
+
+    def describe(self, request: DescribeRequest) -> Description:
+        return self.found or Description(facts=self.facts or make_facts(task=request.workload.task))
+
+    def examine(self, request: ExamineRequest) -> Description:
+        return Description(facts=request.facts)
+
+
+def started(**options) -> Start:
+    return start_of(SearchOptions(**{"model": "gpt2", "device": "cpu", **options}))
 
 
 def planned(facts=None, **options) -> SearchPlan:
-    found = outlined(**options)
-    return complete(found, facts or make_facts(task=found.workload.task))
+    start = started(**options)
+    return Subject(start.options, start.options.model).plan(start, lambda: Looked(facts))

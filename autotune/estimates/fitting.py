@@ -139,7 +139,7 @@ class _Ways:
     @functools.cached_property
     def _space(self) -> SearchSpace:
         """The search space of all allowance classes."""
-        return self._forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space()
+        return self._forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space
 
     @functools.cached_property
     def _changes(self) -> list[_Change]:

@@ -60,7 +60,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
             *_by_method(forecast, configs, rows[0]),
             *notes,
             RANKED,
-            *ranking_notes(plan.search_space(), best),
+            *ranking_notes(plan.search_space, best),
             *forecast.basis(rows[0].config, rows[0].traced_by),
             *rows[0].notes,
         ),

@@ -26,15 +26,13 @@ from autotune.planning.options import (
     option,
 )
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import check_lengths
-from autotune.planning.recipe import check_recipe, recipe_baseline, recipe_notes, recipe_of
+from autotune.planning.planner import baseline_of
 from autotune.space.file import SpaceFile, load_space
 from autotune.space.knobs import fixed_values, refused
 from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
-from autotune.training.baseline import baseline_config
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
@@ -113,7 +111,7 @@ class Target(Value):
 
 def check(options: EstimateOptions) -> None:
     """Refuse options that contradict each other."""
-    check_recipe(options)
+    workloads.check_recipe(options)
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
     if options.gpu == "all" and options.memory_bytes is not None:
@@ -204,27 +202,15 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
-    recipe, asked = None, options
-    if options.recipe is None:
-        model = workloads.model_of(options)
-    else:
-        spec, task, recipe = recipe_of(options, kind)
-        model = spec, task
-        asked = options.model_copy(update={"seq_len": recipe.prompt_length + recipe.completion_length})
-    workload = workloads.workload_of(asked, model, kind, notes)
+    workload = workloads.workload_of(options, kind, notes)
     usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
-    batch = workloads.global_batch_of(options, usual, notes)
-    notes += [] if recipe is None else recipe_notes(recipe, batch)
-    return workload.model_copy(update={"global_batch_size": batch, "recipe": recipe}), tuple(notes)
+    workload = workloads.with_batch(workload, workloads.global_batch_of(options, usual, notes), notes)
+    return workload, tuple(notes)
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
     """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
-    check_lengths(workload, facts)
     hardware = device.hardware
-    baseline = baseline_config(None, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
-    if workload.recipe is not None:
-        baseline = recipe_baseline(baseline, facts, hardware)
     space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
     return SearchPlan(
         workload=workload,
@@ -234,7 +220,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         budget=Budget.of(Effort.QUICK),
         allowance=allowance,
         space=_reduced(space, hardware),
-        baseline=baseline,
+        baseline=baseline_of(workload, facts, hardware),
         notes=(),
     )
 

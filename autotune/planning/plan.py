@@ -1,26 +1,32 @@
-"""The plan of a search, settled before the first trial and stored as `search.json`; its state; requests of trials."""
+"""The plan of a search, settled before the first trial and stored as `search.json`; its state; requests of trials.
+
+A search that is resumed may have other limits (more time, more trials, another effort). The new plan replaces the old
+one in the run directory, so that later resumes keep the new limits.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt
 
 from autotune.cost.memory import states_bytes
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
-from autotune.space.file import Parameter, SpaceFile, load_space
+from autotune.space.file import SpaceFile
 from autotune.space.history import History
-from autotune.space.knobs import fixed_values, knob_named, knobs
-from autotune.space.points import Scalar, fitting, make_config, make_point
-from autotune.space.rules import refusals
 from autotune.space.space import SearchSpace
-from autotune.units import show_memory
-from autotune.values.budget import Budget, CheckTask, Effort, LossTask
+from autotune.units import show_memory, show_time
+from autotune.value import sha256_of
+from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
+from autotune.values.hardware import Hardware
 from autotune.values.problem import Fleet, Objective, Problem
-from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult
+from autotune.values.time_spent import wall_s
+from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
@@ -34,8 +40,10 @@ _WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK, Purpose.EXPLAIN)
 # Purposes whose trials are compared closely, and so measured more exactly than those of the search.
 _AGAIN = (Purpose.FINAL, Purpose.EXPLAIN)
 
-# Limits that never end a check, which runs the number of steps that it asks for.
-_NEVER_SURE, _NO_TIME_LIMIT_S = 1e-12, 1e9
+# A check runs the number of steps that it asks for, however long they take.
+_NO_LIMITS = {"measure_time_s": 1e9, "relative_interval": 1e-12}
+
+_MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 
 class SearchPlan(Problem):
@@ -66,7 +74,7 @@ class SearchPlan(Problem):
 
     def every_config(self) -> list[TrainConfig]:
         """Return the baseline and then every other legal configuration of the space."""
-        space = self.search_space()
+        space = self.search_space
         every = (config.model_copy(update=loading) for config in space.legal for loading in space.loadings)
         return list(dict.fromkeys((self.baseline, *every)))
 
@@ -77,90 +85,16 @@ class SearchPlan(Problem):
         choices = named.choices if named is not None and named.choices != "lattice" else ()
         return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
 
+    @functools.cached_property
     def search_space(self) -> SearchSpace:
-        """Return the space bound to this plan, the same as before if this plan was asked last: it may be large."""
-        if not _bound or _bound[0][0] is not self:
-            _bound[:] = [(self, SearchSpace(self.space, self, effort=self.budget.effort))]
-        return _bound[0][1]
+        """The space bound to this plan, made once: it may be large."""
+        return SearchSpace(self.space, self, effort=self.budget.effort)
 
-
-_bound: list[tuple[SearchPlan, SearchSpace]] = []
-
-
-def restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
-    """Return the plan with the values of `--fix` in every configuration, and with the knobs of `--only` searched alone.
-
-    The baseline has the fixed values too: they belong to the training, and are no part of what the search gains. Knobs
-    that are named but not in the space have the choices of the spaces 'default' and 'full', at every effort.
-
-    Raises:
-        InputError: A fixed value isn't possible in this training, or nothing is left to search.
-    """
-    if not options.fix and not options.only:
-        return plan
-    fixed = fixed_values(options.fix)
-    baseline = _with(plan, fixed, f"--fix {','.join(options.fix)}")
-    origin, only = make_point(baseline), [knob_named(name, "--only").parameter for name in options.only]
-    named = dict(plan.space.parameters)
-    if plan.workload.own_step is not None:
-        for name in (*fixed, *only):
-            if name not in named:
-                raise InputError(
-                    f"{'--fix' if name in fixed else '--only'} {name}: your function isn't said to honour it"
-                )
-    else:
-        for further in ("default", "full") if only else ():
-            named |= {n: p for n, p in load_space(further).parameters.items() if n not in named and _is_among(n, only)}
-    parameters = {}
-    for name, parameter in named.items():
-        if name not in fixed and (not only or _is_among(name, only)):
-            when = {n: v for n, v in parameter.when.items() if n in named or origin.get(n) not in v}
-            effort = Effort.QUICK if only else parameter.from_effort
-            parameters[name] = parameter.model_copy(update={"when": when, "from_effort": effort})
-        elif name in origin:
-            parameters[name] = Parameter(choices=(origin[name],))
-    notes = plan.notes
-    if options.fix:
-        notes += (f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)",)
-    if options.only:
-        notes += (f"only {', '.join(options.only)} searched (--only)",)
-    space = plan.space.model_copy(update={"parameters": parameters})
-    plan = plan.model_copy(update={"baseline": baseline, "space": space, "notes": notes})
-    if only:
-        _check_left(plan, only)
-    return plan
-
-
-def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
-    """Refuse `--only` (InputError) if a named knob has no other value than the baseline's, or none that is legal."""
-    space = plan.search_space()
-    options = {knob.parameter: knob.option for knob in knobs()}
-    for name in only:
-        parameter, said = plan.space.parameters.get(name), f"--only {options[name]}"
-        if parameter is None:
-            raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
-        if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
-            why = (reason for choice, reason in space.left_out.items() if choice[0] == name)
-            raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
-        other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
-        if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
-            raise InputError(f"{said}: nothing to search: it exists only with {options[other]}; name that as well")
-
-
-def _is_among(name: str, only: Sequence[str]) -> bool:
-    """Whether a parameter is one of those that are searched alone; 'adapter' stands for its fields as well."""
-    return name in only or (name.startswith("adapter.") and "adapter" in only)
-
-
-def _with(plan: SearchPlan, fixed: dict[str, Scalar], written: str) -> TrainConfig:
-    """Return the baseline with the fixed values that the user has `written`; InputError: it isn't legal."""
-    baseline = make_config(fitting(fixed, make_point(plan.baseline)))
-    about = (plan.workload, plan.facts, plan.hardware)
-    before = refusals(plan.baseline, *about)
-    for reason in refusals(baseline, *about):
-        if reason not in before:
-            raise InputError(f"{written}: {reason}")
-    return baseline
+    def model_copy(self, **how: Any) -> Self:
+        """Return a copy, which has a space of its own."""
+        copied = super().model_copy(**how)
+        copied.__dict__.pop("search_space", None)
+        return copied
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
@@ -213,6 +147,15 @@ def request_of(
     """
     full = plan.workload.accumulation_steps(config)
     whole = purpose in _WHOLE_STEPS or plan.workload.runs_whole_steps(config)
+    limits = plan.budget.model_dump(include=set(Limits.model_fields))
+    if task is not None:
+        # In a soak, the first step creates the optimizer states, and two more run with them.
+        steps = max(2, task.steps) if isinstance(task, LossTask) else 2
+        limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps, **_NO_LIMITS}
+    limits |= plan.budget.when_measured_again if purpose in _AGAIN else {}
+    limits |= plan.budget.when_in_turn if in_turn_with else {}
+    if to_beat:
+        limits["beaten_step_s"] = plan.workload.samples_per_step(config) / to_beat
     return TrialRequest(
         number=number,
         purpose=purpose,
@@ -221,28 +164,11 @@ def request_of(
         device=plan.hardware.device,
         accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION),
         prediction=prediction,
-        limits=_limits(plan, task, timeout_s).model_copy(
-            update={
-                "beaten_step_s": plan.workload.samples_per_step(config) / to_beat if to_beat else None,
-                **(plan.budget.when_measured_again if purpose in _AGAIN else {}),
-                **(plan.budget.when_in_turn if in_turn_with else {}),
-            }
-        ),
+        limits=Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **limits),
         task=task,
         cold_compile=cold_compile,
         in_turn_with=in_turn_with,
     )
-
-
-def _limits(plan: SearchPlan, task: CheckTask | None, timeout_s: float) -> Limits:
-    shared = plan.budget.model_dump(include=set(Limits.model_fields))
-    limits = Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **shared)
-    if task is None:
-        return limits
-    # In a soak, the first step creates the optimizer states, and two more run with them.
-    steps = task.steps if isinstance(task, LossTask) else 2
-    fixed = {"measure_time_s": _NO_TIME_LIMIT_S, "relative_interval": _NEVER_SURE}
-    return limits.model_copy(update={"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": max(2, steps), **fixed})
 
 
 class SearchState:
@@ -278,3 +204,126 @@ class SearchState:
         self.results.append(result)
         if counts and result.request.purpose.explores:
             self.history.add(result)
+
+
+def loss_steps_of(options: SearchOptions) -> int:
+    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
+
+    If the user asked for none, it is the default of the effort.
+
+    Raises:
+        InputError: The user asked for a comparison that isn't possible.
+    """
+    asked, hindrance = options.check_loss, None
+    if options.global_batch == "any":
+        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
+    elif asked and asked < LEAST_LOSS_STEPS:
+        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
+    if asked and hindrance:
+        raise InputError(f"--check-loss {asked}: {hindrance}")
+    if hindrance:
+        return 0
+    return DEFAULT_LOSS_STEPS[options.effort] if asked is None else asked
+
+
+def reopened(
+    plan: SearchPlan,
+    results: Sequence[TrialResult],
+    *,
+    effort: Effort | None = None,
+    max_trials: int | None = None,
+    max_time_s: float | None = None,
+    output: str | None = None,
+) -> SearchPlan:
+    """Return `plan` with other limits, which hold for the whole search including the trials so far.
+
+    None leaves a limit as it was. The effort sets all limits, of which `max_trials` and `max_time_s` take precedence;
+    `output` is another file to write the answer to.
+    """
+    if output is not None:
+        plan = plan.model_copy(update={"output": output})
+    budget = plan.budget if effort is None else Budget.of(effort)
+    budget = budget.limited(max_trials=max_trials, max_time_s=max_time_s)
+    if budget == plan.budget:
+        return plan
+    next_number = max((r.request.number for r in results), default=-1) + 1
+    changes: dict[str, Any] = {"budget": budget, "reopened_at": next_number}
+    if plan.options is not None:
+        asked = {"effort": effort, "max_trials": max_trials, "max_time_s": max_time_s}
+        asked = {name: value for name, value in asked.items() if effort is not None or value is not None}
+        options = plan.options.model_copy(update=asked)
+        changes |= {"options": options, "loss_steps": loss_steps_of(options)}  # the effort also decides on these
+    return plan.model_copy(update=changes)
+
+
+def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
+    """Return words on the limits of a resumed search, and on the time and trials that it has spent."""
+    searched = sum(r.request.purpose is Purpose.SEARCH for r in results)
+    trials = "1 trial" if searched == 1 else f"{searched} trials"
+    return (
+        f"the limits are {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials now; "
+        f"{show_time(wall_s(results))} and {trials} are spent"
+    )
+
+
+def differences(then: Hardware, now: Hardware) -> list[str]:
+    """Return a line on the packages whose versions have changed since the search began, if any have.
+
+    Raises:
+        MachineError: The search ran on another machine, so that new measurements can't be compared with its own.
+    """
+    if (then.name, then.cores) != (now.name, now.cores):
+        raise MachineError(
+            f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores}): go on "
+            "where it ran"
+        )
+    packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
+    changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
+    return [f"since the search: {changed}"] if changed else []
+
+
+def changed_files(plan: SearchPlan) -> list[str]:
+    """Return a line for each file that a search trains from and that is another one than when it began."""
+    return [
+        f"since the search: {file} has changed; what was measured before it did may not compare with what is now"
+        for file, state in plan.files.items()
+        if Path(file).is_file() and _state(Path(file)) != state
+    ]
+
+
+def with_files(plan: SearchPlan) -> SearchPlan:
+    """Return the plan of a search that begins, with the present state of the files that it trains from."""
+    workload, code = plan.workload, plan.workload.own_code
+    files = [
+        None if workload.dataset is None else Path(workload.dataset),
+        None if workload.model.path is None else Path(workload.model.path) / "config.json",
+        None if code is None or not code.command or code.is_module else Path(code.directory) / code.command[0],
+    ]
+    return plan.model_copy(update={"files": {str(f): _state(f) for f in files if f is not None and f.is_file()}})
+
+
+def _state(file: Path) -> str:
+    """Return a digest of a file, or of a large one its size and the time when it was written."""
+    try:
+        found = file.stat()
+        if found.st_size > _MOST_HASHED_BYTES:
+            return f"{found.st_size} bytes, {found.st_mtime_ns} ns"
+        return sha256_of(file.read_bytes())
+    except OSError as error:
+        return str(error.strerror)
+
+
+def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
+    """Return whether the search had begun its finals or checks, and its limits were not changed since."""
+    return any(r.request.purpose.closes and r.request.number >= plan.reopened_at for r in results)
+
+
+def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials that ran into a shorter time limit than the present one, so that they should run again.
+
+    If any trial has completed, the list is empty: configurations that took so much longer are too slow anyway.
+    """
+    if any(r.measurement is not None for r in results):
+        return []
+    before = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)
+    return [r for r in before if r.request.limits.timeout_s < plan.budget.trial_timeout_s]

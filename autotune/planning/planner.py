@@ -1,66 +1,91 @@
-"""Makes the plan of a search from the user's options: device, workload, memory, baseline, limits and search space.
+"""Makes the plan of a search from the user's options: device, memory, limits, workload, search space and baseline.
 
-Options that can't be used are refused by an InputError, before the first trial. Notes tell the user every default that
-was chosen.
+A `Subject` is what is tuned: a model that the user names, the user's own Trainer or script (`user_trainer`), or the
+user's own loop (`user_loop`). `Subject.plan` is the one way from options to a plan. Options that can't be used are
+refused by an InputError, before the first trial. Notes tell the user every default that was chosen.
 """
 
 from __future__ import annotations
 
-import shutil
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import spread
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, least_states, restricted
-from autotune.planning.recipe import RecipeSubject, check_recipe
-from autotune.planning.user_loop import Knobs, UserLoop
-from autotune.planning.user_trainer import UserTrainer
-from autotune.planning.workload import Outline, Subject, objective_of
-from autotune.training.baseline import baseline_config, read_arguments
+from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
+from autotune.planning.workload import DEFAULT_SPACE, SPACE_OF_SEVERAL, check_recipe, searched_workload
+from autotune.space.file import Parameter, SpaceFile, load_space
+from autotune.space.knobs import fixed_values, knob_named, knobs
+from autotune.space.points import fitting, make_config, make_point
+from autotune.space.rules import refusals
+from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
+from autotune.value import write_bytes
 from autotune.values import hardware as machine
-from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget
+from autotune.values.budget import Budget, Effort
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.problem import Allotment
+from autotune.values.problem import Allotment, Objective
+from autotune.values.trial import DescribeRequest, Description
 from autotune.values.workload import Workload
 
-LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 
-def subject_of(
-    options: SearchOptions,
-    *,
-    step: Callable[..., Any] | None = None,
-    knobs: Knobs | None = None,
-    trainer: Any = None,
-    make_trainer: Callable[[], Any] | None = None,
-    script: Sequence[str] | None = None,
-) -> Subject:
-    """Return what is tuned: the user's own loop, Trainer or script if one is given, otherwise the model.
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a plan starts from, settled before the model or the user's code has been looked at."""
 
-    The arguments are those of `autotune.find`.
+    options: SearchOptions
+    hardware: Hardware
+    memory_bytes: int
+    budget: Budget
+    arguments: UserArguments | None  # the user's own, which are the baseline
+    is_shared: bool  # whether concurrent trials slow each other down
+    notes: list[str]  # what the user should know; planning adds to it
+
+
+class Subject:
+    """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
+
+    Attributes:
+        name: The name from which the default run directory is made.
+        pickled: The user's pickled code, by the name of its file, if there is any.
     """
-    named = {"trainer": trainer, "make_trainer": make_trainer, "script": script, "step": step}
-    given = [name for name, value in named.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
-    if step is not None:
-        return UserLoop(options, step, knobs)
-    if given:
-        return UserTrainer.of(options, trainer=trainer, make_trainer=make_trainer, script=script)
-    if not options.model:
-        raise InputError("nothing to tune: give a model, or a trainer, make_trainer, script or step of your own")
-    return RecipeSubject(options) if options.recipe is not None else Subject(options)
+
+    def __init__(self, options: SearchOptions, name: str, pickled: dict[str, bytes] | None = None) -> None:
+        self.options = options
+        self.name = name
+        self.pickled = pickled or {}
+
+    def keep(self, run_directory: Path) -> None:
+        """Write the user's pickled code to `data/` in the run directory, from where trials load it."""
+        for name, content in self.pickled.items():
+            (run_directory / "data").mkdir(exist_ok=True)
+            write_bytes(content, run_directory / "data" / name)
+
+    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
+        """Return the plan.
+
+        Args:
+            start: What is settled already.
+            ready: Returns what looks at the model or the code in a child process, once that process can be asked.
+
+        Raises:
+            InputError: An option can't be used, or the user's code can't be tuned.
+        """
+        workload = searched_workload(self.options, start.hardware, start.arguments, start.notes)
+        space = load_space(self.options.space or default_space(start.hardware))
+        return finished(draft(start, workload, described(start, workload, ready), space), self.options)
 
 
-def outline(options: SearchOptions, allotment: Allotment | None = None, subject: Subject | None = None) -> Outline:
-    """Return the part of the plan that can be settled before the model is looked at in a child process.
-
-    By default each trial has the whole device, and the model is tuned, that `options` name.
+def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Start:
+    """Return what a plan starts from; by default each trial has the whole device.
 
     Raises:
         InputError: An option can't be used.
@@ -75,62 +100,106 @@ def outline(options: SearchOptions, allotment: Allotment | None = None, subject:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
     check_recipe(options)
-    subject = subject or subject_of(options)
     if allotment is None:
         allotment = Allotment(hardware=machine.detect(options.device))
         if allotment.hardware.is_cpu and options.device != "cpu" and (why := machine.why_untuned()):
             raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
-    allotment = allotment.model_copy(update={"hardware": hardware})
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
-    notes = [*_device_notes(options, hardware), *allotment.notes, *spreading]
-    return Outline(
-        subject=subject,
+    if hardware.is_cpu:
+        why = "" if options.device == "cpu" else "no accelerator found: "
+        device = f"{why}tuning for the CPU ({hardware.name}, {hardware.cores} cores)"
+        device += "; the answer holds for this machine, not for a GPU"
+    else:
+        device = f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"
+    notes = [device, *allotment.notes, *spreading]
+    return Start(
+        options=options,
         hardware=hardware,
-        workload=subject.workload(hardware, arguments, notes),
-        memory_bytes=_memory(options, allotment, notes),
+        memory_bytes=_memory(options, hardware, notes, is_shared=allotment.is_shared),
         budget=Budget.of(options.effort).limited(max_trials=options.max_trials, max_time_s=options.max_time_s),
-        space=subject.space(hardware),
         arguments=arguments,
-        notes=tuple(notes),
         is_shared=allotment.is_shared,
+        notes=notes,
     )
 
 
-def complete(outline: Outline, facts: ModelFacts, notes: tuple[str, ...] = ()) -> SearchPlan:
-    """Return the plan of an outline, whose workload has the lengths of the data, with further notes for the user."""
-    subject, workload, hardware = outline.subject, outline.workload, outline.hardware
-    options = subject.options
-    check_lengths(workload, facts)
-    plan = SearchPlan(
+def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_shared: bool) -> int:
+    asked, free = options.memory_bytes, show_memory(hardware.free_bytes)
+    if asked is None:
+        memory = hardware.default_budget_bytes
+        notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
+        return memory
+    processes = (hardware.count or 1) if hardware.is_cpu else 1
+    if asked * processes > hardware.memory_bytes:
+        each = f" for {processes} processes" if processes > 1 else ""
+        there = show_memory(hardware.memory_bytes)
+        raise InputError(f"--memory {show_memory(asked)}: {hardware.name} has {there}{each}")
+    if asked > hardware.free_bytes:
+        if is_shared:
+            each = f"each of {options.workers} trials at a time can have {free} of what is free"
+            raise InputError(f"--memory {show_memory(asked)}: {each}; use fewer --workers")
+        notes.append(f"--memory asks for more than the {free} that are free now")
+    return asked
+
+
+def default_space(hardware: Hardware) -> str:
+    """Return the name of the built-in space that is searched if the user names none."""
+    return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
+
+
+def described(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:
+    """Return what looking at the model and the data in a child process shows."""
+    given = start.arguments
+    own = {} if given is None else {"arguments": {**given.searched, **given.fixed}, "source": given.source}
+    return ready().describe(DescribeRequest(workload=workload, **own))
+
+
+def draft(
+    start: Start, workload: Workload, found: Description, space: SpaceFile, arguments: UserArguments | None = None
+) -> SearchPlan:
+    """Return the plan of a workload before `--fix` and `--only`; `arguments` are those that were `found` in code."""
+    options, hardware, facts = start.options, start.hardware, found.facts
+    workload = workload.model_copy(update={"lengths": found.lengths})
+    start.notes.extend(found.notes)
+    objective = Objective()
+    if options.train_steps is not None:
+        objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
+    elif options.train_tokens is not None:
+        if workload.tokens_per_sample is None:
+            raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
+        objective = Objective(run_samples=options.train_tokens / workload.tokens_per_sample)
+    return SearchPlan(
         workload=workload,
         facts=facts,
         hardware=hardware,
-        memory_bytes=outline.memory_bytes,
-        budget=outline.budget,
+        memory_bytes=start.memory_bytes,
+        budget=start.budget,
         allowance=options.allow,
-        space=outline.space,
-        baseline=baseline_config(
-            outline.arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1
-        ),
-        objective=objective_of(options, workload),
+        space=space,
+        baseline=baseline_of(workload, facts, hardware, arguments or start.arguments),
+        objective=objective,
         soak=True,
         loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
-        record=options.record and not outline.is_shared,
+        record=options.record and not start.is_shared,
         report_to=options.report_to,
         fleet=options.fleet,
-        is_shared=outline.is_shared,
+        is_shared=start.is_shared,
         options=options,
         output=options.output,
-        notes=(*outline.notes, *notes),
+        notes=tuple(start.notes),
     )
-    plan = restricted(subject.planned(plan), options)
-    return plan.model_copy(update={"notes": plan.notes + _states_note(plan)})
 
 
-def check_lengths(workload: Workload, facts: ModelFacts) -> None:
-    """Refuse samples that are longer than the model takes."""
+def baseline_of(
+    workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments | None = None
+) -> TrainConfig:
+    """Return the baseline: the user's `arguments`, else the defaults of TRL or the Trainer.
+
+    Raises:
+        InputError: Samples are longer than the model takes, or the arguments can't be used.
+    """
     both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
     for option, length, longest in (
         (both, workload.sequence_length, facts.max_sequence_length),
@@ -138,94 +207,99 @@ def check_lengths(workload: Workload, facts: ModelFacts) -> None:
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
+    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
+    if workload.recipe is None or arguments is not None:
+        return baseline
+    checkpointing = "full" if facts.supports_checkpointing else "none"
+    precision = Precision.BF16 if hardware.has_bf16 else Precision.FP32
+    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision})
 
 
-def disk_notes(run_directory: Path) -> list[str]:
-    """Return a line on low disk space where there is little."""
-    free = shutil.disk_usage(run_directory).free
-    if free >= LOW_DISK_BYTES:
-        return []
-    return [f"only {show_memory(free)} of disk are free where {run_directory} lies"]
+def finished(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
+    """Return the plan with the values of `--fix` in every configuration, and with the knobs of `--only` searched alone.
 
-
-def loss_steps_of(options: SearchOptions) -> int:
-    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
-
-    If the user asked for none, it is the default of the effort.
+    The baseline has the fixed values too: they belong to the training, and are no part of what the search gains. Knobs
+    that are named but not in the space have the choices of the spaces 'default' and 'full', at every effort. The last
+    notes say what the baseline needs, and how far the search goes.
 
     Raises:
-        InputError: The user asked for a comparison that isn't possible.
+        InputError: A fixed value isn't possible in this training, or nothing is left to search.
     """
-    asked, hindrance = options.check_loss, None
-    if options.global_batch == "any":
-        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
-    elif asked and asked < LEAST_LOSS_STEPS:
-        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
-    if asked and hindrance:
-        raise InputError(f"--check-loss {asked}: {hindrance}")
-    if hindrance:
-        return 0
-    return DEFAULT_LOSS_STEPS[options.effort] if asked is None else asked
-
-
-def _device_notes(options: SearchOptions, hardware: Hardware) -> list[str]:
-    if not hardware.is_cpu:
-        return [f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"]
-    why = "" if options.device == "cpu" else "no accelerator found: "
-    return [
-        f"{why}tuning for the CPU ({hardware.name}, {hardware.cores} cores); "
-        "the answer holds for this machine, not for a GPU"
-    ]
-
-
-def _memory(options: SearchOptions, allotment: Allotment, notes: list[str]) -> int:
-    hardware = allotment.hardware
-    if options.memory_bytes is None:
-        memory = hardware.default_budget_bytes
-        notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
-        return memory
-    processes = (hardware.count or 1) if hardware.is_cpu else 1
-    if options.memory_bytes * processes > hardware.memory_bytes:
-        each = f" for {processes} processes" if processes > 1 else ""
-        there = show_memory(hardware.memory_bytes)
-        raise InputError(f"--memory {show_memory(options.memory_bytes)}: {hardware.name} has {there}{each}")
-    if allotment.is_shared and options.memory_bytes > hardware.free_bytes:
-        raise InputError(
-            f"--memory {show_memory(options.memory_bytes)}: each of {options.workers} trials at a time can have "
-            f"{show_memory(hardware.free_bytes)} of what is free; use fewer --workers"
+    notes = []
+    if options.fix or options.only:
+        plan = _restricted(plan, options)
+        notes += [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
+        notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
+    budget, given, parameters = plan.budget, plan.options, plan.facts.parameters
+    if parameters:  # the model is known
+        states = least_states(plan, plan.baseline)
+        size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
+        text = (
+            f"{plan.workload.model.name}: {size} parameters; the baseline needs "
+            f"{show_memory(states)} for weights, gradients and optimizer states alone, activations not counted"
         )
-    if options.memory_bytes > hardware.free_bytes:
-        notes.append(f"--memory asks for more than the {show_memory(hardware.free_bytes)} that are free now")
-    return options.memory_bytes
-
-
-def _states_note(plan: SearchPlan) -> tuple[str, ...]:
-    """Return notes on the memory that the baseline needs at least, and on the extent of the search."""
-    parameters = plan.facts.parameters
-    if not parameters:  # the model isn't known
-        return (_extent(plan),)
-    states = least_states(plan, plan.baseline)
-    size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
-    text = (
-        f"{plan.workload.model.name}: {size} parameters; the baseline needs "
-        f"{show_memory(states)} for weights, gradients and optimizer states alone, activations not counted"
-    )
-    if states > plan.memory_bytes:
-        text += f": more than the budget of {show_memory(plan.memory_bytes)}"
-    host = plan.hardware.host_memory_bytes
-    lines: tuple[str, ...] = (text, _extent(plan))
-    if not plan.hardware.is_cpu and host < 8 * GIB:
-        lines += (f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it",)
-    return lines
-
-
-def _extent(plan: SearchPlan) -> str:
-    """Return the limits of time and trials, each with the option that it comes from."""
-    budget, given = plan.budget, plan.options
+        if states > plan.memory_bytes:
+            text += f": more than the budget of {show_memory(plan.memory_bytes)}"
+        notes.append(text)
     trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
-    sources = (
-        "--max-time" if given is not None and given.max_time_s is not None else "--effort",
-        "--max-trials" if given is not None and given.max_trials is not None else "--effort",
-    )
-    time_from = "" if sources[0] == sources[1] else f" ({sources[0]})"
-    return f"at most {show_time(budget.max_time_s)}{time_from} and {trials} ({sources[1]})"
+    time_from = "--max-time" if given is not None and given.max_time_s is not None else "--effort"
+    trials_from = "--max-trials" if given is not None and given.max_trials is not None else "--effort"
+    time_said = show_time(budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
+    notes.append(f"at most {time_said} and {trials} ({trials_from})")
+    host = plan.hardware.host_memory_bytes
+    if parameters and not plan.hardware.is_cpu and host < 8 * GIB:
+        notes.append(f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it")
+    return plan.model_copy(update={"notes": (*plan.notes, *notes)})
+
+
+def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
+    fixed, about = fixed_values(options.fix), (plan.workload, plan.facts, plan.hardware)
+    baseline = make_config(fitting(fixed, make_point(plan.baseline)))
+    before = refusals(plan.baseline, *about)
+    for reason in refusals(baseline, *about):
+        if reason not in before:
+            raise InputError(f"--fix {','.join(options.fix)}: {reason}")
+    origin, only = make_point(baseline), [knob_named(name, "--only").parameter for name in options.only]
+
+    def is_searched(name: str) -> bool:  # 'adapter' stands for its fields as well
+        return name in only or (name.startswith("adapter.") and "adapter" in only)
+
+    named = dict(plan.space.parameters)
+    if plan.workload.own_step is not None:
+        for name in (*fixed, *only):
+            if name not in named:
+                option = "--fix" if name in fixed else "--only"
+                raise InputError(f"{option} {name}: your function isn't said to honour it")
+    else:
+        for further in ("default", "full") if only else ():
+            others = load_space(further).parameters.items()
+            named |= {n: p for n, p in others if n not in named and is_searched(n)}
+    parameters = {}
+    for name, parameter in named.items():
+        if name not in fixed and (not only or is_searched(name)):
+            when = {n: v for n, v in parameter.when.items() if n in named or origin.get(n) not in v}
+            effort = Effort.QUICK if only else parameter.from_effort
+            parameters[name] = parameter.model_copy(update={"when": when, "from_effort": effort})
+        elif name in origin:
+            parameters[name] = Parameter(choices=(origin[name],))
+    space = plan.space.model_copy(update={"parameters": parameters})
+    plan = plan.model_copy(update={"baseline": baseline, "space": space})
+    if only:
+        _check_left(plan, only)
+    return plan
+
+
+def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
+    """Refuse `--only` (InputError) if a named knob has no other value than the baseline's, or none that is legal."""
+    space = plan.search_space
+    options = {knob.parameter: knob.option for knob in knobs()}
+    for name in only:
+        parameter, said = plan.space.parameters.get(name), f"--only {options[name]}"
+        if parameter is None:
+            raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
+        if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
+            why = (reason for choice, reason in space.left_out.items() if choice[0] == name)
+            raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
+        other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
+        if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
+            raise InputError(f"{said}: nothing to search: it exists only with {options[other]}; name that as well")

@@ -31,28 +31,22 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.workload import Outline, Subject, default_space, keep_pickle, model_of, searched_workload
+from autotune.planning.planner import Start, Subject, default_space, described, draft, finished
+from autotune.planning.workload import searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.points import MICRO_BATCH, problem
+from autotune.space.points import ATTENTION, MICRO_BATCH, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
-from autotune.training.baseline import UserArguments
 from autotune.training.trainer_pickle import pickled
 from autotune.value import sha256_of
 from autotune.values.config import TrainConfig
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
-from autotune.values.workload import ACCUMULATION, STEP_FILE, Choices, OwnStep, Workload
+from autotune.values.workload import ACCUMULATION, STEP_FILE, Choices, OwnStep
 
 if TYPE_CHECKING:
     from autotune.execution.runner import LocalRunner
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
-
-# Spaces that provide the choices of a knob that the default space of the device lacks.
-_FURTHER_SPACES = ("default", "full")
-
-_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 _BATCHING = "your function makes the batches"
 _EXPERTS = "nothing is known of the experts of a model that your function makes"
@@ -67,9 +61,7 @@ _NOT_HONOURED = {
 
 # Options that apply only to trainings that autotune sets up itself, with the reason of the refusal.
 _NOT_WITH_STEP: dict[str, str] = {
-    "data": "your function reads its own data",
-    "text_field": "your function reads its own data",
-    "target_len": "your function reads its own data",
+    **dict.fromkeys(("data", "text_field", "target_len"), "your function reads its own data"),
     **dict.fromkeys(("images", "image_size", "freeze_vision"), "your function makes the model and its samples"),
     "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
 }
@@ -89,7 +81,6 @@ class UserLoop(Subject):
     """
 
     def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:
-        super().__init__(options)
         if not callable(step):
             raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
         if not knobs and options.space is None:
@@ -99,74 +90,71 @@ class UserLoop(Subject):
             )
         if knobs and options.space is not None:
             raise InputError("knobs and space both say what is varied; drop one of the two")
+        for option, reason in _NOT_WITH_STEP.items():
+            if getattr(options, option):
+                raise InputError(f"{option} can't be used with a step of your own: {reason}")
+        if options.task and not options.model:
+            raise InputError("task can't be used with a step of your own, unless its model is named too")
+        if options.engine != "local":
+            raise InputError("engine: a step of your own runs on this machine; leave engine out")
+        if options.devices not in (None, 1):
+            raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
         name = getattr(step, "__qualname__", type(step).__name__)
-        _check_options(options)
-        own = OwnStep(
+        content = pickled(step, f"step: {name}")
+        self.own = OwnStep(
             name=name,
             takes_accumulation=_takes_accumulation(step, name),
             knobs=_checked(knobs or {}),
             directory=str(Path.cwd()),
             search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
+            sha256=sha256_of(content),
         )
-        self._pickled = pickled(step, f"step: {name}")
-        self.own = own.model_copy(update={"sha256": sha256_of(self._pickled)})
+        super().__init__(options, options.model or name, {STEP_FILE: content})
 
-    @property
-    def name(self) -> str:
-        """The name from which the default run directory is made."""
-        return self.options.model or self.own.name
+    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
+        """Return the plan without checks and without the record, as a loop can only be timed.
 
-    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains; if the user names no model, that of the workload is a placeholder."""
-        name = self.own.name
-        unknown = ModelSpec(reference=name, name=name, source="own", model_type="your own loop", kind="own", config={})
-        model = model_of(self.options) if self.options.model else (unknown, Task.OWN)
-        workload = searched_workload(self.options, model, hardware, arguments, notes)
-        return workload.model_copy(update={"own_step": self.own})
-
-    def space(self, hardware: Hardware) -> SpaceFile:
-        """Return the space of the named knobs, or the space that `options` name."""
-        return space_of(self.own, default_space(hardware)) if self.own.knobs else super().space(hardware)
-
-    def keep(self, run_directory: Path) -> None:
-        """Write the pickled function into the run directory."""
-        keep_pickle(self._pickled, run_directory, STEP_FILE)
-
-    def described(self, outline: Outline, asker: LocalRunner) -> Description:
-        """Return the facts about the named model; if none is named, facts that allow all knobs of the space."""
-        if self.options.model:
-            return super().described(outline, asker)
-        return Description(facts=facts_of(outline.space))
-
-    def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan without checks and without the record, as a loop can only be timed."""
-        changes = {"soak": False, "loss_steps": 0, "record": False, "options": None}
+        If the user names no model, that of the workload is a placeholder, whose facts allow all knobs of the space.
+        The last facts are found by running a step of the baseline and one with another micro-batch.
+        """
+        options, name, kind = self.options, self.own.name, "your own loop"
+        unknown = ModelSpec(reference=name, name=name, source="own", model_type=kind, kind="own", config={})
+        model = None if options.model else (unknown, Task.OWN)
+        workload = searched_workload(options, start.hardware, start.arguments, start.notes, model)
+        workload = workload.model_copy(update={"own_step": self.own})
+        usual = default_space(start.hardware)
+        space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
+        found = described(start, workload, ready) if options.model else Description(facts=facts_of(space))
+        plan = draft(start, workload, found, space)
         notes = (
             f"your own loop: that your function honours {', '.join(plan.space.parameters)} is taken on trust; "
             "other fields of a configuration stay as they are and mean nothing to it",
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
         )
-        return plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)})
-
-    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
-        """Return the plan with the facts found by running a step of the baseline and one with another micro-batch."""
-        found = asker.examine(to_examine(plan))
-        return plan.model_copy(update={"facts": found.facts, "notes": (*plan.notes, *found.notes)})
+        changes = {"soak": False, "loss_steps": 0, "record": False, "options": None}
+        plan = finished(plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)}), options)
+        seen = ready().examine(to_examine(plan))
+        return plan.model_copy(update={"facts": seen.facts, "notes": (*plan.notes, *seen.notes)})
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
     """Return the space of the knobs of a user's function, in the order of the built-in spaces.
 
-    The default space of the device, `usual`, provides the choices of knobs that are named without choices.
+    Knobs that are named without choices have those of the default space of the device, `usual`, or of further spaces.
     """
     known: dict[str, Parameter] = {}
-    for space in dict.fromkeys((usual, *_FURTHER_SPACES)):
-        known = {**known, **{n: p for n, p in load_space(space).parameters.items() if n not in known}}
+    for space in dict.fromkeys((usual, "default", "full")):
+        known |= {name: p for name, p in load_space(space).parameters.items() if name not in known}
     named = dict(own.knobs)
     if "adapter" in named:  # who honours adapters honours their fields
         named = {**{n: None for n in known if n.startswith("adapter.")}, **named}
-    order = [*(n for n in known if n in named), *(n for n in named if n not in known)]
-    parameters = {name: _parameter(name, named[name], known.get(name)) for name in order}
+    parameters = {}
+    for name in (*(n for n in known if n in named), *(n for n in named if n not in known)):
+        choices = named[name]
+        if choices is None and name not in known:
+            raise InputError(f"knobs: {name} has no usual values; name them: knobs={{{name!r}: [...]}}")
+        when = {} if choices is not None else known[name].when
+        parameters[name] = Parameter(choices=known[name].choices if choices is None else choices, when=when)
     for name, parameter in parameters.items():
         missing = next((other for other in parameter.when if other not in parameters), None)
         if missing is not None:
@@ -181,7 +169,7 @@ def facts_of(space: SpaceFile) -> ModelFacts:
     return ModelFacts(
         task=Task.OWN,
         parameters=0,
-        attn_implementations=_ATTENTION if "attn_implementation" in named else (),
+        attn_implementations=ATTENTION if "attn_implementation" in named else (),
         supports_checkpointing=True,
         has_dropout=True,  # it may; compiling then changes the random numbers
         liger="use_liger_kernel" in named,
@@ -195,25 +183,13 @@ def to_examine(plan: SearchPlan) -> ExamineRequest:
 
     The largest smaller micro-batch is taken, as it fits where the baseline fits; else the smallest larger one.
     """
-    dimension = next((d for d in plan.search_space().dimensions if d.name == MICRO_BATCH), None)
+    dimension = next((d for d in plan.search_space.dimensions if d.name == MICRO_BATCH), None)
     own = plan.baseline.per_device_train_batch_size
     sizes = [s for s in dimension.choices if isinstance(s, int) and s != own] if dimension is not None else []
     if plan.workload.global_batch_size is None:
         sizes = []  # each micro-batch is another global batch, so their gradients can't be compared
     other = max((s for s in sizes if s < own), default=min(sizes, default=None))
     return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
-
-
-def _check_options(options: SearchOptions) -> None:
-    for name, reason in _NOT_WITH_STEP.items():
-        if getattr(options, name):
-            raise InputError(f"{name} can't be used with a step of your own: {reason}")
-    if options.task and not options.model:
-        raise InputError("task can't be used with a step of your own, unless its model is named too")
-    if options.engine != "local":
-        raise InputError("engine: a step of your own runs on this machine; leave engine out")
-    if options.devices not in (None, 1):
-        raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
@@ -250,12 +226,3 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
             if found is not None:
                 raise InputError(f"knobs: {name}: {found}")
     return {name: None if choices is None else tuple(dict.fromkeys(choices)) for name, choices in named.items()}
-
-
-def _parameter(name: str, choices: Choices | None, usual: Parameter | None) -> Parameter:
-    """Return a parameter of the space, which is varied at every effort."""
-    if choices is not None:
-        return Parameter(choices=choices)
-    if usual is None:
-        raise InputError(f"knobs: {name} has no usual values; name them: knobs={{{name!r}: [...]}}")
-    return Parameter(choices=usual.choices, when=usual.when)

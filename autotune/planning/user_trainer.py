@@ -1,30 +1,33 @@
 """Tunes the user's own Trainer, a function that makes one, or a script that trains with one.
 
-Before the first trial, the code is run up to the beginning of its training (`execution.user_facts`). Its own arguments
+Before the first trial, the code is run up to the beginning of its training (`execution.describe`). Its own arguments
 are the baseline; what the code itself decides is not varied.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.workload import Outline, Subject, check_batch, keep_pickle
+from autotune.planning.planner import Start, Subject, default_space, draft, finished
+from autotune.planning.workload import check_batch
+from autotune.space.file import load_space
 from autotune.training.baseline import UserArguments, baseline_config
+from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
 from autotune.values.config import Precision
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.trial import Description
+from autotune.values.trial import DescribeRequest
 from autotune.values.workload import CODE_FILE, Held, OwnCode, Traits, Workload
+
+if TYPE_CHECKING:
+    from autotune.execution.runner import LocalRunner
 
 # Options that contradict the user's code, with the reason of the refusal.
 _THEIRS = "your code decides it"
@@ -43,113 +46,82 @@ _HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't ch
 
 
 class UserTrainer(Subject):
-    """The user's own Trainer, the function that makes it, which is `pickled`, or the script that does."""
+    """The user's own Trainer, the function that makes it, which is pickled, or the command line of its script.
 
-    def __init__(self, options: SearchOptions, code: OwnCode, pickled: bytes | None = None) -> None:
-        super().__init__(options)
-        self.code = code
-        self._pickled = pickled
+    Raises:
+        InputError: What is given can't be used, or an option contradicts it.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         options: SearchOptions,
         *,
         trainer: Any = None,
         make_trainer: Callable[[], Any] | None = None,
         script: Sequence[str] | None = None,
-    ) -> UserTrainer:
-        """Return what is tuned, from the one of the three arguments that is given.
-
-        Raises:
-            InputError: The argument can't be used, or an option contradicts it.
-        """
+    ) -> None:
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)
             if value not in (None, "", False, "local") and (name, value) not in (("devices", 1), ("workers", 1)):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         if script is not None:
-            return cls(options, code_of(script))
-        from autotune.training import trainer_pickle
-
-        make = trainer_pickle.maker_of(trainer) if trainer is not None else make_trainer
+            self.code = code_of(script)
+            super().__init__(options, self.code.name)
+            return
+        make = maker_of(trainer) if trainer is not None else make_trainer
         if not callable(make):
             raise InputError(f"make_trainer: expected a function that returns a Trainer, not {type(make).__name__}")
         called = type(trainer).__name__ if trainer is not None else getattr(make, "__qualname__", type(make).__name__)
-        content = trainer_pickle.pickled(make, f"{given}: {called}")
+        content = pickled(make, f"{given}: {called}")
         shown, here = f"{given} {called}", str(Path.cwd())
-        return cls(options, OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content)), content)
+        self.code = OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content))
+        super().__init__(options, self.code.name, {CODE_FILE: content})
 
-    @property
-    def name(self) -> str:
-        """The name from which the default run directory is made."""
-        return self.code.name
+    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
+        """Return the plan of the workload found in the code, whose arguments are the baseline.
 
-    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return a placeholder for the workload, which `settled` replaces once the code has been looked at."""
+        Knobs that the code decides stay at their values in the baseline. The trials are not recorded for later
+        searches, as the code may have changed by then.
+        """
         shown = self.code.shown
         spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
-        seed = self.options.seed
-        return Workload(
-            model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=seed, own_code=self.code
+        workload = Workload(
+            model=spec,
+            task=Task.OWN,
+            sequence_length=1,
+            global_batch_size=None,
+            seed=self.options.seed,
+            own_code=self.code,
         )
-
-    def keep(self, run_directory: Path) -> None:
-        """Write the pickled function into the run directory; a script stays where it is."""
-        if self._pickled is not None:
-            keep_pickle(self._pickled, run_directory, CODE_FILE)
-
-    def settled(self, outline: Outline, description: Description) -> Outline:
-        """Return the outline with the workload found in the code, and its arguments as the baseline.
-
-        Raises:
-            InputError: The arguments can't be used as a baseline.
-        """
-        found = description.own
+        space = load_space(self.options.space or default_space(start.hardware))
+        about = ready().describe(DescribeRequest(workload=workload))
+        found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
         batch = arguments.global_batch_size
         check_batch(batch, "your TrainingArguments: the global batch")
-        baseline_config(arguments, batch, description.facts, outline.hardware)
-        known = {name: getattr(found, name) for name in Traits.model_fields}
-        known["held"] = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
-        workload = outline.workload.model_copy(
+        baseline = baseline_config(arguments, batch, about.facts, start.hardware)
+        if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
+            baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
+        known = {name: getattr(found, name) for name in Traits.model_fields} | {"held": {}}
+        for knob, reason in found.held.items():
+            value = getattr(baseline, knob)  # a member of an enumeration is held as its text
+            known["held"][knob] = Held(value=str(value) if isinstance(value, str) else value, reason=reason)
+        workload = workload.model_copy(
             update={
                 "model": found.spec,
                 "task": found.task,
                 "sequence_length": found.sequence_length,
                 "target_length": found.target_length,
                 "global_batch_size": batch,
-                "lengths": description.lengths,
                 "fixed_arguments": found.fixed,
                 "own_code": self.code.model_copy(update=known),
             }
         )
-        note = f"global batch {batch} samples, that of your own arguments, which are the baseline"
-        return dataclasses.replace(outline, workload=workload, arguments=arguments, notes=(*outline.notes, note))
-
-    def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan with the knobs that the code decides held at their values in the baseline.
-
-        The trials are not recorded for later searches, as the code may have changed by then.
-        """
-        code, baseline = plan.workload.own_code, plan.baseline
-        assert code is not None
-        if code.weights == "bfloat16" and baseline.precision is Precision.FP32:
-            baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
-        held = {knob: Held(value=_plain(getattr(baseline, knob)), reason=h.reason) for knob, h in code.held.items()}
-        workload = plan.workload.model_copy(update={"own_code": code.model_copy(update={"held": held})})
-        return plan.model_copy(update={"baseline": baseline, "workload": workload, "record": False})
-
-
-def aside(trainer: Any) -> AbstractContextManager[None]:
-    """Return a context in which the model of a Trainer is moved out of device memory; it does nothing for None."""
-    if trainer is None:
-        return nullcontext()
-    from autotune.training import trainer_pickle
-
-    return trainer_pickle.aside(trainer)
+        start.notes.append(f"global batch {batch} samples, that of your own arguments, which are the baseline")
+        plan = draft(start, workload, about, space, arguments)
+        return finished(plan.model_copy(update={"baseline": baseline, "record": False}), self.options)
 
 
 def code_of(command: Sequence[str]) -> OwnCode:
@@ -161,15 +133,17 @@ def code_of(command: Sequence[str]) -> OwnCode:
     words = list(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
-    shown = " ".join(words)
-    name = Path(words[0]).name
-    if name in _LAUNCHERS:
+    shown, first = " ".join(words), words[0]
+    if Path(first).name in _LAUNCHERS:
         raise InputError(
-            f"{words[0]}: a script is tuned on one device, in a process of autotune's own; write `python` and the "
+            f"{first}: a script is tuned on one device, in a process of autotune's own; write `python` and the "
             "script in place of the launcher"
         )
-    if name.startswith("python"):
-        _check_python(words.pop(0))
+    if Path(first).name.startswith("python"):
+        found = shutil.which(words.pop(0))
+        here = Path(sys.executable).absolute().parent
+        if "/" in first and (found is None or Path(found).absolute().parent != here):  # a bare name means this one
+            raise InputError(f"{first}: another Python than autotune's ({sys.executable}); install autotune there")
         while words and words[0] in _HARMLESS_FLAGS:
             words.pop(0)
     is_module = bool(words) and words[0] == "-m"
@@ -179,16 +153,3 @@ def code_of(command: Sequence[str]) -> OwnCode:
     if not is_module and not Path(words[0]).is_file():
         raise InputError(f"{words[0]}: no such script")
     return OwnCode(kind="script", shown=shown, command=tuple(words), is_module=is_module, directory=str(Path.cwd()))
-
-
-def _check_python(word: str) -> None:
-    """Refuse a Python of another environment; a name without a path is taken for this one."""
-    if "/" not in word:
-        return
-    found = shutil.which(word)
-    if found is None or Path(found).absolute().parent != Path(sys.executable).absolute().parent:
-        raise InputError(f"{word}: another Python than autotune's ({sys.executable}); install autotune there")
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else value  # a string in place of a member of an enumeration

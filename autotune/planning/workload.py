@@ -1,20 +1,15 @@
-"""Makes the workload from the user's options, and defines what is tuned (`Subject`).
+"""Makes what is trained, the workload, from the user's options; recipes are trained with one of TRL's Trainers.
 
-A search tunes a model that the user names (`Subject`), the user's own Trainer or script (`user_trainer.UserTrainer`),
-or the user's own loop (`user_loop.UserLoop`). Notes tell the user every default that was chosen.
-Options that can't be used are refused by an InputError that says why.
+Notes tell the user every default that was chosen. An option that can't be used is refused by an InputError.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions, WorkloadOptions
-from autotune.planning.plan import SearchPlan
-from autotune.space.file import SpaceFile, load_space
 from autotune.training.baseline import UserArguments
 from autotune.training.build import build_config
 from autotune.training.heads import check_task, default_task, head_notes
@@ -22,108 +17,110 @@ from autotune.training.image_text import image_text
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
 from autotune.training.text_file import checked_path
-from autotune.value import write_bytes
-from autotune.values.budget import Budget
 from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.problem import Objective
-from autotune.values.trial import DescribeRequest, Description
-from autotune.values.workload import LONGEST_SAMPLE, Workload
-
-if TYPE_CHECKING:
-    from autotune.execution.runner import LocalRunner
+from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, RecipeName, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
 SPACE_OF_SEVERAL = "parallel"  # default space for several devices
 DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 64}
 TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
+_RECIPE_LENGTH = {"cuda": 256, "cpu": 32}  # tokens of a prompt, and of a completion
+_GENERATIONS: dict[RecipeName, int] = {"grpo": 8, "rloo": 2}  # TRL's defaults
+
+# Options that a recipe decides, with the reason of the refusal.
+_DECIDED = {
+    "task": "the recipe decides it",
+    **dict.fromkeys(("seq_len", "target_len"), "a recipe has --prompt-len and --completion-len"),
+    "text_field": "TRL knows its columns by their names",
+    "devices": "a recipe is tuned on one device",
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Outline:
-    """The part of a plan that is settled before the model or the user's code has been looked at."""
+def searched_workload(
+    options: SearchOptions,
+    hardware: Hardware,
+    arguments: UserArguments | None,
+    notes: list[str],
+    model: tuple[ModelSpec, Task] | None = None,
+) -> Workload:
+    """Return what every trial of a search trains: the model that the options name, or `model`.
 
-    subject: Subject
-    hardware: Hardware
-    workload: Workload
-    memory_bytes: int
-    budget: Budget
-    space: SpaceFile
-    arguments: UserArguments | None  # the user's own, which are the baseline
-    notes: tuple[str, ...]
-    is_shared: bool = False
-
-
-class Subject:
-    """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
-
-    Planning calls the methods in the order of their definition.
+    A line for each default is added to `notes`.
     """
-
-    def __init__(self, options: SearchOptions) -> None:
-        self.options = options
-
-    @property
-    def name(self) -> str:
-        """The name from which the default run directory is made."""
-        return self.options.model
-
-    def workload(self, hardware: Hardware, arguments: UserArguments | None, notes: list[str]) -> Workload:
-        """Return what every trial trains; a line for each default is added to `notes`."""
-        return searched_workload(self.options, model_of(self.options), hardware, arguments, notes)
-
-    def space(self, hardware: Hardware) -> SpaceFile:
-        """Return the search space.
-
-        Raises:
-            SearchSpaceError: The file of the space can't be read.
-        """
-        return load_space(self.options.space or default_space(hardware))
-
-    def keep(self, run_directory: Path) -> None:
-        """Write the user's pickled code, if there is any, into the run directory."""
-
-    def described(self, outline: Outline, asker: LocalRunner) -> Description:
-        """Return the facts about the model and the data."""
-        given = outline.arguments
-        if given is None:
-            return asker.describe(DescribeRequest(workload=outline.workload))
-        arguments = {**given.searched, **given.fixed}
-        return asker.describe(DescribeRequest(workload=outline.workload, arguments=arguments, source=given.source))
-
-    def settled(self, outline: Outline, description: Description) -> Outline:
-        """Return the outline with what the description adds to it.
-
-        Raises:
-            InputError: The user's code can't be tuned.
-        """
-        workload = outline.workload.model_copy(update={"lengths": description.lengths})
-        return dataclasses.replace(outline, workload=workload)
-
-    def planned(self, plan: SearchPlan) -> SearchPlan:
-        """Return the plan adapted to this subject."""
-        return plan
-
-    def examined(self, plan: SearchPlan, asker: LocalRunner) -> SearchPlan:
-        """Return the plan with the facts that need a step to be run, if there are any."""
-        return plan
+    if options.text_field and not options.data:
+        raise InputError("--text-field: needs --data FILE")
+    workload = workload_of(options, hardware.kind, notes, model)
+    workload = with_batch(workload, _searched_batch(options, hardware, arguments, notes), notes)
+    if workload.recipe is not None and workload.recipe.kind.generates:
+        loads = "it loads weights by name, and a trial's are random"
+        why = "it isn't installed" if find_spec("vllm") is None else loads
+        notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
+    return workload.model_copy(
+        update={
+            "dataset": str(checked_path(options.data)) if options.data else None,
+            "text_field": options.text_field,
+            "seed": options.seed,
+            "fixed_arguments": arguments.fixed if arguments else {},
+        }
+    )
 
 
-def keep_pickle(content: bytes, run_directory: Path, name: str) -> None:
-    """Write the user's pickled code to `data/` in the run directory, from where trials load it."""
-    folder = run_directory / "data"
-    folder.mkdir(exist_ok=True)
-    write_bytes(content, folder / name)
+def workload_of(
+    options: WorkloadOptions, kind: str, notes: list[str], model: tuple[ModelSpec, Task] | None = None
+) -> Workload:
+    """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
+
+    A line for each default is added to `notes`.
+    """
+    recipe, asked = None, options.seq_len
+    if options.recipe is None:
+        spec, task = model or _model_of(options)
+    else:
+        spec, task, recipe = _recipe_of(options, kind)
+        asked = recipe.prompt_length + recipe.completion_length
+    notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
+    for option, length in (("--seq-len", asked), ("--target-len", options.target_len)):
+        if length is not None and length > LONGEST_SAMPLE:
+            raise InputError(
+                f"{option} {length}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have"
+            )
+    shown, usual = None, DEFAULT_SEQUENCE_LENGTH[kind]
+    if task is Task.IMAGE_TEXT_TO_TEXT:
+        config = build_config(spec, task)
+        shown = image_text(config, options.images, options.image_size)
+        notes.append(f"{shown.described} (--images, --image-size)")
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        usual = min(usual + shown.tokens, positions or LONGEST_SAMPLE)
+        if not shown.tokens + 2 <= (asked or usual) <= LONGEST_SAMPLE:
+            limits = f"use at least {shown.tokens + 2}, and at most {LONGEST_SAMPLE}"
+            raise InputError(f"--seq-len {asked or usual}: a sample's images take {shown.tokens} tokens; {limits}")
+    if task.takes_text and asked is None:
+        notes.append(f"sequence length {usual} (--seq-len)")
+    length = _frames(asked, usual, spec, notes) if task.takes_audio else asked or usual
+    target = options.target_len
+    if target and not task.has_targets:
+        raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
+    if task.has_targets and target is None:
+        target = length
+        if task.takes_audio:
+            target = min(TRANSCRIPT_LENGTH, int(spec.config.get("max_target_positions", TRANSCRIPT_LENGTH)))
+        notes.append(f"target length {target} (--target-len)")
+    return Workload(
+        model=spec,
+        task=task,
+        sequence_length=length,
+        target_length=target,
+        images=shown.images if shown else None,
+        image_size=shown.image.size if shown else None,
+        global_batch_size=None,
+        recipe=recipe,
+    )
 
 
-def default_space(hardware: Hardware) -> str:
-    """Return the name of the built-in space that is searched if the user names none."""
-    return SPACE_OF_SEVERAL if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
-
-
-def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
+def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
     """Return the model and the task, which decides on its head."""
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     try:
@@ -137,95 +134,101 @@ def model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
     return spec.model_copy(update={"freeze_vision": options.freeze_vision}), task
 
 
-def searched_workload(
-    options: SearchOptions,
-    model: tuple[ModelSpec, Task],
-    hardware: Hardware,
-    arguments: UserArguments | None,
-    notes: list[str],
-) -> Workload:
-    """Return what every trial of a search trains; a line for each default is added to `notes`."""
-    if options.text_field and not options.data:
-        raise InputError("--text-field: needs --data FILE")
-    workload = workload_of(options, model, hardware.kind, notes)
-    changes = {
-        "global_batch_size": _searched_batch(options, hardware, arguments, notes),
-        "dataset": str(checked_path(options.data)) if options.data else None,
-        "text_field": options.text_field,
-        "seed": options.seed,
-        "fixed_arguments": arguments.fixed if arguments else {},
-    }
-    return workload.model_copy(update=changes)
-
-
-def workload_of(options: WorkloadOptions, model: tuple[ModelSpec, Task], kind: str, notes: list[str]) -> Workload:
-    """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
-
-    A line for each default is added to `notes`.
-    """
-    spec, task = model
-    notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
-    for option, asked in (("--seq-len", options.seq_len), ("--target-len", options.target_len)):
-        if asked is not None and asked > LONGEST_SAMPLE:
-            raise InputError(f"{option} {asked}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have")
-    shown, usual = None, DEFAULT_SEQUENCE_LENGTH[kind]
-    if task is Task.IMAGE_TEXT_TO_TEXT:
-        config = build_config(spec, task)
-        shown = image_text(config, options.images, options.image_size)
-        notes.append(f"{shown.described} (--images, --image-size)")
-        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        usual = min(usual + shown.tokens, positions or LONGEST_SAMPLE)
-    length = _length(options, usual, spec, task, notes, shown.tokens if shown else 0)
-    if options.target_len and not task.has_targets:
-        raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
-    target = (options.target_len or _usual_target(spec, task, length)) if task.has_targets else None
-    if task.has_targets and options.target_len is None:
-        notes.append(f"target length {target} (--target-len)")
-    return Workload(
-        model=spec,
-        task=task,
-        sequence_length=length,
-        target_length=target,
-        images=shown.images if shown else None,
-        image_size=shown.image.size if shown else None,
-        global_batch_size=None,
-    )
-
-
-def _length(options: WorkloadOptions, usual: int, spec: ModelSpec, task: Task, notes: list[str], of_images: int) -> int:
-    """Return the tokens of a sample, those `of_images` included, or frames of sound; without text it means nothing."""
-    length = options.seq_len or usual
-    if of_images and not of_images + 2 <= length <= LONGEST_SAMPLE:
-        limits = f"use at least {of_images + 2}, and at most {LONGEST_SAMPLE}"
-        raise InputError(f"--seq-len {length}: a sample's images take {of_images} tokens; {limits}")
-    if task.takes_text and options.seq_len is None:
-        notes.append(f"sequence length {length} (--seq-len)")
-    if not task.takes_audio:
-        return length
-    fixed = fixed_frames(spec.model_type, spec.config)
-    if fixed is not None and options.seq_len not in (None, fixed):
-        raise InputError(f"--seq-len {length}: {spec.name} takes {fixed} frames of sound and no other length")
+def _frames(asked: int | None, usual: int, spec: ModelSpec, notes: list[str]) -> int:
+    """Return the frames of sound in a sample."""
+    fixed, length = fixed_frames(spec.model_type, spec.config), asked or usual
+    if fixed is not None and asked not in (None, fixed):
+        raise InputError(f"--seq-len {asked}: {spec.name} takes {fixed} frames of sound and no other length")
     if fixed is None and length < (least := least_frames(spec.model_type, spec.config)):
         raise InputError(f"--seq-len {length}: {spec.name} hides spans of {least} frames in training; use as many")
-    if options.seq_len is None:
+    if asked is None:
         notes.append(f"samples of {fixed or length} frames of sound{'' if fixed else ' (--seq-len)'}")
     return fixed or length
 
 
-def _usual_target(spec: ModelSpec, task: Task, length: int) -> int:
-    """Return the default length of decoder targets: that of the source, or for speech that of a transcript."""
-    if not task.takes_audio:
-        return length
-    return min(TRANSCRIPT_LENGTH, int(spec.config.get("max_target_positions", TRANSCRIPT_LENGTH)))
+def check_recipe(options: WorkloadOptions) -> None:
+    """Refuse options that contradict the recipe, or that need one.
+
+    Raises:
+        InputError: TRL isn't installed, or an option contradicts the recipe.
+    """
+    given = {name: value for name, value in options if value is not None}
+    if options.recipe is None:
+        for name in ("prompt_len", "completion_len", "generations", "reward"):
+            if name in given:
+                raise InputError(f"--{name.replace('_', '-')}: needs --recipe, which trains with TRL")
+        return
+    said, kind = f"--recipe {options.recipe}", RECIPES[options.recipe]
+    if find_spec("trl") is None:
+        raise InputError(f'{said}: needs the package trl: pip install "autotune-train[trl]"')
+    for name, reason in _DECIDED.items():
+        if given.get(name, 1) != 1:
+            raise InputError(f"--{name.replace('_', '-')}: can't be used with {said}: {reason}")
+    for name in ("generations", "reward"):
+        if name in given and not kind.generates:
+            raise InputError(f"--{name}: {options.recipe} generates nothing")
+    if options.generations == 1:
+        raise InputError("--generations 1: TRL compares the completions of a prompt, which takes two or more")
+    if options.global_batch == "any" and kind.generates:
+        raise InputError(f"--global-batch any: can't be used with {said}: prompts and generations of a step are fixed")
+    if given.get("check_loss") and kind.generates:
+        raise InputError(f"--check-loss: can't be used with {said}: other completions have other losses")
+    if not all(given.get("reward", "a:b").partition(":")):
+        raise InputError(f"--reward {given['reward']}: expected MODULE:FUNCTION")
+
+
+def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, Recipe]:
+    """Return the model, its head and the recipe on a kind of device ('cuda', 'cpu')."""
+    assert options.recipe is not None
+    kind = RECIPES[options.recipe]
+    spec, _ = _model_of(options)
+    if spec.kind != "decoder":
+        raise InputError(f"--recipe {options.recipe}: trains decoders, and {spec.name} is {spec.kind}")
+    check_task(spec, kind.task)
+    if kind.task is Task.SEQUENCE_CLASSIFICATION:  # a reward is one number
+        classes = {"num_labels", "id2label", "label2id"}
+        figures = {name: value for name, value in spec.config.items() if name not in classes}
+        spec = spec.model_copy(update={"config": {**figures, "num_labels": 1}})
+    prompt, completion = (asked or _RECIPE_LENGTH[device] for asked in (options.prompt_len, options.completion_len))
+    if completion < 2 and not kind.generates:
+        raise InputError("--completion-len 1: TRL ends a completion with a token of its own; use 2 or more")
+    reward = getattr(options, "reward", None)
+    recipe = Recipe(
+        name=options.recipe,
+        prompt_length=prompt,
+        completion_length=completion,
+        generations=options.generations or _GENERATIONS.get(options.recipe, 1),
+        **({} if reward is None else {"reward": reward, "directory": str(Path.cwd())}),
+    )
+    return spec, kind.task, recipe
+
+
+def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workload:
+    """Return the workload with so many samples in a step; `notes` receive what that is in a recipe.
+
+    Raises:
+        InputError: The step holds no whole prompts.
+    """
+    recipe = workload.recipe
+    if recipe is not None:
+        if batch is not None and batch % recipe.generations:
+            of = f"the {recipe.generations} generations of a prompt"
+            raise InputError(f"--global-batch {batch}: is no multiple of {of}")
+        step = "" if batch is None else f", {recipe.shown(batch)}"
+        lengths = f"prompts of {recipe.prompt_length} tokens, completions of {recipe.completion_length}"
+        notes.append(f"TRL's {recipe.kind.trainer}: {lengths}{step}")
+        if recipe.kind.generates:
+            notes.append("a sample is a completion, and a step is a whole cycle: generating, scoring and training")
+    return workload.model_copy(update={"global_batch_size": batch})
 
 
 def _searched_batch(
     options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
 ) -> int | None:
     """Return the global batch: of the options, else of the user's arguments, else the default; None if it is free."""
-    ranks = hardware.count or 1
-    if arguments is not None and options.global_batch != "any":
-        asked, own = options.global_batch, arguments.global_batch_size * ranks
+    ranks, asked = hardware.count or 1, options.global_batch
+    if arguments is not None and asked != "any":
+        own = arguments.global_batch_size * ranks
         if asked is not None and asked != own:
             check_batch(asked, "--global-batch")
             raise InputError(
@@ -234,26 +237,13 @@ def _searched_batch(
             )
         check_batch(own, f"{arguments.source}: the global batch")
         return own
-    found = global_batch_of(
-        options, default_global_batch(DEFAULT_GLOBAL_BATCH[hardware.kind], ranks), notes, together=ranks > 1
-    )
-    if found is not None:
-        check_global_batch(found, ranks)
+    usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
+    found = global_batch_of(options, usual, notes, together=ranks > 1)
+    if found is not None and found % ranks:
+        below, above = found // ranks * ranks, -(-found // ranks) * ranks
+        nearest = f"{below} and {above} do" if below else f"{above} does"
+        raise InputError(f"--global-batch {found}: {ranks} devices can't share it evenly; {nearest}")
     return found
-
-
-def check_global_batch(asked: int, ranks: int) -> None:
-    """Refuse a global batch that the ranks can't share evenly; the error names the nearest that they can."""
-    if asked % ranks == 0:
-        return
-    below, above = asked // ranks * ranks, -(-asked // ranks) * ranks
-    nearest = f"{below} and {above} do" if below else f"{above} does"
-    raise InputError(f"--global-batch {asked}: {ranks} devices can't share it evenly; {nearest}")
-
-
-def default_global_batch(usual: int, ranks: int) -> int:
-    """Return the smallest global batch of at least `usual` samples that the ranks can share evenly."""
-    return -(-usual // ranks) * ranks
 
 
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
@@ -276,14 +266,3 @@ def check_batch(samples: int, what: str) -> None:
     """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message."""
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
-
-
-def objective_of(options: SearchOptions, workload: Workload) -> Objective:
-    """Return the objective: the throughput of the steady state, or of a run of given length with its start."""
-    if options.train_steps is not None:
-        return Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
-    if options.train_tokens is None:
-        return Objective()
-    if workload.tokens_per_sample is None:
-        raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
-    return Objective(run_samples=options.train_tokens / workload.tokens_per_sample)

@@ -110,7 +110,7 @@ def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, o
     Raises:
         NothingFitsError: The least that each configuration needs is more than the memory budget.
     """
-    space, reason = plan.search_space(), too_large(plan, plan.baseline)
+    space, reason = plan.search_space, too_large(plan, plan.baseline)
     guide = None if model is None else Guide(model, plan, space)
     if guide is None:
         fits = reason is None or any(too_large(plan, config) is None for config in space.legal)
@@ -214,7 +214,7 @@ def wanted_timings(
 
     Those of several devices are not measured.
     """
-    configs = [plan.baseline, *plan.search_space().legal]
+    configs = [plan.baseline, *plan.search_space.legal]
     calls = worth_measuring(profiles, rates, max(c.per_device_train_batch_size for c in configs))
     parameters = dict.fromkeys(g.model_copy(update={"count": 1}) for p in profiles for g in p.parameters if g.trained)
     known = {} if rates.timings is None else rates.timings.optimizers
@@ -264,7 +264,7 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     Those of configurations that can't fit by arithmetic alone are left out. As time may end before all are traced, the
     first of each arithmetic and kind of adapter comes first, then those that differ from it in one thing, and so on.
     """
-    configs = [plan.baseline, *(c for c in plan.search_space().legal if too_large(plan, c) is None)]
+    configs = [plan.baseline, *(c for c in plan.search_space.legal if too_large(plan, c) is None)]
     kinds: dict[object, TrainConfig] = {}
     for config in configs:
         kinds.setdefault(kind_of(config), config)

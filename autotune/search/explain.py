@@ -13,8 +13,7 @@ from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.planning.plan import SearchPlan, request_of
-from autotune.planning.reopen import differences
+from autotune.planning.plan import SearchPlan, differences, request_of
 from autotune.search.progress import standing_of_answer
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
@@ -85,7 +84,7 @@ def answer_in(directory: RunDirectory) -> ResultData | None:
 
 def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
     """Return the configurations without one of the winner's knobs that can't be run, with the reasons."""
-    space = plan.search_space()
+    space = plan.search_space
     reasons = ((r.config, space.refusal(r.config)) for r in removals(result) if r.config is not None)
     return {config: reason for config, reason in reasons if reason is not None}
 

@@ -70,7 +70,7 @@ class Recall:
 
     @functools.cached_property
     def _space(self) -> SearchSpace:
-        return self._plan.search_space()
+        return self._plan.search_space
 
     @property
     def candidate(self) -> TrainConfig | None:

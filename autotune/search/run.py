@@ -22,8 +22,7 @@ from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan
-from autotune.planning.reopen import is_over
+from autotune.planning.plan import SearchPlan, is_over
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.recall import Recall
 from autotune.search.tuner import SearchInterrupted, Tuner

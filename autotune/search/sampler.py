@@ -84,7 +84,7 @@ class CostModelSampler(BaseSampler):
     """
 
     def __init__(self, plan: SearchPlan, model: CostModel | None = None, *, recall: Recall | None = None) -> None:
-        self.space = plan.search_space()
+        self.space = plan.search_space
         self._plan = plan
         self._recall = recall or Recall(plan)
         self._trials = StudyTrials(plan, self.space)

@@ -19,8 +19,7 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, request_of, too_large
-from autotune.planning.reopen import is_over, outlived
+from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
 from autotune.search.progress import Pace, Teller
 from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
@@ -112,7 +111,7 @@ class Tuner:
     def _recover(self) -> None:
         """Read the trials of earlier runs of this search."""
         results = self._directory.results()
-        void = outlived(self._plan, results)
+        void = cut_short(self._plan, results)
         for result in results:
             if result.request.purpose.explores and result not in void:
                 self._sampler.add(self.study, result)

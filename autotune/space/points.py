@@ -22,6 +22,8 @@ Scalar = bool | int | float | str | None
 
 MICRO_BATCH = "per_device_train_batch_size"
 
+ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+
 _FIELD = "adapter."
 _PARALLEL = "parallelism."
 
@@ -34,7 +36,7 @@ PARAMETERS = (
 
 # Valid values of parameters with free text; TrainConfig itself checks the others.
 _KNOWN_TEXTS = {
-    "attn_implementation": ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+    "attn_implementation": ATTENTION,
     "experts_implementation": EXPERTS_IMPLEMENTATIONS,
     "torch_compile_backend": BACKENDS,
 }

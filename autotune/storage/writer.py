@@ -137,7 +137,7 @@ class RecordWriter:
         self._ends_at = ends_at
         self._directory = directory
         self._observer = observer
-        self._trials = StudyTrials(plan, plan.search_space())
+        self._trials = StudyTrials(plan, plan.search_space)
         self._search = described(plan, identity_of(directory), str(directory.path.absolute()))
         self._pending: list[FrozenTrial] = []
         self._written: RecordedSearch | None = None

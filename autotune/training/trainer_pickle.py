@@ -116,11 +116,14 @@ def pickled(function: Callable[..., Any], what: str) -> bytes:
 @contextmanager
 def aside(trainer: Any) -> Iterator[None]:
     """Keep the model of a Trainer, if it has one, on the CPU while entered."""
+    model = getattr(trainer, "model", None)
+    if model is None:
+        yield
+        return
     import torch
 
-    model = getattr(trainer, "model", None)
     device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    if model is None or device is None or device.type != "cuda":
+    if device is None or device.type != "cuda":
         yield
         return
     model.to("cpu")

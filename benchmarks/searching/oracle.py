@@ -107,7 +107,7 @@ def searched(sampler: BaseSampler, table: Table, plan: SearchPlan, *, from_basel
         from_baseline: Whether the baseline is measured first, for a sampler that doesn't know of it.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    space, oracle = plan.search_space(), Oracle(table, plan)
+    space, oracle = plan.search_space, Oracle(table, plan)
     trials = StudyTrials(plan, space)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     if from_baseline:

@@ -75,7 +75,7 @@ class Scripted(BaseSampler):
     """A way to tune as a sampler: proposes what its script yields, and is done when that ends."""
 
     def __init__(self, plan: SearchPlan, script: Script) -> None:
-        self._trials = StudyTrials(plan, plan.search_space())
+        self._trials = StudyTrials(plan, plan.search_space)
         self._script = script
         self._next: TrainConfig | None = next(script, None)
 

@@ -1,98 +1,134 @@
-"""A plan: its file, its space and its configurations."""
+"""A plan that is resumed: other limits, other files, what runs again."""
+
+import os
 
 import pytest
-from factories import make_facts
-from plans import outlined, planned
-
-from autotune.errors import InputError
-from autotune.planning.plan import SearchPlan
-from autotune.value import read_value, write_value
-from autotune.values.budget import Effort
-from autotune.values.config import Allowance
-
-
-def test_every_configuration_of_a_plan_is_legal_and_there_once_the_baseline_first():
-    plan = planned(effort=Effort.QUICK)
-    configs = plan.every_config()
-    assert configs[0] == plan.baseline
-    assert len(configs) == len(set(configs)) == len(list(plan.search_space().points()))
-
-
-def test_a_plan_survives_its_file(tmp_path):
-    plan = planned(model="t5-small")
-    write_value(plan, tmp_path / "search.json")
-    assert read_value(SearchPlan, tmp_path / "search.json") == plan
-
-
-def test_the_space_of_a_plan_is_bound_to_it():
-    space = planned(allow=Allowance.EXACT).search_space()
-    assert {space.config(point).precision for point in space.points()} == {"fp32"}
-
-
-def searched(plan: SearchPlan) -> set[str]:
-    """The parameters of which configurations of a plan have several values."""
-    space = plan.search_space()
-    points = [space.point(config) for config in plan.every_config()]
-    return {name for name in points[0] if len({point.get(name) for point in points}) > 1}
-
-
-def test_every_configuration_has_the_fixed_values_and_the_baseline_too():
-    plan = planned(fix="bf16=true,micro-batch=4", global_batch=16, allow=Allowance.EXACT)
-    assert {(c.precision, c.per_device_train_batch_size) for c in plan.every_config()} == {("bf16", 4)}
-    assert searched(plan) >= {"attn_implementation", "checkpointing"}
-    assert "in every configuration, the baseline too: precision=bf16, micro-batch=4 (--fix)" in plan.notes
-
-
-def test_a_fixed_adapter_needs_no_allowance_and_takes_no_choice_from_its_other_fields():
-    plan = planned(fix={"adapter-rank": 8}, only="adapter-target-modules", allow=Allowance.METHOD)
-    assert {(c.adapter.kind, c.adapter.rank) for c in plan.every_config()} == {("lora", 8)}
-    assert searched(plan) == {"adapter.target_modules"}
-    assert planned(fix="adapter=lora", allow=Allowance.EXACT).baseline.adapter.kind == "lora"
-
-
-def test_fixed_values_replace_those_of_the_users_arguments(arguments):
-    plan = planned(baseline=arguments(bf16=True, optim="adafactor"), fix="optim=adamw_torch")
-    assert (plan.baseline.optim, plan.baseline.precision) == ("adamw_torch", "bf16")
-
-
-@pytest.mark.parametrize(
-    ("only", "options", "varied"),
-    [
-        ("optim,micro-batch", {}, {"optim", "per_device_train_batch_size"}),
-        ("gradient_checkpointing", {}, {"checkpointing"}),
-        ("compile", {"effort": Effort.QUICK}, {"torch_compile_backend"}),  # which quick searches leave alone
-        ("compile-mode", {"fix": "compile=inductor"}, {"torch_compile_mode"}),  # which the usual space lacks
-    ],
+from factories import (
+    make_budget,
+    make_config,
+    make_failure,
+    make_gpu,
+    make_hardware,
+    make_limits,
+    make_plan,
+    make_result,
+    make_workload,
 )
-def test_only_the_named_knobs_are_searched(only, options, varied):
-    plan = planned(only=only, **options)
-    assert searched(plan) == varied
-    assert plan.every_config()[0] == plan.baseline
 
-
-def test_an_adapter_is_searched_with_its_fields():
-    plan = planned(only="adapter", allow=Allowance.METHOD)
-    assert {c.adapter and c.adapter.rank for c in plan.every_config()} == {None, 8, 16, 64}
-    assert {c.precision for c in plan.every_config()} == {"fp32"}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"fix": "micro-batch=3"}, "--fix micro-batch=3: a micro-batch of 3 does not divide the global batch of 8"),
-        ({"fix": "precision=fp16"}, "--fix precision=fp16: fp16 on a CPU silently stays fp32 in the Trainer"),
-        ({"only": "liger"}, "--only liger: nothing to search: Liger's kernels"),
-        ({"only": "adapter"}, "--only adapter: nothing to search: changes the method"),
-        ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),
-        ({"only": "offload"}, "--only offload: no search space has values to try; --fix sets one"),
-    ],
+from autotune.errors import MachineError
+from autotune.planning import plan as plans
+from autotune.planning.options import SearchOptions
+from autotune.planning.plan import (
+    changed_files,
+    cut_short,
+    differences,
+    is_over,
+    limits_of,
+    reopened,
+    with_files,
 )
-def test_what_can_not_be_fixed_or_searched_is_refused_with_the_reason(options, said):
-    with pytest.raises(InputError) as caught:
-        planned(facts=make_facts(), **options)
-    assert str(caught.value).startswith(said)
+from autotune.values.budget import Budget, Effort
+from autotune.values.trial import Purpose, TrialStatus
+
+RESULTS = [
+    make_result(make_config(), 10.0, number=0, purpose=Purpose.BASELINE),
+    make_result(make_config(16), 20.0, number=1),
+    make_result(make_config(16), 20.0, number=2, purpose=Purpose.FINAL),
+]
 
 
-def test_a_knob_is_fixed_or_searched():
-    with pytest.raises(InputError, match="--only optim: --fix optim=sgd leaves nothing to search of it; drop one"):
-        outlined(fix="optim=sgd", only=["optim"])
+def make(**fields):
+    defaults = {"budget": Budget.of(Effort.QUICK), "options": SearchOptions(model="gpt2", effort=Effort.QUICK)}
+    return make_plan(**{**defaults, **fields})
+
+
+def test_a_limit_that_is_given_takes_the_place_of_the_old_one_and_no_other_does():
+    plan = make()
+    later = reopened(plan, RESULTS, max_time_s=1200.0)
+    assert later.budget == plan.budget.model_copy(update={"max_time_s": 1200.0})
+    assert later.options == plan.options.model_copy(update={"max_time_s": 1200.0})
+    assert reopened(later, RESULTS, max_trials=50).budget.max_time_s == 1200.0
+
+
+def test_effort_stands_for_all_limits_but_those_given_with_it():
+    plan = reopened(make(), RESULTS, max_time_s=1200.0)
+    assert reopened(plan, RESULTS, effort=Effort.STANDARD).budget == Budget.of(Effort.STANDARD)
+    later = reopened(plan, RESULTS, effort=Effort.STANDARD, max_trials=7)
+    assert later.budget == Budget.of(Effort.STANDARD).limited(max_trials=7)
+    assert (later.options.effort, later.options.max_trials, later.options.max_time_s) == ("standard", 7, None)
+
+
+def test_whether_losses_are_compared_follows_the_effort():
+    assert reopened(make(), RESULTS, effort=Effort.STANDARD).loss_steps == 20
+    assert reopened(make(), RESULTS, max_trials=50).loss_steps == 0
+
+
+def test_with_more_time_a_trial_may_take_as_long_as_its_effort_lets_it():
+    plan = make(budget=Budget.of(Effort.QUICK).limited(max_time_s=30.0))
+    assert plan.budget.trial_timeout_s == 30.0
+    assert reopened(plan, RESULTS, max_time_s=600.0).budget.trial_timeout_s == Budget.of(Effort.QUICK).trial_timeout_s
+
+
+def test_a_plan_is_changed_by_what_is_given_alone():
+    plan = make()
+    assert reopened(plan, RESULTS) is plan
+    assert reopened(plan, RESULTS, effort=Effort.QUICK, max_time_s=plan.budget.max_time_s) is plan
+    there = reopened(plan, RESULTS, output="/here.json")
+    assert reopened(there, RESULTS, max_trials=50).output == "/here.json"
+    assert reopened(there, RESULTS, output="/there.json").output == "/there.json"
+    assert reopened(make(options=None, budget=make_budget(max_trials=5)), RESULTS, max_trials=9).budget.max_trials == 9
+
+
+def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more():
+    later = reopened(make(), RESULTS, max_time_s=1200.0)
+    assert limits_of(later, RESULTS) == "the limits are 20 min and 12 trials now; 30 s and 1 trial are spent"
+    assert [is_over(make(), RESULTS), is_over(make(), RESULTS[:2]), is_over(later, RESULTS)] == [True, False, False]
+    assert (later.reopened_at, reopened(make(), [], max_time_s=1200.0).reopened_at) == (3, 0)
+
+
+def timed_out(number=0, timeout_s=120.0, **fields):
+    limits = make_limits(timeout_s=timeout_s)
+    return make_result(make_config(), make_failure(TrialStatus.TIMED_OUT), number=number, limits=limits, **fields)
+
+
+def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
+    first = timed_out()
+    plan = reopened(make(), [first], effort=Effort.STANDARD)
+    assert plan.budget.trial_timeout_s == 300.0
+    assert cut_short(plan, [first]) == [first]
+    assert cut_short(plan, [first, RESULTS[1]]) == []
+    assert cut_short(plan, [timed_out(timeout_s=300.0)]) == []
+    assert cut_short(plan, [timed_out(number=7)]) == []  # it has run within the new limits
+    assert cut_short(make(), [first]) == []
+
+
+def test_another_machine_is_refused():
+    with pytest.raises(MachineError, match="go on where it ran"):
+        differences(make_gpu(), make_hardware())
+
+
+def test_other_versions_are_told():
+    now = make_hardware(versions={"torch": "2.12.0", "transformers": "5.23.0"})
+    assert differences(make_hardware(), now) == [
+        "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"
+    ]
+    assert differences(make_hardware(), make_hardware(free_bytes=1)) == []
+
+
+@pytest.mark.parametrize("most", [64 << 20, 0], ids=["by a digest", "by size and time"])
+def test_files_that_are_others_since_the_search_began_are_told(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(plans, "_MOST_HASHED_BYTES", most)
+    data = tmp_path / "texts.jsonl"
+    data.write_text("one")
+    os.utime(data, (1000, 1000))
+    plan = with_files(make_plan(workload=make_workload(dataset=str(data))))
+    assert changed_files(plan) == []
+    if most:  # a small file that was only touched is the same
+        os.utime(data, (0, 0))
+        assert changed_files(plan) == []
+    data.write_text("two" if most else "three")
+    os.utime(data, (1000, 1000))  # as a restored copy has it
+    (line,) = changed_files(plan)
+    assert line.startswith(f"since the search: {data} has changed; ")
+    data.unlink()
+    assert changed_files(plan) == []

@@ -4,12 +4,14 @@ import os
 
 import pytest
 from factories import make_facts
-from plans import outlined, planned
+from plans import planned, started
 
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import disk_notes, loss_steps_of, outline
+from autotune.planning.plan import SearchPlan
+from autotune.planning.planner import start_of
 from autotune.units import GIB
+from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance, Parallelism
 
@@ -28,63 +30,59 @@ from autotune.values.config import Allowance, Parallelism
         ({"device": "tpu"}, "--device tpu"),
         ({"train_steps": 10, "train_tokens": 1e6}, "both say how long the run is"),
         ({"train_steps": 10, "global_batch": "any"}, "steps differ in size; use --train-tokens"),
+        ({"check_loss": 20, "global_batch": "any"}, "--check-loss 20: with --global-batch any"),
+        ({"check_loss": 9}, "--check-loss 9: fewer than 10 steps"),
+        ({"fix": "optim=sgd", "only": ["optim"]}, "--only optim: --fix optim=sgd leaves nothing to search of it; drop"),
+        ({"fix": "micro-batch=3"}, "--fix micro-batch=3: a micro-batch of 3 does not divide the global batch of 8"),
+        ({"fix": "precision=fp16"}, "--fix precision=fp16: fp16 on a CPU silently stays fp32 in the Trainer"),
+        ({"only": "liger"}, "--only liger: nothing to search: Liger's kernels"),
+        ({"only": "adapter"}, "--only adapter: nothing to search: changes the method"),
+        ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),
+        ({"only": "offload"}, "--only offload: no search space has values to try; --fix sets one"),
     ],
+    ids=str,
 )
 def test_what_can_not_be_used_is_refused_in_one_line(options, said):
     with pytest.raises(InputError) as error:
-        outlined(**options)
+        planned(**options)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_data_are_refused_for_what_they_are_before_a_trial(tmp_path):
+def test_data_are_refused_for_what_they_are_and_a_links_own_name_says_their_kind(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(InputError, match=r"/pipe.jsonl: is not a regular file"):
-        outlined(data=str(tmp_path / "pipe.jsonl"))
-
-
-def test_a_links_own_name_says_the_kind_of_data(tmp_path):
+        planned(data=str(tmp_path / "pipe.jsonl"))
     (tmp_path / "blob").write_text('{"text": "one"}\n')
     (tmp_path / "texts.jsonl").symlink_to("blob")
     assert planned(data=str(tmp_path / "texts.jsonl")).workload.dataset == str(tmp_path / "texts.jsonl")
 
 
-def test_every_default_that_decides_the_figures_is_said():
-    notes = "\n".join(outlined().notes)
-    for word in ("tuning for the CPU", "sequence length 64", "global batch 8 samples", "memory budget"):
-        assert word in notes
+def test_every_default_that_decides_the_figures_is_said_and_nothing_that_the_user_says():
+    words = ("sequence length 64", "global batch 8 samples", "memory budget")
+    notes = "\n".join(planned().notes)
+    assert all(word in notes for word in (*words, "tuning for the CPU"))
+    notes = "\n".join(planned(seq_len=64, global_batch=8, memory_bytes=GIB).notes)
+    assert not any(word in notes for word in words)
 
 
-def test_what_the_user_says_is_not_said_again():
-    notes = "\n".join(outlined(seq_len=64, global_batch=8, memory_bytes=GIB).notes)
-    for word in ("sequence length", "global batch", "memory budget"):
-        assert word not in notes
-
-
-def test_what_the_user_asks_for_is_planned():
+def test_what_the_user_asks_for_is_planned(tmp_path):
     plan = planned(seq_len=64, global_batch=8, memory_bytes=GIB, allow=Allowance.EXACT, seed=7)
     assert (plan.workload.sequence_length, plan.workload.global_batch_size, plan.workload.seed) == (64, 8, 7)
     assert (plan.memory_bytes, plan.allowance) == (GIB, Allowance.EXACT)
     assert plan.baseline.per_device_train_batch_size == 8
+    assert {plan.search_space.config(point).precision for point in plan.search_space.points()} == {"fp32"}
+    write_value(plan, tmp_path / "search.json")
+    assert read_value(SearchPlan, tmp_path / "search.json") == plan
 
 
 def test_the_default_budget_leaves_a_margin_of_the_free_memory():
-    found = outlined()
+    found = started()
     assert 0.8 * found.hardware.free_bytes < found.memory_bytes < found.hardware.free_bytes
 
 
-def test_a_sequence_longer_than_the_model_is_refused():
-    with pytest.raises(InputError, match=r"--seq-len 64: .*gpt2 has 50 positions; use at most that"):
-        planned(facts=make_facts(max_sequence_length=50), model="gpt2")
-
-
-def test_a_target_longer_than_the_model_is_refused():
-    with pytest.raises(InputError, match=r"--target-len 300: .* has 256 positions"):
-        planned(facts=make_facts(max_sequence_length=256), model="t5-small", target_len=300)
-
-
 def test_limits_of_the_user_replace_those_of_the_effort():
-    budget = outlined(effort=Effort.QUICK, max_trials=3, max_time_s=20).budget
+    budget = started(effort=Effort.QUICK, max_trials=3, max_time_s=20).budget
     assert (budget.max_trials, budget.max_time_s, budget.trial_timeout_s) == (3, 20, 20)
     assert budget.measure_steps == Budget.of(Effort.QUICK).measure_steps
 
@@ -102,50 +100,31 @@ def test_each_limit_names_the_option_it_comes_from(given, said):
     assert said in planned(**given).notes
 
 
-def test_what_the_baseline_needs_at_least_is_said_and_held_against_the_budget():
-    notes = planned(facts=make_facts(parameters=GIB // 8), memory_bytes=GIB).notes
-    assert any("2.00 GiB for weights, gradients and optimizer states alone" in note for note in notes)
-    assert any("more than the budget of 1.00 GiB" in note for note in notes)
-
-
-def test_what_is_not_trained_has_no_states():
-    trained, frozen = (
-        planned(facts=make_facts(parameters=GIB // 8, frozen_parameters=count)).notes for count in (0, GIB // 16)
-    )
-    assert any("2.00 GiB for weights, gradients and optimizer states alone" in note for note in trained)
-    assert any("1.25 GiB for weights, gradients and optimizer states alone" in note for note in frozen)
-
-
-def test_states_of_another_optimizer_are_not_counted_as_adamws(arguments):
-    path = arguments(optim="adafactor")
-    notes = planned(facts=make_facts(parameters=GIB // 8), baseline=path).notes
-    assert any("1.00 GiB for weights, gradients and optimizer states alone" in note for note in notes)
-
-
-def test_a_full_disk_is_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5 << 20})())
-    notes = disk_notes(tmp_path)
-    assert any("only 5 MiB of disk are free" in note for note in notes)
+@pytest.mark.parametrize(
+    ("document", "frozen", "size"), [({}, 0, "2.00"), ({}, GIB // 16, "1.25"), ({"optim": "adafactor"}, 0, "1.00")]
+)
+def test_the_least_memory_of_the_baseline_is_said_and_held_against_the_budget(arguments, document, frozen, size):
+    facts = make_facts(parameters=GIB // 8, frozen_parameters=frozen)
+    notes = "\n".join(planned(facts, memory_bytes=GIB, baseline=arguments(**document)).notes)
+    assert f"{size} GiB for weights, gradients and optimizer states alone" in notes
+    assert ("more than the budget of 1.00 GiB" in notes) == (size != "1.00")
 
 
 @pytest.mark.parametrize(
-    ("options", "soak", "steps", "insisted"),
+    ("options", "steps", "insisted"),
     [
-        ({}, True, 20, False),
-        ({"effort": Effort.QUICK}, True, 0, False),
-        ({"effort": Effort.QUICK, "check_loss": 30}, True, 30, True),
-        ({"check_loss": 0}, True, 0, False),
-        ({"global_batch": "any"}, True, 0, False),
+        ({}, 20, False),
+        ({"effort": Effort.QUICK}, 0, False),
+        ({"effort": Effort.THOROUGH}, 20, False),
+        ({"effort": Effort.QUICK, "check_loss": 30}, 30, True),
+        ({"check_loss": 0}, 0, False),
+        ({"global_batch": "any"}, 0, False),
     ],
+    ids=str,
 )
-def test_what_a_winner_has_to_pass_is_planned(options, soak, steps, insisted):
+def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
     plan = planned(**options)
-    assert (plan.soak, plan.loss_steps, plan.loss_insisted) == (soak, steps, insisted)
-
-
-def test_losses_that_can_not_be_compared_are_refused_before_the_first_trial():
-    with pytest.raises(InputError, match="--check-loss 20: with --global-batch any"):
-        outlined(check_loss=20, global_batch="any")
+    assert (plan.soak, plan.loss_steps, plan.loss_insisted) == (True, steps, insisted)
 
 
 def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):
@@ -155,8 +134,10 @@ def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer
     assert plan.baseline.per_device_train_batch_size == 2
     assert plan.workload.accumulation_steps(plan.baseline) == 1
     assert plan.hardware.count == 4
-    space = plan.search_space()
+    space = plan.search_space
     assert {space.config(point).parallelism.world_size for point in space.points()} == {4}
+    larger = {"parallelism": Parallelism(world_size=8), "per_device_train_batch_size": 1}
+    assert "8 devices are more than the 4" in space.refusal(plan.baseline.model_copy(update=larger))
 
 
 def test_a_baseline_of_ones_own_trains_on_each_device_what_it_says(eight_cores, arguments):
@@ -165,48 +146,14 @@ def test_a_baseline_of_ones_own_trains_on_each_device_what_it_says(eight_cores, 
     assert plan.workload.global_batch_size == 24
     assert plan.baseline.per_device_train_batch_size == 2
     with pytest.raises(InputError, match=r"--global-batch 6: the baseline's is 24 .* x 4 devices"):
-        outlined(devices=4, baseline=written, global_batch=6)
+        planned(devices=4, baseline=written, global_batch=6)
 
 
 def test_the_memory_budget_is_each_processs_own(eight_cores):
-    found = outlined(devices=4)
-    assert found.memory_bytes == pytest.approx(12 * GIB / 4 * 0.92, rel=1e-6)
-    assert outlined(devices=4, memory_bytes=3 * GIB).memory_bytes == 3 * GIB
+    assert started(devices=4).memory_bytes == pytest.approx(12 * GIB / 4 * 0.92, rel=1e-6)
+    assert started(devices=4, memory_bytes=3 * GIB).memory_bytes == 3 * GIB
     with pytest.raises(InputError, match=r"--memory 5\.00 GiB: a CPU has 16\.00 GiB for 4 processes"):
-        outlined(devices=4, memory_bytes=5 * GIB)
-
-
-def test_a_world_larger_than_the_search_has_devices_is_refused(eight_cores):
-    plan = planned(devices=2, global_batch=16)
-    larger = plan.baseline.model_copy(
-        update={"parallelism": Parallelism(world_size=4), "per_device_train_batch_size": 4}
-    )
-    assert "4 devices are more than the 2" in plan.search_space().refusal(larger)
-
-
-def planned_losses(asked=None, effort=Effort.STANDARD, **options):
-    return loss_steps_of(SearchOptions(model="tiny", check_loss=asked, effort=effort, **options))
-
-
-@pytest.mark.parametrize(("effort", "steps"), [(Effort.QUICK, 0), (Effort.STANDARD, 20), (Effort.THOROUGH, 20)])
-def test_the_effort_decides_unless_the_user_does(effort, steps):
-    assert planned_losses(effort=effort) == steps
-    assert planned_losses(50, effort) == 50
-    assert planned_losses(0, effort) == 0
-
-
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ({"asked": 20, "global_batch": "any"}, "--check-loss 20: with --global-batch any"),
-        ({"asked": 9}, "--check-loss 9: fewer than 10 steps"),
-    ],
-)
-def test_what_can_not_be_compared_is_refused_if_asked_for_and_left_out_otherwise(how, why):
-    with pytest.raises(InputError, match=why):
-        planned_losses(**how)
-    if how["asked"] == 20:
-        assert planned_losses(**{**how, "asked": None}) == 0
+        started(devices=4, memory_bytes=5 * GIB)
 
 
 def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(monkeypatch):
@@ -215,5 +162,62 @@ def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(mon
     monkeypatch.setattr(hardware, "cuda_count", lambda: 0)
     monkeypatch.setattr(hardware, "installed_versions", lambda: {"torch": "2.13.0+rocm7.0"})
     with pytest.raises(MachineError, match=r"built for AMD GPUs \(ROCm\), which autotune doesn't tune"):
-        outline(SearchOptions(model="t5-small"))
-    assert outline(SearchOptions(model="t5-small", device="cpu")).hardware.is_cpu
+        start_of(SearchOptions(model="t5-small"))
+    assert start_of(SearchOptions(model="t5-small", device="cpu")).hardware.is_cpu
+
+
+def searched(plan: SearchPlan) -> set[str]:
+    """The parameters of which configurations of a plan have several values."""
+    points = [plan.search_space.point(config) for config in plan.every_config()]
+    return {name for name in points[0] if len({point.get(name) for point in points}) > 1}
+
+
+def test_every_configuration_of_a_plan_is_legal_and_there_once_the_baseline_first():
+    plan = planned(effort=Effort.QUICK)
+    configs = plan.every_config()
+    assert configs[0] == plan.baseline
+    assert len(configs) == len(set(configs)) == len(list(plan.search_space.points()))
+
+
+def test_a_copy_of_a_plan_has_a_space_of_its_own():
+    plan = planned(allow=Allowance.EXACT)
+    assert plan.search_space is plan.search_space
+    more = plan.model_copy(update={"allowance": Allowance.METHOD})
+    assert len(more.every_config()) > len(plan.every_config())
+
+
+def test_every_configuration_has_the_fixed_values_and_the_baseline_too():
+    plan = planned(fix="bf16=true,micro-batch=4", global_batch=16, allow=Allowance.EXACT)
+    assert {(c.precision, c.per_device_train_batch_size) for c in plan.every_config()} == {("bf16", 4)}
+    assert searched(plan) >= {"attn_implementation", "checkpointing"}
+    assert "in every configuration, the baseline too: precision=bf16, micro-batch=4 (--fix)" in plan.notes
+
+
+def test_a_fixed_adapter_needs_no_allowance_and_takes_no_choice_from_its_other_fields():
+    plan = planned(fix={"adapter-rank": 8}, only="adapter-target-modules", allow=Allowance.METHOD)
+    assert {(c.adapter.kind, c.adapter.rank) for c in plan.every_config()} == {("lora", 8)}
+    assert searched(plan) == {"adapter.target_modules"}
+    assert planned(fix="adapter=lora", allow=Allowance.EXACT).baseline.adapter.kind == "lora"
+
+
+def test_fixed_values_replace_those_of_the_users_arguments(arguments):
+    plan = planned(baseline=arguments(bf16=True, optim="adafactor"), fix="optim=adamw_torch")
+    assert (plan.baseline.optim, plan.baseline.precision) == ("adamw_torch", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("only", "options", "varied"),
+    [
+        ("optim,micro-batch", {}, {"optim", "per_device_train_batch_size"}),
+        ("gradient_checkpointing", {}, {"checkpointing"}),
+        ("compile", {"effort": Effort.QUICK}, {"torch_compile_backend"}),  # which quick searches leave alone
+        ("compile-mode", {"fix": "compile=inductor"}, {"torch_compile_mode"}),  # which the usual space lacks
+        ("adapter", {"allow": Allowance.METHOD}, {"adapter", "adapter.rank", "adapter.target_modules"}),
+    ],
+    ids=str,
+)
+def test_only_the_named_knobs_are_searched(only, options, varied):
+    plan = planned(only=only, **options)
+    names = plan.search_space.dimensions
+    assert {d.name for d in names if len(d.choices) > 1} == varied
+    assert plan.every_config()[0] == plan.baseline

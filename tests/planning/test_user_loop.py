@@ -7,12 +7,13 @@ import threading
 
 import pytest
 from factories import VERSIONS, make_gpu, make_hardware, make_plan, make_request
+from plans import Looked
 
 import autotune
 from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
-from autotune.planning.planner import complete, outline
+from autotune.planning.planner import start_of
 from autotune.planning.user_loop import UserLoop, space_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig
@@ -128,10 +129,8 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
 def plan_of(hardware, knobs, **options):
     """The plan of a search for a function without a named model."""
     given = SearchOptions(model="", device="cpu", **options)
-    subject = UserLoop(given, make_step, knobs)
-    found = outline(given, subject=subject)
-    found = dataclasses.replace(found, hardware=hardware, space=subject.space(hardware))
-    return complete(found, subject.described(found, None).facts)
+    start = dataclasses.replace(start_of(given), hardware=hardware)
+    return UserLoop(given, make_step, knobs).plan(start, lambda: Looked())
 
 
 def test_every_knob_that_was_named_is_varied_and_no_other():
@@ -141,7 +140,7 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
     ]  # fmt: skip
     gpu = make_gpu(versions={**VERSIONS, "flash-attn": "2.8", "triton": "3.7", "liger-kernel": "0.6"})
     plan = plan_of(gpu, everything, allow=Allowance.METHOD, global_batch=16)
-    space = plan.search_space()
+    space = plan.search_space
     assert [d.name for d in space.dimensions if not d.name.startswith("adapter.")] == [
         name for name in space_of(asked(knobs=everything), "default").parameters if "adapter." not in name
     ]

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 from factories import make_facts, make_hardware, make_spec
 from own_trainings import write
+from plans import Looked
 
+from autotune.api import subject_of
 from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import complete, outline, subject_of
+from autotune.planning.planner import start_of
 from autotune.planning.user_trainer import UserTrainer, code_of
 from autotune.values.model import Task
 from autotune.values.trial import Description
 from autotune.values.workload import LengthProfile, OwnCode, OwnFound
+
+SCRIPT = ["python", "train.py"]
 
 
 @pytest.fixture(autouse=True)
@@ -68,29 +72,22 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
 
 def test_two_trainings_at_once_are_refused():
     with pytest.raises(InputError, match="make_trainer and script are each a training of its own"):
-        subject_of(SearchOptions(model=""), make_trainer=lambda: None, script=["python", "train.py"])
+        subject_of(SearchOptions(model=""), make_trainer=lambda: None, script=SCRIPT)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"data": "x.jsonl"}, {"global_batch": 8}, {"seq_len": 8}, {"baseline": "a.json"}, {"images": 2}],
+    [
+        *({"data": "x.jsonl"}, {"baseline": "a.json"}, {"model": "gpt2"}, {"images": 1}, {"seq_len": 1}),
+        *({"global_batch": 1}, {"trust_remote_code": True}, {"devices": 2}, {"workers": 2}, {"engine": "ray"}),
+    ],
     ids=str,
 )
-def test_options_that_the_code_decides_are_refused(options):
+def test_options_that_the_code_decides_are_refused_whatever_their_value(options):
     (name,) = options
     with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
-        subject_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
-
-
-@pytest.mark.parametrize("options", [{"devices": 2}, {"workers": 2}, {"engine": "ray"}], ids=str)
-def test_several_devices_are_refused(options):
-    with pytest.raises(InputError, match="a script is tuned on one device of this machine"):
-        subject_of(SearchOptions(**{"model": "", **options}), script=["python", "train.py"])
-
-
-def test_a_model_beside_the_code_is_refused():
-    with pytest.raises(InputError, match="model: can't be used with script"):
-        subject_of(SearchOptions(model="gpt2"), script=["python", "train.py"])
+        subject_of(SearchOptions(**{"model": "", **options}), script=SCRIPT)
+    assert UserTrainer(SearchOptions(model="", devices=1, workers=1), script=SCRIPT)
 
 
 def found(**fields):
@@ -111,11 +108,10 @@ def found(**fields):
 
 def plan(fix=(), **fields):
     options = SearchOptions(model="", device="cpu", fix=fix)
-    subject = UserTrainer(options, code_of(["python", "train.py"]))
-    first = dataclasses.replace(outline(options, subject=subject), hardware=make_hardware())
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=make_facts(), lengths=lengths, own=found(**fields))
-    return complete(subject.settled(first, description), description.facts)
+    start = dataclasses.replace(start_of(options), hardware=make_hardware())
+    return UserTrainer(options, script=SCRIPT).plan(start, lambda: Looked(found=description))
 
 
 def test_the_codes_own_arguments_are_the_baseline():
@@ -130,7 +126,7 @@ def test_what_the_code_decides_is_held_at_what_the_baseline_has():
     held = plan().workload.own_code.held
     assert (held["optim"].value, held["optim"].reason) == ("adamw_torch", "it hands over an optimizer")
     assert held["adapter"].value is None
-    optims = {p["optim"] for p in plan().search_space().points()}
+    optims = {p["optim"] for p in plan().search_space.points()}
     assert optims == {"adamw_torch"}
 
 
@@ -138,7 +134,7 @@ def test_weights_in_bf16_stay_so():
     held = {"precision": "the weights are bfloat16, as your code makes them"}
     made = plan(weights="bfloat16", held=held)
     assert made.baseline.precision == "pure_bf16"
-    assert {p["precision"] for p in made.search_space().points()} == {"pure_bf16"}
+    assert {p["precision"] for p in made.search_space.points()} == {"pure_bf16"}
     mixed = plan(weights="bfloat16", held=held, arguments={**found().arguments, "bf16": True})
     assert mixed.baseline.precision == "bf16"
 
@@ -149,9 +145,20 @@ def test_a_plan_survives_being_written_and_trials_are_not_recorded():
     assert made.record is False
 
 
-def test_arguments_that_no_search_can_start_from_are_refused_by_name():
-    with pytest.raises(InputError, match="your TrainingArguments: optim: transformers has no optimizer 'magic'"):
-        plan(arguments={"optim": "magic"})
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"optim": "magic"}, "optim: transformers has no optimizer 'magic'"),
+        (
+            {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048},
+            "the global batch .*: use at most 1048576",
+        ),
+    ],
+    ids=str,
+)
+def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, said):
+    with pytest.raises(InputError, match=f"your TrainingArguments: {said}"):
+        plan(arguments=arguments)
 
 
 def test_the_command_that_started_a_search_is_told_for_scripts_alone():
@@ -160,23 +167,7 @@ def test_the_command_that_started_a_search_is_told_for_scripts_alone():
     assert command(options, OwnCode(kind="pickle", shown="trainer Trainer", directory=str(Path.cwd()))) is None
 
 
-def test_a_global_batch_that_nobody_trains_with_is_refused_by_name():
-    with pytest.raises(InputError, match=r"your TrainingArguments: the global batch .*: use at most 1048576"):
-        plan(arguments={"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048})
-
-
 def test_what_the_code_decides_can_not_be_fixed_at_another_value():
     assert plan(fix="optim=adamw_torch").baseline.optim == "adamw_torch"
     with pytest.raises(InputError, match="--fix optim=sgd: optim stays as it is: it hands over an optimizer"):
         plan(fix="optim=sgd")
-
-
-@pytest.mark.parametrize("option", [{"images": 1}, {"seq_len": 1}, {"global_batch": 1}, {"trust_remote_code": True}])
-def test_what_the_code_decides_is_refused_whatever_its_value(option):
-    (name,) = option
-    with pytest.raises(InputError, match=f"{name}: can't be used with script"):
-        UserTrainer.of(SearchOptions(model="", **option), script=["python", "train.py"])
-
-
-def test_one_device_is_what_a_script_has():
-    assert UserTrainer.of(SearchOptions(model="", devices=1, workers=1), script=["python", "train.py"])

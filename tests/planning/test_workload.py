@@ -1,72 +1,79 @@
-"""What is trained, from the user's words: task, lengths, global batch, and the length of a run."""
+"""What is trained, from the user's words: task, lengths, global batch, the length of a run, recipes."""
+
+from importlib.util import find_spec
 
 import pytest
-from factories import make_facts
-from plans import outlined, planned
+from factories import make_config, make_facts
+from plans import planned
 from tiny_models import write_model
 from vision_language import vision_language
 
 from autotune.errors import InputError
-from autotune.planning.planner import complete
-from autotune.planning.workload import check_global_batch, default_global_batch
+from autotune.planning.plan import request_of
+from autotune.space.rules import refusals
+from autotune.values.budget import DEFAULT_LOSS_STEPS
+from autotune.values.config import Precision
 from autotune.values.model import Task
+from autotune.values.trial import Purpose
+from autotune.values.workload import LengthProfile
 
 HUGE = 9999999999999999999999999
+trl = pytest.mark.skipif(find_spec("trl") is None, reason="trl isn't installed")
 
 
-def test_a_free_global_batch_is_said_to_compare_what_learns_differently():
-    found = outlined(global_batch="any")
-    assert found.workload.global_batch_size is None
-    assert any("the global batch is free" in note for note in found.notes)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"global_batch": "any"}, "the global batch is free: throughputs of different batches"),
+        ({}, "global batch 8 samples (--global-batch)"),
+        ({"model": "wav2vec2-base"}, "samples of 64 frames of sound (--seq-len)"),
+        ({"model": "llava-1.5-7b", "images": 2}, "2 images of 336 pixels as 576 tokens in each sample"),
+    ],
+    ids=str,
+)
+def test_defaults_and_their_consequences_are_said(options, said):
+    assert any(note.startswith(said) for note in planned(**options).notes)
 
 
-def test_the_global_batch_of_given_arguments_is_theirs(arguments):
-    plan = planned(baseline=arguments(per_device_train_batch_size=4, gradient_accumulation_steps=6))
-    assert plan.workload.global_batch_size == 24
-    assert plan.baseline.per_device_train_batch_size == 4
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"global_batch": "any"}, {"global_batch_size": None}),
+        ({"global_batch": 1048576}, {"global_batch_size": 1048576}),
+        ({"model": "t5-small", "seq_len": 40}, {"target_length": 40, "task": Task.SEQ2SEQ_LM}),
+        (
+            {"seq_len": 40, "task": "sequence-classification"},
+            {"target_length": None, "task": "sequence-classification"},
+        ),
+        ({"model": "wav2vec2-base"}, {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample": None}),
+        ({"model": "whisper-tiny"}, {"sequence_length": 1500, "target_length": 128}),
+        ({"model": "whisper-tiny", "target_len": 60}, {"target_length": 60}),
+        (
+            {"model": "llava-1.5-7b", "images": 2},
+            {"sequence_length": 2 * 577 + 1 + 64, "images": 2, "image_size": 336},
+        ),
+    ],
+    ids=str,
+)
+def test_lengths_task_and_batch_follow_from_model_and_options(options, expected):
+    workload = planned(facts=make_facts(max_sequence_length=None), **options).workload
+    assert {name: getattr(workload, name) for name in expected} == expected
 
 
-def test_a_global_batch_beside_other_arguments_must_agree_with_them(arguments):
-    path = arguments(per_device_train_batch_size=4)
-    assert outlined(baseline=path, global_batch=4).workload.global_batch_size == 4
-    with pytest.raises(InputError, match="--global-batch 64: the baseline's is 4"):
-        outlined(baseline=path, global_batch=64)
+def test_a_sample_of_the_usual_length_is_no_longer_than_the_positions_of_the_text(tmp_path):
+    config = vision_language()["llava"]
+    config["text_config"]["max_position_embeddings"] = 70  # 18 tokens are of an image, and 64 of a text
+    assert planned(model=str(write_model(tmp_path, config))).workload.sequence_length == 70
 
 
-def test_fixed_arguments_of_the_user_are_part_of_the_workload(arguments):
-    found = outlined(baseline=arguments(learning_rate=1e-3, bf16=True))
-    assert found.workload.fixed_arguments == {"learning_rate": 1e-3}
-
-
-def test_the_target_is_as_long_as_the_source_by_default():
-    assert outlined(model="t5-small", seq_len=40).workload.target_length == 40
-    assert outlined(model="gpt2", seq_len=40).workload.target_length is None
-
-
-def test_the_task_is_the_usual_one_of_the_model_unless_another_is_asked_for():
-    assert outlined(model="t5-small").workload.task is Task.SEQ2SEQ_LM
-    task = Task.SEQUENCE_CLASSIFICATION
-    assert outlined(model="gpt2", task=task.value).workload.task is task
-
-
-def test_samples_of_speech_are_counted_in_frames():
-    found = outlined(model="wav2vec2-base")
-    assert (found.workload.task, found.workload.sequence_length) == (Task.SPEECH_CTC, 64)
-    assert "samples of 64 frames of sound (--seq-len)" in found.notes
-    assert found.workload.tokens_per_sample is None
-
-
-def test_whisper_takes_half_a_minute_and_transcripts_of_its_own_length():
-    workload = outlined(model="whisper-tiny").workload
-    assert (workload.sequence_length, workload.target_length) == (1500, 128)
-    assert outlined(model="whisper-tiny", target_len=60).workload.target_length == 60
-    with pytest.raises(InputError, match="--seq-len 128: openai/whisper-tiny takes 1500 frames of sound and no other"):
-        outlined(model="whisper-tiny", seq_len=128)
-
-
-def test_a_recording_too_short_to_be_trained_on_is_refused():
-    with pytest.raises(InputError, match="--seq-len 5: facebook/wav2vec2-base hides spans of 10 frames"):
-        outlined(model="wav2vec2-base", seq_len=5)
+def test_the_users_arguments_decide_on_the_global_batch_and_are_part_of_the_workload(arguments):
+    path = arguments(per_device_train_batch_size=4, gradient_accumulation_steps=6, learning_rate=1e-3, bf16=True)
+    plan = planned(baseline=path)
+    assert (plan.workload.global_batch_size, plan.baseline.per_device_train_batch_size) == (24, 4)
+    assert plan.workload.fixed_arguments == {"learning_rate": 1e-3}
+    assert planned(baseline=path, global_batch=24).workload.global_batch_size == 24
+    with pytest.raises(InputError, match="--global-batch 64: the baseline's is 24"):
+        planned(baseline=path, global_batch=64)
 
 
 def test_the_length_of_a_run_is_one_of_samples_whatever_it_was_given_in():
@@ -75,14 +82,14 @@ def test_the_length_of_a_run_is_one_of_samples_whatever_it_was_given_in():
     assert planned(train_tokens=1e6, seq_len=100).objective.run_samples == 10_000
 
 
-def test_images_have_no_tokens_to_say_the_length_of_a_run_in():
-    with pytest.raises(InputError, match="--train-tokens: image-classification has no tokens; use --train-steps"):
-        planned(model="vit-base", train_tokens=1e6)
-
-
-def test_a_global_batch_that_the_devices_cannot_share_is_refused_with_the_nearest(eight_cores):
-    with pytest.raises(InputError, match="--global-batch 10: 4 devices can't share it evenly; 8 and 12 do"):
-        outlined(devices=4, global_batch=10)
+@pytest.mark.parametrize(
+    ("batch", "devices", "nearest"), [(6, 4, "4 and 8 do"), (2, 4, "4 does"), (10, 8, "8 and 16 do")]
+)
+def test_a_global_batch_that_the_devices_cannot_share_is_refused_with_the_nearest(eight_cores, batch, devices, nearest):
+    said = f"--global-batch {batch}: {devices} devices can't share it evenly; {nearest}"
+    with pytest.raises(InputError, match=said):
+        planned(devices=devices, global_batch=batch)
+    assert planned(devices=3).workload.global_batch_size == 9
 
 
 @pytest.mark.parametrize(
@@ -92,76 +99,154 @@ def test_a_global_batch_that_the_devices_cannot_share_is_refused_with_the_neares
         ({"global_batch": 1048577}, "--global-batch 1048577: use at most 1048576"),
         ({"seq_len": HUGE}, r"--seq-len 9{25}: use at most 10000000"),
         ({"model": "t5-small", "target_len": HUGE}, r"--target-len 9{25}: use at most 10000000"),
+        ({"model": "vit-base", "train_tokens": 1e6}, "--train-tokens: image-classification has no tokens; use --train"),
+        (
+            {"model": "whisper-tiny", "seq_len": 128},
+            "--seq-len 128: openai/whisper-tiny takes 1500 frames of sound and",
+        ),
+        ({"model": "wav2vec2-base", "seq_len": 5}, "--seq-len 5: facebook/wav2vec2-base hides spans of 10 frames"),
+        ({"model": "llava-1.5-7b", "seq_len": 512}, "--seq-len 512: a sample's images take 578 tokens; use at least"),
+        ({"images": 2}, "--images: the task causal-lm has no images beside texts"),
+        ({"image_size": 448}, "--image-size: the task causal-lm has no images beside texts"),
+        ({"freeze_vision": True}, "--freeze-vision: the task causal-lm has no images beside texts"),
+        ({"prompt_len": 9}, "--prompt-len: needs --recipe"),
     ],
+    ids=str,
 )
-def test_what_nobody_trains_with_is_refused_in_a_moment(options, said):
+def test_what_can_not_be_trained_is_refused(options, said):
     with pytest.raises(InputError, match=said):
-        outlined(**options)
+        planned(**options)
 
 
 @pytest.mark.parametrize(
-    "document",
+    ("facts", "options", "said"),
     [
-        {"per_device_train_batch_size": HUGE},
-        {"gradient_accumulation_steps": HUGE},
-        {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048},
+        ({"max_sequence_length": 50}, {}, "--seq-len 64: .*gpt2 has 50 positions; use at most that"),
+        ({"max_sequence_length": 256}, {"model": "t5-small", "target_len": 300}, "--target-len 300: .* 256 positions"),
+        (
+            {"max_target_length": 448},
+            {"model": "whisper-tiny", "target_len": 500},
+            "--target-len 500: .* 448 positions",
+        ),
     ],
+    ids=str,
 )
-def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, document):
-    with pytest.raises(InputError, match=r"args\.json: the global batch \d+: use at most 1048576"):
-        outlined(baseline=arguments(**document))
-
-
-def test_a_baseline_is_refused_beside_a_free_global_batch_as_well(arguments):
-    found = outlined(baseline=arguments(per_device_train_batch_size=HUGE), global_batch="any")
-    with pytest.raises(InputError, match=r"args\.json: per_device_train_batch_size: expected 1048576 or less"):
-        complete(found, make_facts())
-
-
-def test_the_largest_global_batch_is_planned():
-    assert planned(global_batch=1048576).workload.global_batch_size == 1048576
-
-
-def test_a_transcript_longer_than_the_decoder_is_refused():
-    facts = make_facts(task=Task.SPEECH_SEQ2SEQ, max_target_length=448)
-    with pytest.raises(InputError, match="--target-len 500: openai/whisper-tiny has 448 positions"):
-        planned(facts, model="whisper-tiny", target_len=500)
-
-
-def test_a_sample_is_as_long_as_its_images_and_a_text_of_the_usual_length():
-    found = outlined(model="llava-1.5-7b", images=2)
-    assert found.workload.sequence_length == 2 * 577 + 1 + 64
-    assert (found.workload.images, found.workload.image_size) == (2, 336)
-    assert any(note.startswith("2 images of 336 pixels as 576 tokens in each sample") for note in found.notes)
-
-
-def test_a_sample_of_the_usual_length_is_no_longer_than_the_positions_of_the_text(tmp_path):
-    config = vision_language()["llava"]
-    config["text_config"]["max_position_embeddings"] = 70  # 18 tokens are of an image, and 64 of a text
-    found = outlined(model=str(write_model(tmp_path, config)))
-    assert found.workload.sequence_length == 70
-
-
-def test_a_sample_that_is_too_short_for_its_images_is_refused():
-    with pytest.raises(InputError, match="--seq-len 512: a sample's images take 578 tokens; use at least 580"):
-        outlined(model="llava-1.5-7b", seq_len=512)
-
-
-@pytest.mark.parametrize("asked", [{"images": 2}, {"image_size": 448}, {"freeze_vision": True}])
-def test_images_of_a_model_of_text_are_refused(asked):
-    option = "--" + next(iter(asked)).replace("_", "-")
-    with pytest.raises(InputError, match=f"{option}: the task causal-lm has no images beside texts"):
-        outlined(model="gpt2", **asked)
+def test_samples_longer_than_the_model_are_refused(facts, options, said):
+    with pytest.raises(InputError, match=said):
+        planned(facts=make_facts(**{"max_sequence_length": None, **facts}), **options)
 
 
 @pytest.mark.parametrize(
-    ("asked", "ranks", "nearest"), [(16, 3, "15 and 18 do"), (2, 4, "4 does"), (10, 8, "8 and 16 do")]
+    ("document", "options", "said"),
+    [
+        ({"per_device_train_batch_size": HUGE}, {}, r"the global batch \d+: use at most 1048576"),
+        (
+            {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048},
+            {},
+            r"the global batch \d+: use at most 1048576",
+        ),
+        (
+            {"per_device_train_batch_size": HUGE},
+            {"global_batch": "any"},
+            "per_device_train_batch_size: expected 1048576 or less",
+        ),
+    ],
+    ids=str,
 )
-def test_a_global_batch_that_cannot_be_shared_evenly_is_refused_with_the_nearest(asked, ranks, nearest):
-    with pytest.raises(InputError, match=f"--global-batch {asked}: {ranks} devices can't share it evenly; {nearest}"):
-        check_global_batch(asked, ranks)
+def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, document, options, said):
+    with pytest.raises(InputError, match=rf"args\.json: {said}"):
+        planned(baseline=arguments(**document), **options)
 
 
-def test_a_default_global_batch_can_be_shared_evenly():
-    assert [default_global_batch(64, ranks) for ranks in (1, 2, 3, 8)] == [64, 64, 66, 64]
-    check_global_batch(default_global_batch(64, 5), 5)
+@trl
+def test_a_recipe_has_defaults_and_trls_own_baseline():
+    grpo, dpo = (planned(recipe=name, global_batch=32) for name in ("grpo", "dpo"))
+    recipe = grpo.workload.recipe
+    assert (recipe.prompt_length, recipe.completion_length, recipe.generations) == (32, 32, 8)
+    assert grpo.workload.sequence_length == 64
+    assert "TRL's GRPOTrainer: prompts of 32 tokens, completions of 32, 4 prompts x 8 generations a step" in grpo.notes
+    assert any(note.startswith("not tried: generating with vLLM (use_vllm), as it ") for note in grpo.notes)
+    assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
+    assert dpo.workload.task is Task.CAUSAL_LM
+    assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
+    # generating steps are run whole, and their losses can't be compared
+    steps = [
+        request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0).accumulation_steps for p in (grpo, dpo)
+    ]
+    assert steps == [8, 2]
+    assert (grpo.loss_steps, dpo.loss_steps) == (0, DEFAULT_LOSS_STEPS[dpo.budget.effort])
+
+
+@trl
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recipe": "grpo", "global_batch": 12}, "--global-batch 12: is no multiple of the 8 generations"),
+        ({"recipe": "grpo", "generations": 1}, "--generations 1: TRL compares"),
+        ({"recipe": "dpo", "generations": 2}, "--generations: dpo generates nothing"),
+        ({"recipe": "grpo", "check_loss": 20}, "--check-loss: can't be used with --recipe grpo: other completions"),
+        ({"recipe": "sft", "reward": "a:b"}, "--reward: sft generates nothing"),
+        ({"recipe": "grpo", "reward": "ab"}, "--reward ab: expected MODULE:FUNCTION"),
+        ({"recipe": "grpo", "global_batch": "any"}, "--global-batch any: can't be used with --recipe grpo"),
+        ({"recipe": "grpo", "seq_len": 9}, "--seq-len: can't be used with --recipe grpo: a recipe has --prompt-len"),
+        (
+            {"recipe": "sft", "devices": 2},
+            "--devices: can't be used with --recipe sft: a recipe is tuned on one device",
+        ),
+        ({"recipe": "sft", "model": "bert-mini"}, "--recipe sft: trains decoders, and google/bert_uncased"),
+        ({"recipe": "dpo", "completion_len": 1}, "--completion-len 1: TRL ends a completion"),
+        (
+            {"recipe": "sft", "prompt_len": 1000, "completion_len": 100},
+            "--prompt-len and --completion-len, together 1100: ",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_recipe_takes_is_refused(options, message):
+    with pytest.raises(InputError) as refused:
+        planned(facts=make_facts(max_sequence_length=1024), **options)
+    assert str(refused.value).startswith(message)
+
+
+@trl
+@pytest.mark.parametrize(
+    ("recipe", "knobs", "reason"),
+    [
+        ("grpo", {"generation_batch_size": 12}, "12 completions at once are no multiple of 8 generations"),
+        ("grpo", {"generation_batch_size": 24}, "24 completions at once don't divide the global batch of 32"),
+        ("grpo", {"generation_batch_size": 32}, "32 completions at once are all of a step, as they are by default"),
+        ("dpo", {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
+        ("grpo", {"precompute_ref_log_probs": True}, "precompute_ref_log_probs: nothing here has a reference"),
+        (
+            "dpo",
+            {"precompute_ref_log_probs": True, "adapter": {"kind": "lora"}},
+            "precompute_ref_log_probs: an adapter's own base is the reference",
+        ),
+        ("kto", {"per_device_train_batch_size": 1}, "kto compares the samples of a micro-batch"),
+        ("dpo", {"checkpointing": "every-2nd"}, "checkpointing every-2nd: TRL switches it off in each step"),
+        ("sft", {"packing": True}, "a recipe is tuned on one device, without packing"),
+        ("sft", {"train_sampling_strategy": "group_by_length"}, "grouping by length is tried with the models' own"),
+        ("sft", {"adapter": {"kind": "bitfit"}}, "bitfit: TRL takes adapters of peft"),
+        (None, {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
+    ],
+    ids=str,
+)
+def test_what_trl_forbids_is_refused_without_a_trial(recipe, knobs, reason):
+    plan = planned(recipe=recipe, global_batch=32)
+    before = {"per_device_train_batch_size": 8, "attn_implementation": plan.baseline.attn_implementation}
+    legal = type(plan.baseline)(**before)
+    config = type(plan.baseline)(**{**before, **knobs})
+    lengths = LengthProfile(samples=9, mean=20.0, minimum=4, median=20, p95=60, maximum=64)
+    about = (plan.workload.model_copy(update={"lengths": lengths}), plan.facts, plan.hardware)
+    assert refusals(legal, *about) == []
+    assert any(found.startswith(reason) for found in refusals(config, *about)), refusals(config, *about)
+
+
+@trl
+@pytest.mark.parametrize(
+    ("recipe", "knobs"), [("grpo", {"generation_batch_size"}), ("dpo", {"precompute_ref_log_probs"}), ("sft", set())]
+)
+def test_what_trl_offers_is_searched_where_it_does_something(recipe, knobs):
+    dimensions = planned(recipe=recipe, global_batch=32).search_space.dimensions
+    searched = {dimension.name for dimension in dimensions if len(dimension.choices) > 1}
+    assert searched & {"generation_batch_size", "precompute_ref_log_probs"} == knobs

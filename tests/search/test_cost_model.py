@@ -280,7 +280,7 @@ def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
     needed = int(model.predict([make_config()]).needed_bytes[0])
     check_fits(make_plan(space=space, memory_bytes=needed), model, Asker(tmp_path, None), notes.append)
     plan = make_plan(space=space, memory_bytes=int(0.8 * needed))
-    assert Guide(model, plan, plan.search_space()).refusal(make_config(torch_compile_backend="inductor")) is None
+    assert Guide(model, plan, plan.search_space).refusal(make_config(torch_compile_backend="inductor")) is None
     with pytest.raises(NothingFitsError):
         check_fits(plan, model, Asker(tmp_path, None, fitting="nothing fits"), notes.append)
 

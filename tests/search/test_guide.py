@@ -35,7 +35,7 @@ class Search:
 
     def __init__(self, model: CostModel | None = None, *, memory_bytes: int = 100 * GB, space=SPACE, **fields) -> None:
         self.plan: SearchPlan = make_plan(space=space, memory_bytes=memory_bytes, **fields)
-        self.space = self.plan.search_space()
+        self.space = self.plan.search_space
         self.model = model or make_model_of()
         self.guide = Guide(self.model, self.plan, self.space)
         self.history = History()

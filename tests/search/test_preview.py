@@ -53,7 +53,7 @@ def test_without_a_cost_model_the_baseline_alone_is_foreseen():
 
 def everything_known(plan):
     """A cost model that has traced all families of a plan."""
-    families = dict.fromkeys(family_of(config, plan.hardware) for config in plan.search_space().legal)
+    families = dict.fromkeys(family_of(config, plan.hardware) for config in plan.search_space.legal)
     profiles = [make_profile(family) for family in families]
     return make_model(profiles, workload=plan.workload, hardware=plan.hardware)
 
@@ -73,7 +73,7 @@ DEVICES = [make_hardware(), make_gpu(), make_gpu(capability=(7, 0))]
 def test_every_legal_point_is_ranked_and_counted(facts, device):
     made = {"space": load_space("default"), "facts": facts, "hardware": device, "memory_bytes": 10**15}
     plan = make_plan(**made, workload=make_workload(global_batch_size=2), baseline=make_config(1))
-    model, space = everything_known(plan), plan.search_space()
+    model, space = everything_known(plan), plan.search_space
     legal = sum(1 for _ in space.points())
     guide = Guide(model, plan, space)
     assert len(guide.ranked) * len(space.loadings) == legal

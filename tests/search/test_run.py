@@ -16,7 +16,7 @@ from plans import planned
 from autotune.errors import InfrastructureError, InputError, MachineError, NothingFitsError
 from autotune.execution.pool import LocalPool
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import outline
+from autotune.planning.planner import start_of
 from autotune.search import run
 from autotune.search.run import backend_of, check, conduct, deliver, wanted_file
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
@@ -91,12 +91,12 @@ def test_a_search_goes_on_with_what_its_trials_had(tmp_path):
 def test_the_default_memory_is_a_share_and_more_than_that_is_refused(tmp_path):
     with backend_of(Fleet(workers=2), tmp_path, device="cpu") as made:
         share = made.allotment
-    usual = outline(SearchOptions(model="gpt2", workers=2), share)
+    usual = start_of(SearchOptions(model="gpt2", workers=2), share)
     assert usual.memory_bytes < share.hardware.free_bytes
     assert usual.is_shared
     assert share.notes[0] in usual.notes
     with pytest.raises(InputError, match="each of 2 trials at a time can have"):
-        outline(SearchOptions(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)
+        start_of(SearchOptions(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)
 
 
 def test_it_is_known_by_its_place_wherever_the_search_is_gone_on_with(tmp_path, monkeypatch):

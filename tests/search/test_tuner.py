@@ -26,8 +26,7 @@ from optuna.trial import TrialState
 
 from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
 from autotune.output.gather import gather
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
-from autotune.planning.reopen import reopened
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, reopened
 from autotune.search.guide import SAME_FAILURES
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
@@ -172,7 +171,7 @@ def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
 
 def best_of(plan: SearchPlan, rate: Callable[[TrialRequest], float], request: TrialRequest) -> TrainConfig:
     """The optimum by trying everything."""
-    space = plan.search_space()
+    space = plan.search_space
     configs = map(space.config, space.points())
     return max(configs, key=lambda c: rate(request.model_copy(update={"config": c})))
 
@@ -191,7 +190,7 @@ def test_the_optimum_of_a_separable_throughput_is_found(search, seed):
     run = search(factors, budget=make_budget(max_trials=20))
     result = run.run()
     assert result.best.config == best_of(run.plan, factors, run.finished[0])
-    assert len(list(run.plan.search_space().points())) == 90
+    assert len(list(run.plan.search_space.points())) == 90
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -248,7 +247,7 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
     budget = make_budget(max_trials=20)
     run = search(outcome, {**PARAMETERS, "checkpointing": ["none", "full"]}, budget=budget)
     result = run.run()
-    space, history = run.plan.search_space(), History()
+    space, history = run.plan.search_space, History()
     for finished in RunDirectory(run.directory).results():
         if finished.request.purpose is not Purpose.FINAL:
             history.add(finished)
@@ -299,7 +298,7 @@ def test_crashes_of_many_causes_end_too(search):
     run = search(only(), space=load_space("cpu"))
     with pytest.raises(InfrastructureError):
         run.run()
-    assert SAME_FAILURES < len(run.finished) <= 1 + len(run.plan.search_space().dimensions)
+    assert SAME_FAILURES < len(run.finished) <= 1 + len(run.plan.search_space.dimensions)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +380,7 @@ def test_the_study_was_told_of_the_very_configurations_that_ran(search):
     run = search(rank_matters, ADAPTERS)
     result = run.run()
     assert result.best.config.adapter.rank == 64
-    space = run.plan.search_space()
+    space = run.plan.search_space
     told = [space.config(trial.params) for trial in run.study.trials if trial.state is TrialState.COMPLETE]
     assert told == [r.config for r in run.finished if r.purpose is not Purpose.FINAL]
 
@@ -476,7 +475,7 @@ def test_the_study_of_a_search_that_goes_on_is_made_of_the_result_files(search):
     before = {r.config for r in run.finished}
     run.run()
     assert not before & set(run.runner.searched)
-    space = run.plan.search_space()
+    space = run.plan.search_space
     assert {space.config(trial.params) for trial in run.study.trials[:4]} == before
 
 

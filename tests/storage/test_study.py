@@ -21,12 +21,12 @@ CONFIG = make_config(2, precision="bf16", adapter={"rank": 64})
 @pytest.fixture
 def trials() -> StudyTrials:
     plan = make_plan(space=make_space_file(PARAMETERS), memory_bytes=2 * GIB)
-    return StudyTrials(plan, plan.search_space())
+    return StudyTrials(plan, plan.search_space)
 
 
 def test_every_legal_configuration_is_that_of_its_parameters():
     plan = make_plan(space=make_space_file(PARAMETERS))
-    trials = StudyTrials(plan, plan.search_space())
+    trials = StudyTrials(plan, plan.search_space)
     for config in plan.every_config():
         assert trials.config(trials.params(config)) == config
 

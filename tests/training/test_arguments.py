@@ -206,7 +206,7 @@ def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(t
 
     here = detect("cpu")
     search = make_plan(hardware=here, budget=Budget.of(Effort.THOROUGH))
-    space, count = search.search_space(), 0
+    space, count = search.search_space, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # on what a GPU would do better
         for point in space.points():
