@@ -24,11 +24,11 @@ from autotune.values.adapters import RsloraAdapter as RsloraAdapter
 from autotune.values.adapters import VeraAdapter as VeraAdapter
 from autotune.values.budget import Budget as Budget
 from autotune.values.budget import Effort as Effort
+from autotune.values.config import Allowance as Allowance
 from autotune.values.config import Precision as Precision
 from autotune.values.config import TrainConfig as TrainConfig
 from autotune.values.estimate import CostEstimate as CostEstimate
 from autotune.values.problem import Observer as Observer
-from autotune.values.config import Allowance as Allowance
 from autotune.values.workload import Workload as Workload
 from autotune.version import __version__ as __version__
 
