@@ -5,7 +5,7 @@ They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from autotune.training.arguments import transformers_version
 from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
@@ -15,7 +15,7 @@ from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
-Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
+Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
 
 # What begins like this speaks against a trial alone: time and memory can be estimated all the same.
 TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
@@ -28,36 +28,32 @@ _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", 
 _OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
 
 
-def devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why the training can't be spread over so many devices."""
+def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     degree = spread.tensor_parallel * spread.sequence_parallel
     if spread.world_size % degree:
         degrees = f"tensor parallel {spread.tensor_parallel}"
         degrees += f" x sequence parallel {spread.sequence_parallel}" * (spread.sequence_parallel > 1)
-        return f"{degrees} does not divide the {spread.world_size} devices"
+        yield f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
-        return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
+        yield f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
     if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
-        return f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
-    return None
+        yield f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
 
 
-def idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return which knob of `Parallelism` would have no effect, or would fail, in this combination."""
+def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
-        return "buckets and the static graph are DDP's: several devices without sharding"
+        yield "buckets and the static graph are DDP's: several devices without sharding"
     if spread.ddp_static_graph and accumulates(config, workload):
-        return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
+        yield "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
-        return "wrapping is FSDP's"
+        yield "wrapping is FSDP's"
     if spread.offload != "none" and spread.sharding == "none":
-        return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
+        yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
-        return f"{spread.sharding} has nothing to split: there is one data-parallel rank"
-    return None
+        yield f"{spread.sharding} has nothing to split: there is one data-parallel rank"
 
 
 def accumulates(config: TrainConfig, workload: Workload) -> bool:
@@ -66,104 +62,82 @@ def accumulates(config: TrainConfig, workload: Workload) -> bool:
     return workload.global_batch_size is not None and workload.global_batch_size > together
 
 
-def fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why FSDP2 can't shard this training."""
+def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     if spread.sharding not in FSDP_KINDS:
-        return None
+        return
     if hardware.is_cpu:
-        return "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
+        yield "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
     if spread.offload == "optimizer":
-        return "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
+        yield "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
     if facts.not_fsdp is not None:
-        return f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
+        yield f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
     if config.quantization is not None:
-        return f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
+        yield f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
     if spread.wrapping == "size":
-        return _units_by_size(config, workload, facts) or _on_shards(config, "FSDP")
-    return _on_shards(config, "FSDP")
+        if config.checkpointing == "full":
+            yield "FSDP checkpoints its units, and those by size lie within each other"
+        if facts.layers and facts.parameters // facts.layers <= UNIT_PARAMETERS:
+            millions = UNIT_PARAMETERS // 10**6
+            yield f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
+    yield from _on_shards(config, "FSDP")
 
 
-def _units_by_size(config: TrainConfig, workload: Workload, facts: ModelFacts) -> str | None:
-    if config.checkpointing == "full":
-        return "FSDP checkpoints its units, and those by size lie within each other"
-    if facts.layers and facts.parameters // facts.layers <= UNIT_PARAMETERS:
-        millions = UNIT_PARAMETERS // 10**6
-        return f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
-    return None
-
-
-def _on_shards(config: TrainConfig, of: str) -> str | None:
-    """Return why the optimizer can't update DTensor shards."""
+def _on_shards(config: TrainConfig, of: str) -> Iterator[str]:
     row = OPTIMIZERS[config.optim]
     if config.optim in _ELEMENTWISE:
-        return None
+        return
     if row.package == "bitsandbytes":
-        return f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
+        yield f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
     if row.targets or config.optim == "adafactor":
-        return f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
-    return f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
+        yield f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
+    yield f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
 
 
-def zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why DeepSpeed can't shard this training."""
+def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     stage = ZERO_STAGES.get(spread.sharding)
     if stage is None:
-        return None
+        return
     if "deepspeed" not in hardware.versions:
-        return f"{spread.sharding} needs the package deepspeed"
+        yield f"{spread.sharding} needs the package deepspeed"
     if hardware.is_cpu and hardware.cxx is None:
-        return f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
+        yield f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
     if config.precision is Precision.PURE_BF16:
-        return "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
+        yield "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
     if spread.tensor_parallel > 1:
-        return "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
+        yield "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
     if config.quantization is not None and stage == 3:
-        return (
-            f"zero_3 splits every weight, which packed ones ({config.quantization}) can't be; zero_2 leaves them whole"
-        )
+        packed = f"packed ones ({config.quantization})"
+        yield f"zero_3 splits every weight, which {packed} can't be; zero_2 leaves them whole"
     if config.torch_compile_backend is not None:
-        return "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
-    return _zero_offload(config, stage) or _zero_optimizer(config)
-
-
-def _zero_offload(config: TrainConfig, stage: int) -> str | None:
-    spread = config.parallelism
-    if spread.offload == "none":
-        return None
+        yield "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
     if spread.offload == "parameters" and stage < 3:
-        return f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
-    if config.optim not in _OFFLOADED:
-        return f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
-    return None
+        yield f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
+    if spread.offload != "none" and config.optim not in _OFFLOADED:
+        yield f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
+    if config.optim not in _ELEMENTWISE and OPTIMIZERS[config.optim].package != "bitsandbytes":
+        if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
+            yield f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
+        yield f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
 
 
-def _zero_optimizer(config: TrainConfig) -> str | None:
-    if config.optim in _ELEMENTWISE or OPTIMIZERS[config.optim].package == "bitsandbytes":
-        return None
-    if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
-        return f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
-    return f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
-
-
-def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why tensor parallelism can't run this training."""
+def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread, degree = config.parallelism, config.parallelism.tensor_parallel
     if degree == 1:
-        return None
+        return
     if transformers_version(hardware) < TENSOR_PARALLEL_SINCE:
-        return "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
+        yield "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
     if hardware.is_cpu:
-        return "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
+        yield "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
     if facts.tensor_parallel_heads is None:
-        return f"transformers has no tensor-parallel plan for {workload.model.model_type}"
-    if facts.tensor_parallel_heads % degree:
-        return f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
+        yield f"transformers has no tensor-parallel plan for {workload.model.model_type}"
+    elif facts.tensor_parallel_heads % degree:
+        yield f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
     if spread.data_parallel > 1 and spread.sharding != "fsdp_full":
-        return f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
+        yield f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
     if spread.wrapping != "layers":
-        return "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
+        yield "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
     for asked, what in (
         (config.adapter is not None, "an adapter"),
         (config.quantization is not None, "packed weights"),
@@ -171,52 +145,45 @@ def tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware:
         (config.torch_compile_backend is not None, "torch.compile"),
     ):
         if asked:
-            return f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
-    return _on_shards(config, "tensor parallel")
+            yield f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
+    yield from _on_shards(config, "tensor parallel")
 
 
-def sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
-    """Return why the tokens of a sample can't be shared by several devices."""
+def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread, degree, heads = config.parallelism, config.parallelism.sequence_parallel, facts.tensor_parallel_heads
     if degree == 1:
-        return None
+        return
     asked = f"sequence parallel {degree}"
     if workload.task is not Task.CAUSAL_LM:
-        return f"{asked} shares the tokens of causal models; the task is {workload.task}"
+        yield f"{asked} shares the tokens of causal models; the task is {workload.task}"
     if spread.sharding not in ZERO_STAGES:
-        return (
-            f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); accelerate's cp_size beside FSDP has no "
-            "kernel on a CPU and gathers all keys and values on a GPU"
-        )
+        other = "accelerate's cp_size beside FSDP has no kernel on a CPU and gathers all keys and values on a GPU"
+        yield f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
     if spread.tensor_parallel > 1:
-        return f"{asked}: DeepSpeed has its groups beside data parallelism alone"
+        yield f"{asked}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
-        return f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+        yield f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
     if heads is None or heads % degree:
-        return f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
+        yield f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:
-        return f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
-    reason = _sequence_in_trials(config, workload, hardware)
-    return None if reason is None else TRIALS_ALONE + reason
+        yield f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
+    yield from (TRIALS_ALONE + reason for reason in _sequence_in_trials(config, workload, hardware))
 
 
-def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardware) -> str | None:
-    """Return why ranks that share tokens would train otherwise than one process, or haven't been seen to train."""
+def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardware) -> Iterator[str]:
     spread, model = config.parallelism, workload.model.config
     if spread.sharding != "zero_3":
-        return (
-            f"beside {spread.sharding} DeepSpeed makes gradients {spread.sequence_parallel} times as large; beside "
-            "zero_3 they are right"
-        )
+        times = f"{spread.sequence_parallel} times as large"
+        yield f"beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
     if hardware.is_cpu and spread.data_parallel > 1:
-        return "over gloo torch can't gather the losses of ranks of which rank 0 is none (a CPU; all ranks may share)"
+        yield "over gloo torch can't gather the losses of ranks of which rank 0 is none (a CPU; all ranks may share)"
     if workload.dataset is not None:
-        return "the Trainer weighs micro-batches alike, however many labels each has: samples must have one length"
+        yield "the Trainer weighs micro-batches alike, however many labels each has: samples must have one length"
     if config.attn_implementation != "sdpa":
-        return f"{config.attn_implementation} has not been run so, sdpa has"
+        yield f"{config.attn_implementation} has not been run so, sdpa has"
     kinds = set(model.get("layer_types") or ()) - {"full_attention"}
     if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
-        return "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
+        yield "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
     for asked, what in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
@@ -225,8 +192,7 @@ def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardw
         (workload.is_users_own, "your own code"),
     ):
         if asked:
-            return f"{what} has not been run so"
-    return None
+            yield f"{what} has not been run so"
 
 
-RULES: tuple[Rule, ...] = (devices, idle_knobs, fsdp, zero, tensor, sequence)
+RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)
