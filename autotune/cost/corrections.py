@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from autotune.cost.gaussian_process import EXPECTED, SIZE, Process
 from autotune.cost.memory import Components
+from autotune.cost.predictions import Vector
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import KNOBS, TrainConfig
@@ -105,64 +104,31 @@ def _time_features(size: int, values: tuple[object, ...]) -> dict[str, float]:
     return features
 
 
-@dataclass
-class Regression:
-    """Bayesian linear regression over named features, each coefficient with a prior of its own (Bishop, PRML, 3.3).
-
-    A feature that was never observed keeps its prior.
+def regression(
+    priors: Mapping[str, tuple[float, float]],
+    rows: Sequence[Mapping[str, float]],
+    values: Sequence[float],
+    noises: Sequence[float],
+) -> tuple[Vector, Vector]:
+    """Return the mean and covariance of coefficients, each with a prior of its own (Bishop, PRML, 3.3).
 
     Args:
-        priors: Mean and standard deviation of each feature's coefficient.
-        noise: Standard deviation of an observation.
+        priors: Mean and standard deviation of each feature's coefficient, which stay as they are where it isn't seen.
+        rows: Features of what was observed.
+        values: What was observed.
+        noises: Standard deviation of each observation.
     """
+    means, deviations = np.array(list(priors.values())).T
+    weights = 1 / np.array(noises, dtype=float)
+    seen = _columns(priors, rows) * weights[:, None]
+    precision = np.diag(deviations**-2.0) + seen.T @ seen
+    covariance: Vector = np.asarray(np.linalg.inv(precision), dtype=float)
+    return covariance @ (means / deviations**2 + seen.T @ (weights * np.array(values, dtype=float))), covariance
 
-    priors: Mapping[str, tuple[float, float]]
-    noise: float
-    _rows: list[NDArray[np.float64]] = field(default_factory=list)
-    _values: list[float] = field(default_factory=list)
-    _mean: NDArray[np.float64] = field(init=False)
-    _covariance: NDArray[np.float64] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._solve()
-
-    def observe(self, features: Mapping[str, float], value: float, *, noise: float | None = None) -> None:
-        """Take in one observation; `noise` is its standard deviation where it isn't the usual one."""
-        weight = 1.0 if noise is None else self.noise / noise
-        self._rows.append(weight * self._row(features))
-        self._values.append(weight * value)
-        self._solve()
-
-    def predict(self, features: Mapping[str, float]) -> tuple[float, float]:
-        """Return the expected value and its standard deviation, noise included."""
-        mean, deviation = self.predict_many([features])
-        return float(mean[0]), float(deviation[0])
-
-    def predict_many(self, features: Sequence[Mapping[str, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return `predict` for each row of features."""
-        rows = np.stack([self._row(f) for f in features])
-        variance = np.einsum("ij,jk,ik->i", rows, self._covariance, rows) + self.noise**2
-        return rows @ self._mean, np.sqrt(variance)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def _row(self, features: Mapping[str, float]) -> NDArray[np.float64]:
-        unknown = features.keys() - self.priors.keys()
-        if unknown:
-            raise KeyError(f"no prior for {sorted(unknown)}")
-        return np.array([features.get(name, 0.0) for name in self.priors])
-
-    def _solve(self) -> None:
-        means, deviations = np.array(list(self.priors.values())).T
-        precision = np.diag(deviations**-2.0)
-        weighted = precision @ means
-        if self._rows:
-            rows, values = np.stack(self._rows), np.array(self._values)
-            precision = precision + rows.T @ rows / self.noise**2
-            weighted = weighted + rows.T @ values / self.noise**2
-        self._covariance = np.linalg.inv(precision)
-        self._mean = self._covariance @ weighted
+def _columns(names: Iterable[str], rows: Sequence[Mapping[str, float]]) -> Vector:
+    listed = list(names)
+    return np.array([[row.get(name, 0.0) for name in listed] for row in rows]).reshape(len(rows), len(listed))
 
 
 class Corrections:
@@ -179,68 +145,50 @@ class Corrections:
         self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_spread: TimeSpread
     ) -> None:
         self.observations = tuple(observations)
-        self._framework = (framework_bytes[0] / _CONSTANT_BYTES, framework_bytes[1] / _CONSTANT_BYTES)
-        self._memory = {
-            name: Regression(priors, _MEMORY_NOISE)
-            for name, priors in (
-                ("allocated", {**_MEMORY_PRIORS, "unused": (0.0, 1e-6), "constant": (0.0, 0.1)}),
-                ("reserved", {**_MEMORY_PRIORS, "constant": (0.0, 0.2)}),
-                ("device", {**_MEMORY_PRIORS, "constant": self._framework}),
-            )
-        }
-        for observation in self.observations:
-            for name, ratio in observation.memory.items():
-                noise = math.hypot(_MEMORY_NOISE, _run_noise(observation.memory_features))
-                self._memory[name].observe(observation.memory_features, ratio, noise=noise)
+        self._framework_bytes = framework_bytes
         self._time_spread = time_spread
-        timed = [o for o in self.observations if o.log_time is not None]
-        self._time = time_process(
-            time_spread, [o.time_features for o in timed], [o.log_time for o in timed if o.log_time is not None]
-        )
+        mean, deviation = framework_bytes
+        self._priors: dict[str, dict[str, tuple[float, float]]] = {
+            "allocated": {**_MEMORY_PRIORS, "unused": (0.0, 1e-6), "constant": (0.0, 0.1)},
+            "reserved": {**_MEMORY_PRIORS, "constant": (0.0, 0.2)},
+            "device": {**_MEMORY_PRIORS, "constant": (mean / _CONSTANT_BYTES, deviation / _CONSTANT_BYTES)},
+        }
+        self._memory: dict[str, tuple[Vector, Vector]] = {}
+        for quantity, priors in self._priors.items():
+            seen = [o for o in self.observations if quantity in o.memory]
+            rows = [o.memory_features for o in seen]
+            noises = [math.hypot(_MEMORY_NOISE, _run_noise(row)) for row in rows]
+            self._memory[quantity] = regression(priors, rows, [o.memory[quantity] for o in seen], noises)
+        times = [(o.time_features, o.log_time) for o in self.observations if o.log_time is not None]
+        self._time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
 
     def with_observations(self, *observations: Observation) -> Corrections:
         """Return corrections that know more observations, each in place of an earlier one of the same kind."""
         latest = {o.key: o for o in observations}
-        others = tuple(o for o in self.observations if o.key not in latest)
-        mean, deviation = self._framework
-        framework = (mean * _CONSTANT_BYTES, deviation * _CONSTANT_BYTES)
-        return Corrections((*others, *latest.values()), framework, self._time_spread)
+        others = [o for o in self.observations if o.key not in latest]
+        return Corrections((*others, *latest.values()), self._framework_bytes, self._time_spread)
 
     def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
-        """Return the factor from predicted to measured memory, and its standard deviation."""
+        """Return the factor from predicted to measured memory, and its standard deviation, noise included."""
         mean, deviation = self.memories(quantity, [features])
         return float(mean[0]), float(deviation[0])
 
-    def memories(
-        self, quantity: str, features: Sequence[Mapping[str, float]]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def memories(self, quantity: str, features: Sequence[Mapping[str, float]]) -> tuple[Vector, Vector]:
         """Return `memory` for many: factors and standard deviations."""
-        if not features:
-            return np.zeros(0), np.zeros(0)
-        mean, deviation = self._memory[quantity].predict_many(features)
-        return mean, np.hypot(deviation, [_run_noise(f) for f in features])
+        mean, covariance = self._memory[quantity]
+        rows = _columns(self._priors[quantity], features)
+        variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + _MEMORY_NOISE**2
+        return rows @ mean, np.hypot(np.sqrt(variance), [_run_noise(f) for f in features])
 
-    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Vector, Vector]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
-        distinct, rows = _distinct(features)
-        mean, deviation = self._time.predict(distinct)
-        each = [self._time_spread.each * f.get("several", 0.0) for f in distinct]
-        return mean[rows], np.hypot(np.hypot(deviation, self._time.noise), each)[rows]
+        mean, deviation = self._time.predict(features)
+        each = [self._time_spread.each * f.get("several", 0.0) for f in features]
+        return mean, np.hypot(np.hypot(deviation, self._time.noise), each)
 
-    def gain_deviations(
-        self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]
-    ) -> NDArray[np.float64]:
+    def gain_deviations(self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]) -> Vector:
         """Return standard deviations of the logarithms of the factors over that of `reference`, without noise."""
-        distinct, rows = _distinct(features)
-        deviations: NDArray[np.float64] = self._time.differences(distinct, reference)[1][rows]
-        return deviations
-
-
-def _distinct(features: Sequence[Mapping[str, float]]) -> tuple[list[Mapping[str, float]], list[int]]:
-    """Return the values that `features` share, each once, and for each feature the position of its value."""
-    positions: dict[tuple[tuple[str, float], ...], int] = {}
-    rows = [positions.setdefault(tuple(f.items()), len(positions)) for f in features]
-    return [dict(items) for items in positions], rows
+        return self._time.predict(features, reference)[1]
 
 
 def _run_noise(memory_features: Mapping[str, float]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,9 +80,7 @@ class Process:
         self._surprising = surprising
         self._rows = list(rows)
         self._values = np.array(values, dtype=float)
-        self._expected = expected
-        self._observed = {s: self._covariance(self._rows, self._rows, s) for s in _SURPRISES}
-        self._weights = self._weigh_scales()
+        self._weights = self._weigh_scales(expected)
 
     @property
     def residual(self) -> float:
@@ -94,97 +92,63 @@ class Process:
         """Standard deviation of the noise, in the same way."""
         return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
 
-    def predict(self, features: Sequence[Features]) -> tuple[Matrix, Matrix]:
-        """Return for each configuration the expected value and its standard deviation, without noise."""
-        return self._mixed(features, None)
+    def predict(self, features: Sequence[Features], reference: Features | None = None) -> tuple[Matrix, Matrix]:
+        """Return for each configuration the expected value and its standard deviation, without noise.
 
-    def differences(self, features: Sequence[Features], reference: Features) -> tuple[Matrix, Matrix]:
-        """Return by how much each value exceeds that of `reference`, and the standard deviation of the difference."""
-        mean, deviation = self._mixed([*features, reference], reference)
-        return mean[:-1], deviation[:-1]
-
-    def _mixed(self, features: Sequence[Features], reference: Features | None) -> tuple[Matrix, Matrix]:
-        """Return means and deviations over all probable scales, of values or of differences to the last of them."""
-        names = list(dict.fromkeys(itertools.chain(*features)))
-        matrix = np.array([[f.get(name, 0.0) for name in names] for f in features]).reshape(len(features), len(names))
-        found = []
-        for surprise in dict.fromkeys(scales.surprise for scales in self._weights):
-            with_observed = self._covariance(self._rows, features, surprise)
-            with_last = None if reference is None else self._covariance(features, [reference], surprise)
-            variances = np.sum((matrix * [self._prior(name, surprise) for name in names]) ** 2, axis=1)
-            for scales, weight in self._weights.items():
-                if scales.surprise == surprise:
-                    found.append((weight, *self._posterior(scales, with_observed, variances, with_last)))
-        weights, means, spreads = (np.array(column) for column in zip(*found, strict=True))
-        mean: Matrix = weights @ means
-        deviation: Matrix = np.sqrt(np.maximum(weights @ (spreads + (means - mean) ** 2), 1e-12))
-        return mean, deviation
-
-    def _posterior(
-        self,
-        scales: Scales,
-        with_observed: tuple[Matrix, Matrix],
-        variances: Matrix,
-        with_last: tuple[Matrix, Matrix] | None,
-    ) -> tuple[Matrix, Matrix]:
-        """Return the means and variances of queried configurations under one choice of scales.
-
-        Args:
-            scales: The choice.
-            with_observed: Cross-covariance of what was observed with what is queried, as `_covariance` returns it.
-            variances: Prior variance that its features give to each query.
-            with_last: Cross-covariance of what is queried with the last query, where the difference to that is wanted.
+        With a `reference`, of the difference to its value.
         """
-        mean, solved = np.zeros(len(variances)), np.zeros((1, len(variances)))
-        if self._rows:
-            linear, correlation = self._observed[scales.surprise]
-            lower = _lower(linear, correlation, scales)
-            weights = np.linalg.solve(lower.T, np.linalg.solve(lower, self._values))
-            cross = with_observed[0] + scales.residual**2 * with_observed[1]
-            mean, solved = np.asarray(cross.T @ weights, dtype=float), np.asarray(np.linalg.solve(lower, cross))
-        variance = variances + scales.residual**2 - np.sum(solved**2, axis=0)
-        if with_last is None:
-            return mean, variance
-        shared = (with_last[0] + scales.residual**2 * with_last[1])[:, 0] - solved.T @ solved[:, -1]
-        return mean - mean[-1], variance + variance[-1] - 2 * shared
+        # Configurations share few objects (`corrections.time_features`), each of which is looked at once.
+        by_id = {id(row): row for row in features}
+        places = {key: place for place, key in enumerate(by_id)}
+        again, distinct = [places[id(row)] for row in features], list(by_id.values())
+        names = _names(itertools.chain(self._rows, distinct, [reference or {}]))
+        known, asked = _matrix(self._rows, names), _matrix(distinct, names)
+        beside = None if reference is None else _matrix([reference], names)
+        lengths = np.ones(len(asked))  # of the residual's variance
+        alike, seen = _correlation(known, asked), _correlation(known, known)
+        if beside is not None:
+            lengths = 2 - 2 * _correlation(asked, beside)[:, 0]
+            alike = alike - _correlation(known, beside)
+            asked = asked - beside
+        means, variances = [], []
+        for scales in self._weights:
+            priors = self._deviations(names, scales.surprise)
+            mean, variance = np.zeros(len(asked)), np.sum((asked * priors) ** 2, axis=1)
+            variance += scales.residual**2 * lengths
+            if self._rows:
+                lower = _lower(known * priors, seen, scales)
+                cross = (known * priors**2) @ asked.T + scales.residual**2 * alike
+                solved = np.linalg.solve(lower, np.column_stack((cross, self._values)))
+                mean = solved[:, :-1].T @ solved[:, -1]
+                variance -= np.sum(solved[:, :-1] ** 2, axis=0)
+            means.append(mean)
+            variances.append(variance)
+        weights, all_means = np.array(list(self._weights.values())), np.array(means)
+        mixed: Matrix = weights @ all_means
+        deviation: Matrix = np.sqrt(np.maximum(weights @ (np.array(variances) + (all_means - mixed) ** 2), 1e-12))
+        return mixed[again], deviation[again]
 
-    def _covariance(
-        self, left: Sequence[Features], right: Sequence[Features], surprise: float
-    ) -> tuple[Matrix, Matrix]:
-        """Return the cross-covariance that features give, and the correlation of the residuals: (left, right) each."""
-        names = list(dict.fromkeys(itertools.chain(*left, *right)))
-        a, b = (
-            np.array([[f.get(name, 0.0) for name in names] for f in rows]).reshape(len(rows), len(names))
-            for rows in (left, right)
+    def _deviations(self, names: Sequence[str], surprise: float) -> Matrix:
+        """Return the prior standard deviations of features' weights."""
+        kinds = [name.partition("=")[0] for name in names]
+        return np.array(
+            [self._priors.get(k, self._other) * (surprise if k in self._surprising else 1.0) for k in kinds]
         )
-        deviations = np.array([self._prior(name, surprise) for name in names])
-        knobs = [number for number, name in enumerate(names) if name != SIZE]
-        sizes = [np.array([f.get(SIZE, 0.0) for f in rows]) for rows in (left, right)]
-        known, other = a[:, knobs], b[:, knobs]
-        different = np.maximum(known.sum(axis=1)[:, None], other.sum(axis=1)[None, :]) - known @ other.T
-        doublings = _DOUBLINGS * np.abs(sizes[0][:, None] - sizes[1][None, :])
-        return (a * deviations**2) @ b.T, np.exp(-_PER_KNOB * different - _PER_DOUBLING * doublings)
 
-    def _prior(self, name: str, surprise: float) -> float:
-        """Return the standard deviation of a feature's weight."""
-        kind = name.partition("=")[0]
-        return self._priors.get(kind, self._other) * (surprise if kind in self._surprising else 1.0)
-
-    def _weigh_scales(self) -> dict[Scales, float]:
+    def _weigh_scales(self, expected: Scales) -> dict[Scales, float]:
         """Return how probable each choice of scales is after what was observed, without the improbable ones."""
         if len(self._rows) < 2:
-            return {self._expected: 1.0}
-        values = self._values[-_MOST_JUDGED:]
-
-        def log_likelihood(scales: Scales) -> float:
-            linear, correlation = (part[-_MOST_JUDGED:, -_MOST_JUDGED:] for part in self._observed[scales.surprise])
-            lower = _lower(linear, correlation, scales)
+            return {expected: 1.0}
+        values, rows = self._values[-_MOST_JUDGED:], self._rows[-_MOST_JUDGED:]
+        names = _names(rows)
+        known = _matrix(rows, names)
+        seen = _correlation(known, known)
+        found: dict[Scales, float] = {}
+        for scales in itertools.starmap(Scales, itertools.product(_RESIDUALS, _NOISES, _SURPRISES)):
+            lower = _lower(known * self._deviations(names, scales.surprise), seen, scales)
             white = np.linalg.solve(lower, values)
-            prior = sum((math.log(x / e) / _PRIOR_WIDTH) ** 2 for x, e in zip(scales, self._expected, strict=True))
-            return float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
-
-        choices = itertools.starmap(Scales, itertools.product(_RESIDUALS, _NOISES, _SURPRISES))
-        found = {scales: log_likelihood(scales) for scales in choices}
+            prior = sum((math.log(x / e) / _PRIOR_WIDTH) ** 2 for x, e in zip(scales, expected, strict=True))
+            found[scales] = float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
         if len(self._rows) > _MOST_JUDGED:
             return {max(found, key=found.__getitem__): 1.0}
         highest = max(found.values())
@@ -193,7 +157,24 @@ class Process:
         return {scales: weight / total for scales, weight in weights.items() if weight > _IMPROBABLE}
 
 
-def _lower(linear: Matrix, correlation: Matrix, scales: Scales) -> Matrix:
+def _names(rows: Iterable[Features]) -> list[str]:
+    return list(dict.fromkeys([SIZE, *itertools.chain(*rows)]))
+
+
+def _matrix(rows: Sequence[Features], names: Sequence[str]) -> Matrix:
+    return np.array([[row.get(name, 0.0) for name in names] for row in rows]).reshape(len(rows), len(names))
+
+
+def _correlation(left: Matrix, right: Matrix) -> Matrix:
+    """Return the correlation of residuals, (left, right), by the micro-batch in the first column and other features."""
+    ours, theirs = left[:, 1:], right[:, 1:]
+    different = np.maximum(ours.sum(axis=1)[:, None], theirs.sum(axis=1)) - ours @ theirs.T
+    doublings = _DOUBLINGS * np.abs(left[:, :1] - right[:, 0])
+    correlation: Matrix = np.exp(-_PER_KNOB * different - _PER_DOUBLING * doublings)
+    return correlation
+
+
+def _lower(weighted: Matrix, correlation: Matrix, scales: Scales) -> Matrix:
     """Return the Cholesky factor of the covariance of what was observed, noise included."""
-    noise = scales.noise**2 * np.eye(len(linear))
-    return np.asarray(np.linalg.cholesky(linear + scales.residual**2 * correlation + noise), dtype=float)
+    noise = scales.noise**2 * np.eye(len(weighted))
+    return np.asarray(np.linalg.cholesky(weighted @ weighted.T + scales.residual**2 * correlation + noise), dtype=float)

@@ -12,9 +12,9 @@ from profiles import make_rates
 from autotune.cost.corrections import (
     Corrections,
     Observation,
-    Regression,
     TimeSpread,
     memory_features,
+    regression,
     time_features,
     time_spread,
 )
@@ -54,13 +54,6 @@ def seconds(learned: Corrections, **config) -> float:
 
 
 # Memory
-
-
-def test_features_are_shares_of_the_predicted_memory():
-    features = memory_features(parts(activations=3.0, fixed=6.0, temporaries=0.5), 0.5 * GIB)
-    assert features["fixed"] == pytest.approx(0.6)
-    assert features["activations"] == pytest.approx(0.3)
-    assert features["temporaries"] == features["unused"] == pytest.approx(0.05)
 
 
 def test_before_anything_is_measured_the_device_needs_what_is_counted_and_the_framework():
@@ -168,14 +161,6 @@ def test_a_knob_is_a_feature(config, feature):
     assert feature not in time_features(make_config())
 
 
-def test_nothing_that_was_known_is_changed_by_one_observation_more():
-    first = corrections()
-    second = first.with_observations(observation(ratio=1.3, log_time=1.0))
-    assert first.observations == ()
-    assert len(second.observations) == 1
-    assert seconds(first) == 1.0
-
-
 def test_a_trial_that_is_observed_again_counts_once():
     again = corrections(observation(ratio=1.3)).with_observations(observation(ratio=1.1))
     assert [o.memory["device"] for o in again.observations] == [1.1]
@@ -196,67 +181,26 @@ def test_one_by_one_is_all_at_once():
 PRIORS = {"a": (1.0, 0.5), "b": (2.0, 0.1)}
 
 
-def test_without_data_the_prior_is_kept():
-    mean, deviation = Regression(PRIORS, noise=0.3).predict({"a": 1.0, "b": 2.0})
-    assert mean == pytest.approx(5.0)
-    assert deviation == pytest.approx((0.5**2 + 0.2**2 + 0.3**2) ** 0.5)
-
-
-def test_many_observations_reach_the_truth():
-    regression = Regression(PRIORS, noise=0.1)
+def test_coefficients_go_from_their_priors_to_the_truth():
+    mean, covariance = regression(PRIORS, [], [], [])
+    assert mean == pytest.approx([1.0, 2.0])
+    assert np.diag(covariance) == pytest.approx([0.5**2, 0.1**2])
     random = np.random.default_rng(0)
-    for a, b in random.uniform(0, 1, (200, 2)):
-        regression.observe({"a": a, "b": b}, -3.0 * a + 2.5 * b + random.normal(0, 0.1))
-    mean, deviation = regression.predict({"a": 1.0})
-    assert mean == pytest.approx(-3.0, abs=0.1)
-    assert deviation < 0.12
-
-
-def test_one_exact_observation_is_believed_over_a_vague_prior():
-    regression = Regression({"a": (0.0, 10.0)}, noise=0.01)
-    regression.observe({"a": 2.0}, 6.0)
-    assert regression.predict({"a": 1.0})[0] == pytest.approx(3.0, rel=1e-4)
+    rows = [{"a": a, "b": b} for a, b in random.uniform(0, 1, (200, 2))]
+    values = [-3.0 * row["a"] + 2.5 * row["b"] + random.normal(0, 0.1) for row in rows]
+    mean, covariance = regression(PRIORS, rows, values, [0.1] * 200)
+    assert mean == pytest.approx([-3.0, 2.5], abs=0.1)
+    assert covariance[0, 0] < 0.06**2
 
 
 def test_what_was_never_observed_keeps_its_prior():
-    regression = Regression(PRIORS, noise=0.1)
-    before = regression.predict({"b": 1.0})
-    regression.observe({"a": 1.0}, 9.0)
-    assert regression.predict({"b": 1.0}) == pytest.approx(before)
+    mean, covariance = regression(PRIORS, [{"a": 1.0}], [9.0], [0.1])
+    assert (mean[1], covariance[1, 1]) == pytest.approx((2.0, 0.1**2))
 
 
 def test_the_surer_coefficient_moves_less():
-    regression = Regression(PRIORS, noise=0.01)
-    regression.observe({"a": 1.0, "b": 1.0}, 4.0)
-    assert abs(regression.predict({"a": 1.0})[0] - 1.0) > 10 * abs(regression.predict({"b": 1.0})[0] - 2.0)
-
-
-def test_an_observation_never_makes_a_prediction_less_sure():
-    regression = Regression(PRIORS, noise=0.1)
-    deviations = []
-    for _ in range(5):
-        deviations.append(regression.predict({"a": 1.0, "b": 0.5})[1])
-        regression.observe({"a": 1.0}, 1.0)
-    assert deviations == sorted(deviations, reverse=True)
-
-
-def test_many_rows_are_predicted_like_one():
-    regression = Regression(PRIORS, noise=0.1)
-    regression.observe({"a": 1.0}, 2.0)
-    rows = [{"a": 1.0}, {}, {"b": 3.0, "a": -1.0}]
-    means, deviations = regression.predict_many(rows)
-    assert list(zip(means.tolist(), deviations.tolist(), strict=True)) == [
-        pytest.approx(regression.predict(row)) for row in rows
-    ]
-
-
-def test_an_unknown_feature_is_refused():
-    regression = Regression(PRIORS, noise=0.1)
-    with pytest.raises(KeyError, match="'c'"):
-        regression.predict({"c": 1.0})
-    with pytest.raises(KeyError, match="'c'"):
-        regression.observe({"a": 1.0, "c": 1.0}, 0.0)
-    assert len(regression) == 0
+    mean, _ = regression(PRIORS, [{"a": 1.0, "b": 1.0}], [4.0], [0.01])
+    assert abs(mean[0] - 1.0) > 10 * abs(mean[1] - 2.0)
 
 
 def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():

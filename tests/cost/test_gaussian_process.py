@@ -86,13 +86,13 @@ def test_a_precision_that_is_emulated_is_believed_at_once_and_only_that():
 
 def test_what_is_unsure_of_both_alike_does_not_make_their_difference_unsure():
     known = process()
-    difference, unsure = known.differences([features(8)], features(16))
+    difference, unsure = known.predict([features(8)], features(16))
     assert difference[0] == 0.0
     assert unsure[0] < 0.3 < deviation(known, features(8))
 
 
 def test_a_configuration_does_not_differ_from_itself():
     known = process([(features(8), 0.3), (features(4), 0.2)])
-    difference, unsure = known.differences([features(8)], features(8))
+    difference, unsure = known.predict([features(8)], features(8))
     assert difference[0] == pytest.approx(0.0)
     assert unsure[0] == pytest.approx(0.0, abs=1e-5)
