@@ -178,13 +178,13 @@ class TuningResult(ResultData):
 
     def __str__(self) -> str:
         """Return what the command line shows: the table, the verdict, the notes."""
-        from autotune.output.report_html import text_of
+        from autotune.output.report import text_of
 
         return text_of(self)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: baseline against winner, what changes, charts."""
-        from autotune.output.report_html import html_of
+        from autotune.output.report import html_of
 
         return html_of(self)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune import load
 from autotune.output.gather import gather
-from autotune.output.report_html import html_report
+from autotune.output.report import html_report
 from autotune.output.table import result_table
 from autotune.output.terminal import Console
 

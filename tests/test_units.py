@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.output.progress import Progress
-from autotune.output.report_html import html_of, html_report, report_of, text_of
+from autotune.output.report import html_of, html_report, report_of, text_of
 from autotune.output.terminal import Console, Fitted
 from autotune.units import GIB, parse_count, parse_memory, parse_time_s, show_memory, show_rate, show_time, visible
 from autotune.values.problem import Note

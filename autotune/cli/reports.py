@@ -43,12 +43,12 @@ def report(
     if chosen is Format.JSON:
         content = found.model_dump_json(indent=2) + "\n"
     else:
-        from autotune.output.report_html import html_report
+        from autotune.output.report import html_report
 
         content = html_report(found)
     with writing(f"--out {path}"):
         (write_bytes if out is None else save_bytes)(content.encode(), path)
-    from autotune.output.report_facts import answer
+    from autotune.output.report import answer
 
     if as_json:
         print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
@@ -94,7 +94,7 @@ def explain(
     if as_json:
         print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
         return
-    from autotune.output.explanation import explanation_table
+    from autotune.output.table import explanation_table
 
     stdout().print(explanation_table(found), highlight=False)
     if not quiet:

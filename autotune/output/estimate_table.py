@@ -22,12 +22,12 @@ from autotune.estimates.report import (
     SpreadReport,
     SpreadRow,
 )
-from autotune.output.memory import alive_table, phases_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision, TrainConfig
+from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
@@ -308,3 +308,35 @@ class _Unit(NamedTuple):
     @property
     def digits(self) -> int:
         return 2 if self.name == "GiB" else 1
+
+
+# Rows of the table; JSON has them all.
+MOST_ROWS = 20
+
+
+def phases_line(memory: MemoryBreakdown) -> str:
+    """Return the largest phase of a training, and what is allocated in each.
+
+    Evaluation and saving can take more: they are shown, and count where the user says how they evaluate.
+    """
+    each = ", ".join(f"{phase.name} {show_memory(phase.allocated_bytes)}" for phase in memory.phases)
+    operator = next((phase.operator for phase in memory.phases if phase.name == memory.phase), "")
+    counted = max((phase.allocated_bytes for phase in memory.phases if phase.name == memory.phase), default=0)
+    more = " and ".join(phase.name for phase in memory.phases if phase.allocated_bytes > counted)
+    left_out = f"; {more}, which takes more, counts with --eval-batch" if more else ""
+    return f"the peak is in the phase {memory.phase}, at {operator}; allocated at most: {each}{left_out}"
+
+
+def alive_table(rows: Sequence[Alive]) -> RenderableType:
+    """Return the largest of what is alive at the peak, with the option that would shrink each."""
+    cells = [
+        (f"{row.allocated_bytes / GIB:.2f}", row.kind, _name(row), str(row.tensors or ""), row.knob or "")
+        for row in rows[:MOST_ROWS]
+    ]
+    if rest := rows[MOST_ROWS:]:
+        cells.append((f"{sum(row.allocated_bytes for row in rest) / GIB:.2f}", "", f"{len(rest)} more", "", ""))
+    return table_of(("GiB", "at the peak", "module: operator", "of", "shrunk by"), cells, right=("GiB", "of"))
+
+
+def _name(row: Alive) -> str:
+    return ": ".join(filter(None, (row.module, row.operator)))

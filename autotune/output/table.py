@@ -1,4 +1,4 @@
-"""The result of a search, and its trials, as tables and lines for the terminal."""
+"""The result of a search, its trials and the contributions of the winner's knobs, as tables and lines of text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.text import Text
 from autotune.estimates.ways import shown
 from autotune.exports import launch_files, targets
 from autotune.output.terminal import table_of
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, ResultData, Speedup, shown_rate
+from autotune.values.result import Contender, Contribution, Explanation, ResultData, Speedup, shown_rate
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
@@ -297,3 +297,58 @@ def _notes(result: ResultData) -> list[str]:
     if padding is not None and padding >= _LEAST_PADDING:
         notes.append(f"{padding:.0%} of what the baseline runs is padding")
     return notes
+
+
+_BASIS = {
+    "in turn": "measured in turn with the winner",
+    "once": "told by one trial of the search each",
+    "elsewhere": "told by two other trials of the search that differ in it alone",
+    "fails": "the winner does not run without it",
+    "slow": "without it no trial ends within its time limit",
+    "unknown": "not told by the trials at hand",
+}
+
+
+def explanation_table(found: Explanation) -> RenderableType:
+    """Return the table of contributions, in descending order, and of their interaction."""
+    lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
+    if not found.is_settled:
+        lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
+    rate = found.winner_samples_per_second
+    title = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
+    if found.total is not None:
+        title += f"; x baseline: {show_ratio(found.total, found.total_interval)}"
+    headings = ("knob of the winner", "factor", "how it is known")
+    table = table_of(headings, contribution_rows(found), title=title, title_style="bold")
+    return Group(table, *map(Text, lines))
+
+
+def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
+    """Return change, factor and evidence of each knob, and in the last row the interaction."""
+    rows = [(change_words(part.changes), ratio_words(part), how_known(part)) for part in found.contributions]
+    if found.together is not None:
+        together = show_ratio(found.together, found.together_interval)
+        rows.append(("together", together, "the total beyond the product of the parts"))
+    return rows
+
+
+def change_words(changed: Sequence[Change]) -> str:
+    """Return changes in words: 'precision fp32 → bf16'."""
+    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
+
+
+def ratio_words(contribution: Contribution) -> str:
+    """Return the factor of a knob in words: '1.43 (1.40 to 1.46)'."""
+    if contribution.ratio is None:
+        return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
+    return show_ratio(contribution.ratio, contribution.interval)
+
+
+def how_known(contribution: Contribution) -> str:
+    """Return how a knob's factor is known, or why it isn't."""
+    if contribution.cause is not None:
+        return contribution.cause
+    numbers = [label.removeprefix("explain ") for label in contribution.trials]
+    of_explain = any(label.startswith("explain ") for label in contribution.trials)
+    trials = f" ({'explain ' if of_explain else ''}trials {', '.join(sorted(numbers, key=int))})" if numbers else ""
+    return f"{_BASIS[contribution.basis]}{trials}"

@@ -28,7 +28,7 @@ def test_a_result_is_shown_as_a_table_and_charts(tmp_path, monkeypatch):
     (shown,) = executed("import autotune", "autotune.load('run/best-config.json')", folder=tmp_path)
     page = shown["data"]["text/html"]
     assert page.startswith('<div class="autotune-result">')
-    assert page.count("<figure>") == 2
+    assert page.count("<figure>") == 1
     assert "x as fast as your baseline" in page
 
 

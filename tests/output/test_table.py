@@ -1,15 +1,16 @@
 """The answer as a table and lines."""
 
+import math
 import re
 from io import StringIO
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy
-from factories import make_config, make_failure, make_measurement, make_workload
+from factories import make_config, make_contribution, make_failure, make_measurement, make_workload
 from rich.console import Console
 
-from autotune.output.report_html import html_of, html_report, report_of
-from autotune.output.table import measurement_detail, remark_lines, result_table, verdict_line
+from autotune.output.report import html_of, html_report, report_of
+from autotune.output.table import how_known, measurement_detail, ratio_words, remark_lines, result_table, verdict_line
 from autotune.values.budget import Soaked
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, TrialStatus
@@ -205,3 +206,27 @@ def test_an_answer_of_an_older_version_has_no_bound():
     old = ResultData.model_validate(document)
     assert verdict_line(old) == "nothing tried is clearly faster than your baseline; the baseline is kept"
     assert "runner-up" in "".join(shown(old))
+
+
+def test_a_knob_without_a_factor_says_why():
+    assert ratio_words(make_contribution("precision", None, "fails")) == "needed"
+    assert ratio_words(make_contribution("precision", None, "slow")) == "too slow"
+    assert ratio_words(make_contribution("precision", None, "unknown")) == "not told"
+
+
+def test_how_a_factor_is_known_names_the_trials():
+    said = "measured in turn with the winner (explain trials 0, 1, 10)"
+    assert how_known(make_contribution("precision", 1.5, trials=("explain 10", "explain 0", "explain 1"))) == said
+    once = how_known(make_contribution("precision", 1.5, "once", trials=("4", "3")))
+    assert once == "told by one trial of the search each (trials 3, 4)"
+    assert how_known(make_contribution("precision", None, "fails", cause="no memory", trials=("3",))) == "no memory"
+
+
+def test_a_factor_has_its_interval_and_is_not_shown_where_that_is_wider_than_a_factor_of_two():
+    assert ratio_words(make_contribution("precision", 1.5)) == "1.50 (1.35 to 1.65)"
+    for low, high in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
+        wide = make_contribution("precision", 1.5).model_copy(update={"interval": Interval(low=low, high=high)})
+        assert ratio_words(wide) == "couldn't tell"
+    faster = make_contribution("precision", 1.5).model_copy(update={"interval": Interval(low=1.2, high=3.0)})
+    slower = make_contribution("precision", 0.3).model_copy(update={"interval": Interval(low=0.1, high=0.9)})
+    assert (ratio_words(faster), ratio_words(slower)) == ("at least 1.20", "at most 0.90")

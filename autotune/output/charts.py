@@ -1,6 +1,6 @@
-"""Charts of trials: throughput against memory, and best over time.
+"""Charts of a report: throughput against memory, best over time, and the contributions of a winner's knobs.
 
-Each is drawn within `drawing.styled` for a given width in pixels, since texts keep their size on narrow screens.
+Each is drawn within `chart_style.styled` for a given width in pixels, since texts keep their size on narrow screens.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune.output.drawing import COLOURS, limited, mark, padded, trial_axes, with_legend
+from autotune.output.chart_style import (
+    COLOURS,
+    ROW,
+    bar,
+    blank,
+    cut,
+    limited,
+    mark,
+    padded,
+    row_axes,
+    row_text,
+    trial_axes,
+    with_legend,
+)
+from autotune.output.table import change_words, how_known, ratio_words, show_ratio
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
-from autotune.values.result import RunReport, TrialRow
+from autotune.values.result import Explanation, RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
@@ -174,3 +189,88 @@ def _kind(report: RunReport, config: TrainConfig) -> str:
 def _tip(trial: TrialRow) -> str:
     rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
     return f"trial {trial.label}: {shown_changes(trial.changes or ())}\n{trial.status}{rate}"
+
+
+class Step(NamedTuple):
+    """A row of the waterfall: throughput in samples/s without and with a knob, and the interval of the latter."""
+
+    words: str
+    value: str
+    tip: str
+    kind: str = ""
+    start: float | None = None
+    end: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def waterfall_steps(explanation: Explanation) -> list[Step]:
+    """Return the rows from baseline to winner; without a baseline, each row ends at the winner."""
+    found = []
+    at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
+    for part in explanation.contributions:
+        words, value, ratio, interval = change_words(part.changes), ratio_words(part), part.ratio, part.interval
+        if ratio is None or winner is None:
+            found.append(Step(words, value, part.cause or ""))
+            continue
+        start = at if at is not None else winner / ratio
+        ends: tuple[float | None, float | None] = (None, None)
+        is_told = interval is not None and interval.is_narrow
+        if interval is not None and is_told:
+            ends = start * interval.low, start * interval.high
+        kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" and is_told else " weak")
+        found.append(Step(words, value, f"{words}: {value}\n{how_known(part)}", kind, start, start * ratio, *ends))
+        at = start * ratio if at is not None else None
+    together = explanation.together
+    if together is not None and at is not None:
+        tip = "the total beyond the product of the knobs' factors"
+        kind = f"rest {'gain' if together >= 1 else 'loss'}"
+        value = show_ratio(together, explanation.together_interval)
+        found.append(Step("together", value, tip, kind, at, at * together))
+    return found
+
+
+def waterfall(found: Explanation | None, width: float) -> Figure | None:
+    """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
+    steps = waterfall_steps(found) if found is not None else []
+    told = [v for s in steps for v in (s.start, s.end, s.low, s.high) if v]
+    if found is None or found.winner_samples_per_second is None or not told:
+        return None
+    base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
+    ends = ([("baseline", base, 0)] if base else []) + [("winner", winner, len(steps) + bool(base))]
+    label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
+    rows = len(steps) + len(ends)
+    figure = blank(width, rows * ROW + 44, label)
+    axes = row_axes(figure, rows)
+    told += [rate for _, rate, _ in ends]
+    axes.set(xscale="log", xlabel="samples/s")
+    axes.grid(visible=True, axis="x")
+    limited(axes, "x", min(told) / 1.04, max(told) * 1.04, width, logs=True)
+    for words, rate, row in ends:
+        row_text(axes, row, words, f"{show_rate(rate)} samples/s", width, weight="bold")
+        mark(axes, words, rate, row + 0.7, f"{words}: {show_rate(rate)} samples/s", "_")
+    for row, step in enumerate(steps, int(bool(base))):
+        _waterfall_row(axes, row, step, width)
+    return with_legend(figure, width, left=4, right=4, top=0)
+
+
+# Kinds of bars in the waterfall: words of the legend, opacity, line around it.
+_BARS = {
+    "weak": ("told by trials of the search, or not surely", 0.35, "--"),
+    "rest": ("together", 0.15, "-"),
+    "": ("measured in turn, with its 95 % interval", 1.0, "none"),
+}
+
+
+def _waterfall_row(axes: Axes, row: int, step: Step, width: float) -> None:
+    row_text(axes, row, step.words, step.value, width)
+    if step.start is None or step.end is None:
+        place = axes.get_yaxis_transform()
+        axes.text(0, row + 0.7, cut(step.tip, width), transform=place, va="center", color=COLOURS["muted"])
+        return
+    words, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
+    axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
+    colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
+    bar(axes, row, step.start, step.end - step.start, colour, step.tip, label=words, edgecolor=COLOURS["ink"], ls=style)
+    if step.low is not None and step.high is not None:
+        axes.plot([step.low, step.high], [row + 0.7] * 2, color=COLOURS["ink"], marker="|", gid="tip:95 % interval")

@@ -1,12 +1,11 @@
-"""Predicted memory in words: components that add up; no row of the table of what is alive is lost."""
+"""Predicted memory in words; no row of the table of tensors at the peak is lost."""
 
 from io import StringIO
 
 from finished_searches import make_alive, make_breakdown
 from rich.console import Console
 
-from autotune.output.memory import MOST_ROWS, alive_table, memory_parts, phases_line
-from autotune.units import GIB
+from autotune.output.estimate_table import MOST_ROWS, alive_table, phases_line
 from autotune.values.estimate import Phase
 
 
@@ -34,18 +33,3 @@ def test_an_evaluation_that_takes_more_is_said_to_be_left_out():
     assert "evaluation" not in phases_line(memory)
     said = phases_line(memory.model_copy(update={"phases": (*memory.phases, more)}))
     assert said.endswith("evaluation 2.00 GiB; evaluation, which takes more, counts with --eval-batch")
-
-
-def test_components_come_to_the_peak():
-    memory = make_breakdown()
-    parts = memory_parts(memory, on_cpu=True)
-    assert sum(parts.values()) == memory.device_peak_bytes
-    assert list(parts)[-1] == "beyond the tensors"
-    assert parts["communication"] == 0
-    assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
-
-
-def test_a_correction_below_the_sum_leaves_nothing_beyond():
-    parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
-    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
-    assert [name for name, size in parts.items() if size] == there

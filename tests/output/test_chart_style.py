@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import matplotlib as mpl
 import pytest
 
-from autotune.output.drawing import (
+from autotune.output.chart_style import (
     COLOURS,
     PAPER,
     SERIES,

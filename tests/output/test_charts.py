@@ -1,22 +1,28 @@
-"""Charts of marks: who is on the front, where the budget is, what is so far the best."""
+"""Charts: who is on the front, where the budget is, the best so far, and a waterfall from baseline to winner."""
+
+import itertools
 
 import pytest
 from answers import BF16, BIG, answer
 from factories import make_budget, make_config
+from factories import make_contribution as part
 from finished_searches import BASE, BEST, make_report, outcome
 
-from autotune.output.drawing import styled
-from autotune.output.report_html import report_of
-from autotune.output.scatter import (
+from autotune.output.chart_style import styled
+from autotune.output.charts import (
     Spot,
     best_over_time,
     best_so_far,
     pareto,
     spots,
     throughput_against_memory,
+    waterfall,
+    waterfall_steps,
 )
+from autotune.output.report import report_of
 from autotune.units import GIB
-from autotune.values.trial import Purpose
+from autotune.values.result import Contribution, Explanation
+from autotune.values.trial import Interval, Purpose
 
 WIDTHS = (346.0, 620.0)
 
@@ -166,3 +172,62 @@ def test_everything_is_drawn_inside(report, width):
 
 def test_the_baseline_is_the_plans(report):
     assert report.baseline == BASE
+
+
+def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
+    return Explanation(
+        winner=make_config(),
+        winner_samples_per_second=30.0,
+        baseline_samples_per_second=baseline,
+        total=total,
+        contributions=parts,
+    )
+
+
+def test_a_waterfall_leads_from_baseline_to_winner():
+    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.2)))
+    assert [(round(s.start, 6), round(s.end, 6)) for s in steps] == [(10.0, 20.0), (20.0, 24.0), (24.0, 30.0)]
+    assert [s.words for s in steps] == ["precision a → b", "optim a → b", "together"]
+
+
+def test_a_loss_leads_back():
+    steps = waterfall_steps(explained(part("precision", 4.0), part("optim", 1.5)))
+    assert [s.kind for s in steps] == ["gain", "gain", "rest loss"]
+    assert steps[-1].end == pytest.approx(30.0)
+
+
+def test_what_was_not_measured_in_turn_looks_otherwise():
+    steps = waterfall_steps(explained(part("precision", 3.0, "once")))
+    assert steps[0].kind == "gain weak"
+
+
+def test_what_could_not_be_told_looks_so_too_and_has_no_whisker():
+    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
+    assert (step.kind, step.value, step.low, step.high) == ("gain weak", "couldn't tell", None, None)
+    told, *_ = waterfall_steps(explained(part("precision", 3.0)))
+    assert (told.kind, told.low, told.high) == ("gain", pytest.approx(27.0), pytest.approx(33.0))
+
+
+def test_a_knob_without_which_nothing_runs_has_words_for_a_bar():
+    needed = waterfall_steps(explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory")))
+    assert (needed[1].value, needed[1].start, needed[1].tip) == ("needed", None, "no memory")
+
+
+def test_without_a_baseline_each_bar_ends_at_the_winner():
+    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.5), baseline=None, total=None))
+    assert [(s.start, s.end) for s in steps] == [(15.0, 30.0), (20.0, 30.0)]
+
+
+@pytest.mark.parametrize("width", [346.0, 620.0])
+def test_bars_join_where_the_last_one_ended(width):
+    axes = waterfall(explained(part("precision", 2.0), part("optim", 1.2)), width).axes[0]
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert len(ends) == 3
+    for (_, end), (start, _) in itertools.pairwise(ends):
+        assert start == pytest.approx(end)
+    assert axes.get_xscale() == "log"
+    assert len([line for line in axes.lines if "interval" in (line.get_gid() or "")]) == 2
+
+
+def test_nothing_is_drawn_where_nothing_is_told():
+    assert waterfall(explained(part("precision", None, "unknown"), total=None), 620.0) is None

@@ -1,0 +1,256 @@
+"""The page and what a notebook shows: complete, of one piece, and whatever a text holds, it stays a text."""
+
+import html
+import html.parser
+import re
+
+import pytest
+from factories import make_spec, make_workload
+from finished_searches import BEST, make_breakdown, make_report, make_search, nothing_helps, without_memory
+
+from autotune.output.report import (
+    SCOPE,
+    accuracy,
+    answer,
+    breakable,
+    explained,
+    html_of,
+    html_report,
+    memory_parts,
+    report_of,
+    state,
+    time_rows,
+    with_code,
+)
+from autotune.units import GIB
+from autotune.values.time_spent import Spent
+from autotune.values.trial import TrialStatus
+
+EVIL = '<script>alert("x")</script>&{{ 7 * 7 }}'
+
+
+class Page(html.parser.HTMLParser):
+    """A page as a browser takes it: ids, texts by element, what it would load."""
+
+    VOID = frozenset({"meta", "link", "input", "wbr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.rows = 0
+        self.feed(text)
+        self.close()
+        assert not self.open, f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        self.loaded += [found[name] for name in ("src", "href") if name in found]
+        self.rows += "data-kind" in found
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return make_report(tmp_path_factory.mktemp("search") / "run")
+
+
+@pytest.fixture(scope="module")
+def text(report):
+    return html_report(report)
+
+
+def test_the_page_is_complete_of_one_piece_and_small(report, text):
+    page = Page(text)
+    parts = {"against", "waterfall", "pareto", "progress", "predicted", "memory", "time"}
+    assert {*parts, "trials", "machine", "again"} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "allocated, optimizer step" in text
+    assert text.count('class="wide"') == text.count('class="narrow"') == 3
+    assert len(text) < 200_000
+    assert page.loaded == ["data:,"]
+    assert not re.search(r"https?:|url\((?!#)|@import|fetch\(|XMLHttpRequest", text)
+
+
+def test_every_trial_and_every_refusal_is_a_row(report, text):
+    assert Page(text).rows == len(report.trials)
+    for trial in report.trials:
+        if trial.status is TrialStatus.REJECTED:
+            assert html.escape(trial.cause) in text
+
+
+def test_texts_stay_texts(report):
+    workload = make_workload(model=make_spec(name=EVIL, reference=EVIL))
+    trials = tuple(t.model_copy(update={"cause": EVIL}) for t in report.trials)
+    hardware = report.hardware.model_copy(update={"name": EVIL})
+    changed = report.model_copy(
+        update={"workload": workload, "trials": trials, "hardware": hardware, "run_directory": EVIL, "command": EVIL}
+    )
+    text = html_report(changed)
+    assert Page(text).tags.count("script") == 1
+    assert "alert(" in text
+    assert "<script>alert" not in text
+    assert "&{49}" not in text.replace("&amp;", "&")
+
+
+def test_a_search_without_an_answer_has_a_page(report):
+    failed = tuple(t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY)
+    nothing = report.model_copy(
+        update={"result": None, "explanation": None, "nothing": "nothing fits 8 GiB", "trials": failed}
+    )
+    text = html_report(nothing)
+    page = Page(text)
+    assert "No answer: nothing fits 8 GiB." in text
+    assert "against" not in page.ids
+    assert page.rows == len(failed) > 0
+    assert Page(html_report(nothing.model_copy(update={"trials": (), "breakdowns": ()}))).rows == 0
+
+
+def test_a_baseline_that_won_says_there_is_nothing_to_explain(tmp_path):
+    report = make_report(tmp_path / "run", nothing_helps)
+    text = html_report(report)
+    assert "faster than your baseline by more than" in text
+    assert "there is no knob to explain" in text
+    assert '<th scope="col">baseline = winner</th></tr>' in text
+    Page(text)
+
+
+def test_commands_are_code_and_stay_texts():
+    assert with_code("a `b <c>` <d>") == "a <code>b &lt;c&gt;</code> &lt;d&gt;"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("a few short words", "a few short words"),
+        ("adamw_torch_fused, sdpa", "adamw_<wbr>torch_<wbr>fused, sdpa"),
+        ("x" * 30, "xxxxxxxxxxxxxx<wbr>xxxxxxxxxxxxxx<wbr>xx"),
+        ("a<b>=</b>&amp;<i>c</i>", "a&lt;b&gt;=<wbr>&lt;/<wbr>b&gt;&amp;amp;&lt;i&gt;c&lt;/<wbr>i&gt;"),
+    ],
+)
+def test_long_words_may_be_broken_and_stay_texts(words, found):
+    assert breakable(words) == found
+
+
+def test_the_answer_is_a_sentence(report):
+    assert answer(report).startswith("1.98 x as fast as your baseline (1.9")
+    assert answer(report).endswith(" x): micro-batch 16, precision bf16, optim adamw_torch.")
+
+
+def test_what_was_not_run_in_turn_says_how_to_get_it(report):
+    assert f"`autotune explain {report.run_directory}` measures it" in explained(report)
+
+
+def test_the_state_says_what_ran(report):
+    ran = sum(t.purpose is not None for t in report.trials)
+    refused = len(report.trials) - ran
+    assert state(report).startswith(f"{ran} trials in ")
+    assert f"{refused} configurations refused without one" in state(report)
+    assert "2 running" in state(report.model_copy(update={"is_running": True, "unfinished": 2}))
+    assert "2 begun and not finished" in state(report.model_copy(update={"unfinished": 2}))
+
+
+def test_errors_of_predictions_are_shares_of_the_measured(report):
+    compared = sum(t.is_compared for t in report.trials)
+    throughput, memory = accuracy(report)
+    assert throughput.startswith("throughput: median error 10%, largest +10% (trial ")
+    assert f"of {compared} predictions" in throughput
+    assert memory.startswith("peak memory: median error ")
+    assert accuracy(report.model_copy(update={"trials": ()})) == []
+
+
+def test_the_longest_kind_of_work_comes_first(report):
+    parts = ("first_steps_s", "warm_up_s", "measured_s", "checks_s", "trials_overhead_s", "lost_s", "own_s")
+    nothing = Spent(**dict.fromkeys(parts, 0.0), overhead_per_trial_s=None)
+    spent = nothing.model_copy(update={"first_steps_s": 10.0, "measured_s": 30.0, "trials_overhead_s": 5.0})
+    rows = time_rows(report.model_copy(update={"spent": spent}))
+    assert [share for _, _, share in rows] == ["67%", "22%", "11%"]
+    assert time_rows(report.model_copy(update={"spent": nothing})) == []
+
+
+def test_components_come_to_the_peak():
+    memory = make_breakdown()
+    parts = memory_parts(memory, on_cpu=True)
+    assert sum(parts.values()) == memory.device_peak_bytes
+    assert list(parts)[-1] == "beyond the tensors"
+    assert parts["communication"] == 0
+    assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
+
+
+def test_a_correction_below_the_sum_leaves_nothing_beyond():
+    parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
+    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
+    assert [name for name, size in parts.items() if size] == there
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return make_search(tmp_path_factory.mktemp("search") / "run", without_memory)[1]
+
+
+def test_a_notebook_shows_the_answer_the_sides_and_a_chart_without_scripts_or_files(result):
+    shown = Page(result._repr_html_())
+    assert answer(report_of(result)) in shown.text
+    for words in ("baseline", "winner", "throughput, samples/s", "peak memory", "precision", "bf16", "micro-batch"):
+        assert words in shown.text
+    assert (shown.tags[0], shown.tags.count("table"), shown.tags.count("figure")) == ("div", 2, 1)
+    assert "Throughput against memory" in shown.text
+    assert "ran out of memory" in shown.text
+    assert "script" not in shown.tags
+    assert shown.loaded == []
+    assert "@import" not in html_of(result)
+
+
+def test_no_style_reaches_beyond_it(result):
+    sheet = re.search(r"<style>(.*?)</style>", html_of(result), re.DOTALL)[1]
+    rules = re.sub(r"@media[^{]*{(.*)}\s*$", r"\1", sheet, flags=re.MULTILINE)
+    selectors = [part for rule in re.findall(r"([^{}]+){[^{}]*}", rules) for part in rule.split(",")]
+    assert len(selectors) > 20
+    assert [s.strip() for s in selectors if SCOPE not in s] == []
+
+
+def test_it_follows_the_theme_of_the_notebook_before_the_systems(result):
+    sheet = html_of(result)
+    system, light, dark = (
+        sheet.index(words) for words in ("@media (prefers-color-scheme: dark)", "jp-theme-light=", "vscode-dark")
+    )
+    assert system < light < dark
+    assert '[data-jp-theme-light="false"]' in sheet
+
+
+def test_texts_are_escaped(result):
+    spec = make_spec(name=EVIL, reference=EVIL)
+    evil = result.model_copy(update={"workload": make_workload(model=spec), "notes": (EVIL,)})
+    shown = Page(html_of(evil))
+    assert "script" not in shown.tags
+    assert shown.text.count("alert") >= 2
+    assert "{{ 7 * 7 }}" in shown.text
+
+
+def test_a_search_that_found_nothing_better(tmp_path):
+    _, result = make_search(tmp_path / "run", nothing_helps)
+    shown = Page(html_of(result))
+    assert "baseline = winner" in shown.text
+    assert "isn't faster than your baseline by more than" in shown.text
+    assert "knob" not in shown.text
+    assert result.best.config != BEST
