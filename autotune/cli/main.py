@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli import history, listings, options, reports, search
+from autotune.cli import listings, options, reports, search
 from autotune.cli.console import told_errors
 from autotune.units import visible
 
@@ -40,6 +40,8 @@ class _Commands(TyperGroup):
         help_of = "autotune" if error.ctx is None else error.ctx.command_path
         print(visible(f"autotune: {words} (`{help_of} --help` lists what there is)"), file=sys.stderr)
 
+
+_FIELDS = "autotune.planning.options"
 
 app = typer.Typer(
     name="autotune",
@@ -70,15 +72,18 @@ def root(
         context.fail("Missing command.")
 
 
-app.command(cls=options.taking(options.of_search, of_project=True))(search.find)
+app.command(cls=options.taking(_FIELDS, "SearchOptions", of_project=True))(search.find)
 app.command()(search.resume)
-app.command(cls=options.taking(options.of_estimate))(search.estimate)
+app.command(cls=options.taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
 for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
     app.command()(_command)
-app.command(cls=options.taking(options.of_script, of_project=True), context_settings=search.SETTINGS)(search.script)
+app.command(
+    cls=options.taking(_FIELDS, "SearchOptions", of_project=True, of_script=True),
+    context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
+)(search.script)
 for _command in (reports.report, reports.explain, reports.export, reports.dashboard, options.completion):
     app.command()(_command)
-app.add_typer(history.history, name="history")
+app.add_typer(listings.history, name="history")
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ not need them. Values are passed on as text, which the fields parse and check.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -21,7 +22,6 @@ from autotune.cli.console import told_errors
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from autotune.planning.options import WorkloadOptions
     from autotune.values.problem import Observer
 
 PROGRAM = "autotune"
@@ -29,7 +29,6 @@ _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks f
 
 # Keys in `typer.Context.meta`: values of options, and a project's file with its defaults.
 _GIVEN, _PROJECT = "autotune.options", "autotune.project"
-Made = tuple[Any, ...]  # typer's options
 
 
 class Shell(StrEnum):
@@ -71,45 +70,48 @@ def note_project(context: typer.Context, observer: Observer) -> None:
 
 
 @functools.cache
-def of_search() -> Made:
-    """Return the options of `autotune find`."""
-    from autotune.planning.options import SearchOptions
+def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
+    """Return typer's options for the fields of a class, of which a script decides some, made from a signature."""
+    from autotune.planning.options import fields_by_name
 
-    return _made(SearchOptions)
+    decided: Collection[str] = ()
+    if of_script:
+        from autotune.planning.user_trainer import DECIDED_BY_CODE as decided
 
+    def carrier(**values: Any) -> None:
+        """Carry the options to typer; never called."""
 
-@functools.cache
-def of_script() -> Made:
-    """Return the options of `autotune script`: those of a search, without the ones that the script decides."""
-    from autotune.planning.options import SearchOptions
-    from autotune.planning.user_trainer import DECIDED_BY_CODE
-
-    return _made(SearchOptions, without=DECIDED_BY_CODE)
-
-
-@functools.cache
-def of_estimate() -> Made:
-    """Return the options of `autotune estimate`."""
-    from autotune.estimates.request import EstimateOptions
-
-    return _made(EstimateOptions)
+    fields = fields_by_name(getattr(importlib.import_module(module), name)).items()
+    listed = [_option(name, field) for name, field in fields if name not in decided]
+    carrier.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+    carrier.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(carrier)
+    return tuple(typer.main.get_command(app).params)
 
 
-def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.core.TyperCommand]:
-    """Return a class of commands with the options that `made` returns, followed by their own.
+def taking(
+    module: str, name: str, *, of_project: bool = False, of_script: bool = False
+) -> type[typer.core.TyperCommand]:
+    """Return a class of commands with options for the fields of a class, followed by their own.
 
-    With `of_project`, `[tool.autotune]` of a project's pyproject.toml has defaults for them.
+    With `of_project`, `[tool.autotune]` of a project's pyproject.toml has defaults for them. With `of_script`, those
+    that a user's script decides are left out.
     """
 
     class Command(typer.core.TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             if of_project and not ctx.resilient_parsing and "--help" not in args:
                 with told_errors(as_json="--json" in args, debug="--debug" in args):
-                    _take_project_defaults(ctx)
+                    from autotune.planning.options import project_defaults
+
+                    found = project_defaults(Path.cwd())
+                    if found is not None:  # click takes them where an option isn't given
+                        ctx.meta[_PROJECT], ctx.default_map = found, found[1]
             return super().parse_args(ctx, args)
 
         def get_params(self, ctx: Any) -> list[Any]:
-            return [*made(), *super().get_params(ctx)]
+            return [*_made(module, name, of_script=of_script), *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
             """Write the help of arguments and options, by group; those of the command alone are about its output."""
@@ -128,30 +130,17 @@ def taking(made: Callable[[], Made], *, of_project: bool = False) -> type[typer.
     return Command
 
 
-def _take_project_defaults(context: Any) -> None:
-    """Let click take the defaults of the project that the working directory is in, where an option isn't given."""
-    from autotune.planning.options import project_defaults
-
-    found = project_defaults(Path.cwd())
-    if found is None:
-        return
-    context.meta[_PROJECT] = found
-    context.default_map = found[1]
-
-
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """Return an option as a parameter of a signature that typer reads."""
     from pydantic import NonNegativeInt, PositiveInt
 
-    is_flag, short = field.annotation is bool, ("-o",) if name == "output" else ()
+    is_flag, word = field.annotation is bool, name.replace("_", "-")
     is_list = field.default == ()  # such an option may be repeated
     is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
-    word = name.replace("_", "-")
-    written = f"--{word}/--no-{word}" if field.default is True else f"--{word}"
     extra: Any = field.json_schema_extra
     option = typer.Option(
-        written,
-        *short,
+        f"--{word}/--no-{word}" if field.default is True else f"--{word}",
+        *(("-o",) if name == "output" else ()),
         help=field.description,
         metavar="<int>" if is_whole else "<str>,..." if is_list else None,
         rich_help_panel=extra["group"],
@@ -159,27 +148,13 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         expose_value=False,
     )
     default: Any = None if field.default in (None, ()) else str(field.default)
-    if field.is_required():
+    if is_flag:
+        default = None if field.default else False
+    elif field.is_required():
         default = inspect.Parameter.empty
     kind: Any = bool if is_flag else list[str] if is_list else str
     annotation: Any = Annotated[kind | None, option]
-    default = (None if field.default else False) if is_flag else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _made(kind: type[WorkloadOptions], without: Iterable[str] = ()) -> Made:
-    """Return typer's options for the fields of `kind`, which it makes from a signature."""
-    from autotune.planning.options import fields_by_name
-
-    def carrier(**values: Any) -> None:
-        """Carry the options to typer; never called."""
-
-    listed = [_option(name, field) for name, field in fields_by_name(kind).items() if name not in without]
-    carrier.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
-    carrier.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
-    app = typer.Typer(add_completion=False)
-    app.command()(carrier)
-    return tuple(typer.main.get_command(app).params)
 
 
 def _keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:

@@ -6,16 +6,13 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autotune.cli.console import Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout, writing
 from autotune.cli.options import TrustRunDir
 from autotune.errors import InputError
-
-if TYPE_CHECKING:
-    from autotune.exports.winner import Draft
 
 
 class Format(StrEnum):
@@ -34,42 +31,26 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write what a search found as one HTML page, or as JSON."""
-    chosen = form or format_of(out)
-    path = out or run_dir / f"report.{chosen}"
     from autotune.output.gather import gather
+    from autotune.output.report import answer, html_report
     from autotune.value import save_bytes, write_bytes
 
-    found = gather(run_dir)
-    if chosen is Format.JSON:
-        content = found.model_dump_json(indent=2) + "\n"
-    else:
-        from autotune.output.report import html_report
-
-        content = html_report(found)
+    chosen = form or Format.HTML
+    if form is None and out is not None:
+        ending = out.suffix.lower().lstrip(".")
+        if ending not in list(Format):
+            raise InputError(f"--out {out}: its name doesn't say the format; add --format {'|'.join(Format)}")
+        chosen = Format(ending)
+    path, found = out or run_dir / f"report.{chosen}", gather(run_dir)
+    content = found.model_dump_json(indent=2) + "\n" if chosen is Format.JSON else html_report(found)
     with writing(f"--out {path}"):
         (write_bytes if out is None else save_bytes)(content.encode(), path)
-    from autotune.output.report import answer
-
     if as_json:
         print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
     elif quiet:
         print_text(str(path))
     else:
         print_text(answer(found), f"written: {path}")
-
-
-def format_of(out: Path | None) -> Format:
-    """Return the format by the suffix of a file name; HTML without a file.
-
-    Raises:
-        InputError: No format has this suffix.
-    """
-    if out is None:
-        return Format.HTML
-    ending = out.suffix.lower().lstrip(".")
-    if ending not in list(Format):
-        raise InputError(f"--out {out}: its name doesn't say the format; add --format {'|'.join(Format)}")
-    return Format(ending)
 
 
 @guarded
@@ -82,6 +63,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Measure what each knob of the winner contributes, by putting it back to the baseline's value."""
+    from autotune.output.table import explanation_table
     from autotune.output.progress import Progress
     from autotune.planning.options import SearchOptions, options_of
     from autotune.search.explain import explain as explained
@@ -94,8 +76,6 @@ def explain(
     if as_json:
         print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
         return
-    from autotune.output.table import explanation_table
-
     stdout().print(explanation_table(found), highlight=False)
     if not quiet:
         print_text(f"`autotune report {run_dir}` shows it")
@@ -156,7 +136,9 @@ def export(
             raise InputError(f"the files need a directory (--output DIR); a single one is printed by --to: {_KINDS}")
         if as_json:
             raise InputError("--json lists the files that were written, so it needs --output")
-        _print(found[to], quiet=quiet)
+        sys.stdout.writelines(found[to].files.values())
+        if not quiet:
+            print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
     folder = output
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
@@ -178,10 +160,3 @@ def export(
         several = len(found) > 1
         print_text(*(f"not expressed: {f'{name}: ' * several}{line}" for name, lines in lost.items() for line in lines))
         print_text(*(f"left out: {reason}" for reason in left_out.values()))
-
-
-def _print(draft: Draft, *, quiet: bool) -> None:
-    """Print the file on stdout and, unless `quiet`, remarks on stderr."""
-    sys.stdout.writelines(draft.files.values())
-    if not quiet:
-        print_text(*(f"not expressed: {line}" for line in draft.lost), file=sys.stderr)

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be tried; run no trial.")]
 
-# Words after the first argument belong to the script's command line.
-SETTINGS = {"allow_interspersed_args": False}
-
 
 @guarded
 def find(
@@ -54,7 +51,8 @@ def find(
 
     Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
     """
-    asked, shown = options.given(context), {"as_json": as_json, "quiet": quiet, "verbose": verbose}
+    asked = options.given(context)
+    shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
     _find(context, asked, asked["model"], run_dir, dry_run=dry_run, **shown)
 
 
@@ -116,9 +114,9 @@ def script(
         if apply is None:
             from autotune.planning.user_trainer import code_of
 
-            asked, shown = options.given(context), {"as_json": as_json, "quiet": quiet, "verbose": verbose}
-            name = code_of(command).name
-            _find(context, {**asked, "script": command}, name, run_dir, dry_run=dry_run, **shown)
+            asked = {**options.given(context), "script": command}
+            shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
+            _find(context, asked, code_of(command).name, run_dir, dry_run=dry_run, **shown)
             return
         harmless = {"command", "apply", "quiet", "verbose", "as_json", "debug"}
         for parameter in context.command.get_params(context):
@@ -164,31 +162,26 @@ def _find(
     context: typer.Context, asked: dict[str, Any], name: str, run_dir: Path | None, *, dry_run: bool, **shown: bool
 ) -> None:
     """Search for what is asked, by default in a run directory of that name, or with `dry_run` show what would be."""
-    if dry_run:
-        _previewed(context, asked, **shown)
-        return
     from autotune import api
-    from autotune.storage.run_directory import default_run_directory
 
-    directory = run_dir or default_run_directory(name)
-    search = partial(api.find, **asked, run_dir=directory)
-    _watched(context, search, directory, output=asked.get("output"), **shown)
+    if not dry_run:
+        from autotune.storage.run_directory import default_run_directory
 
-
-def _previewed(context: typer.Context, asked: dict[str, Any], *, as_json: bool, quiet: bool, verbose: bool) -> None:
-    """Print what a search would do, with a progress display while the model is looked at and traced."""
-    from autotune.api import preview
-    from autotune.output.progress import Progress
-
-    with Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose) as progress:
-        options.note_project(context, progress)
-        found = preview(**asked, observer=progress)
-    if as_json:
-        print_json(found.model_dump(mode="json"))
+        directory = run_dir or default_run_directory(name)
+        search = partial(api.find, **asked, run_dir=directory)
+        _watched(context, search, directory, output=asked.get("output"), **shown)
         return
     from autotune.output.listings import preview_table
+    from autotune.output.progress import Progress
 
-    stdout().print(preview_table(found), highlight=False)
+    verbose = shown["verbose"]
+    with Progress(stderr(quiet=shown["quiet"], verbose=verbose), verbose=verbose) as progress:
+        options.note_project(context, progress)
+        found = api.preview(**asked, observer=progress)
+    if shown["as_json"]:
+        print_json(found.model_dump(mode="json"))
+    else:
+        stdout().print(preview_table(found), highlight=False)
 
 
 def _watched(

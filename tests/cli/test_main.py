@@ -1,14 +1,17 @@
-"""The command line: errors are one line and an exit code, and its options don't change unnoticed."""
+"""The command line: errors are one line, or an object, and an exit code; its options don't change unnoticed."""
 
+import json
+import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 
 COMMANDS = (
@@ -30,14 +33,6 @@ FIND_OPTIONS = {
         "--help",
     },
 }  # fmt: skip
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """Return a function that runs the command line as the fixture `autotune` does, but in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_help_lists_the_commands(autotune):
@@ -128,20 +123,49 @@ def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
     assert "Traceback" not in done.stderr
 
 
-def test_resume_without_a_search_is_refused(command, tmp_path):
-    done = command("resume", tmp_path)
-    assert done.exit_code == 2
-    assert "holds no search" in done.stderr
-
-
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [(["--json"], "--json before a command goes with --version alone"), (["--json", "models"], "behind the command")],
+    ("words", "code", "said"),
+    [
+        (["find", "--model", "gpt2", "--device", "cuda:99"], 3, "cuda:99"),
+        (["find", "--model", "gpt2", "--run-dir", "file/run"], 2, "file/run"),
+        (["find", "--model", "gpt2", "--quiet", "--verbose"], 2, "--quiet and --verbose contradict each other; drop"),
+        (["resume", "."], 2, "holds no search"),
+        (["report", "."], 2, "holds no search"),
+        (["explain", "."], 2, "holds no search"),
+        (["models", "zzz"], 2, "no model of the catalogue has 'zzz' in its name"),
+        (["--json"], 2, "--json before a command goes with --version alone"),
+        (["--json", "models"], 2, "behind the command"),
+        (["completion", "tcsh"], 2, "'bash', 'zsh', 'fish'"),
+    ],
+    ids=str,
 )
-def test_what_is_said_before_a_command_is_not_dropped(arguments, expected):
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert expected in done.stderr
+def test_what_can_not_be_done_is_one_line_and_an_exit_code(command, tmp_path, words, code, said):
+    (tmp_path / "file").write_text("in the way")
+    done = command(*words)
+    assert (done.exit_code, done.stderr.count("\n")) == (code, 1)
+    assert said in done.stderr
+
+
+def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command, autotune):
+    done = command("find", "--model", "t5-smal", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.exit_code, error["kind"], error["exit_code"]) == (2, "UnknownModelError", 2)
+    assert "t5-small" in error["message"]
+    assert "Traceback" in autotune("find", "--model", "t5-smal", "--debug").stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--verbose",)])
+def test_what_bitsandbytes_lacks_on_a_processor_is_said_with_verbose_alone(caplog, options):
+    """It says so at its import, on a processor with bfloat16 instructions, about a kernel for inference."""
+
+    @guarded
+    def imports(verbose: Verbose = False) -> None:
+        logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
+
+    program = typer.Typer()
+    program.command()(imports)
+    assert CliRunner().invoke(program, options).exit_code == 0
+    assert len(caplog.records) == len(options)
 
 
 def test_a_standard_stream_that_is_closed_has_its_number_taken_by_no_file(tmp_path):

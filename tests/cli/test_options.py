@@ -73,12 +73,6 @@ def test_the_script_of_other_shells_is_one_of_theirs(tmp_path, shell, check):
     assert subprocess.run([shell, check, path], capture_output=True).stderr == b""
 
 
-def test_an_unknown_shell_is_refused_with_those_that_are_known():
-    done = CliRunner().invoke(app, ["completion", "tcsh"])
-    assert done.exit_code == 2
-    assert "'bash', 'zsh', 'fish'" in done.stderr
-
-
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """Return a function that runs a command in a project, and gives what it asks `autotune.api` for, and its result."""

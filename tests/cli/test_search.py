@@ -169,13 +169,12 @@ def resume(tmp_path, monkeypatch):
     return run
 
 
-def test_limits_are_passed_on(resume):
-    done, asked = resume("--max-time", "20m", "--max-trials", "60", "--effort", "thorough")
+def test_limits_are_passed_on_and_stay_without_any(resume):
+    done, asked = resume("--max-time", "20m", "--max-trials", "60", "--effort", "thorough", "-o", "elsewhere.json")
     assert done.exit_code == 0
     assert (asked["max_time"], asked["max_trials"], asked["effort"]) == ("20m", 60, "thorough")
-
-
-def test_without_any_the_search_goes_on_within_its_own(resume):
+    assert str(asked["output"]) == "elsewhere.json"
+    assert "written: elsewhere.json" in done.stdout
     _, asked = resume()
     assert {asked[name] for name in ("max_time", "max_trials", "effort", "output")} == {None}
 
@@ -185,9 +184,3 @@ def test_the_answer_is_said_to_be_where_find_was_told_to_write_it(resume, tmp_pa
     done, _ = resume(interrupted=interrupted)
     assert f"written: {tmp_path / 'wanted.json'}" in done.stdout
     assert done.exit_code == (130 if interrupted else 0)
-
-
-def test_or_where_it_is_wanted_now(resume):
-    done, asked = resume("-o", "elsewhere.json")
-    assert str(asked["output"]) == "elsewhere.json"
-    assert "written: elsewhere.json" in done.stdout
