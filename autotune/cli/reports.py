@@ -63,8 +63,8 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Measure what each knob of the winner contributes, by putting it back to the baseline's value."""
-    from autotune.output.table import explanation_table
     from autotune.output.progress import Progress
+    from autotune.output.table import explanation_table
     from autotune.planning.options import SearchOptions, options_of
     from autotune.search.explain import explain as explained
 
