@@ -110,27 +110,16 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
         busy = other_processes(hardware)
         write_rates(calibrate(hardware), hardware)
     rates = read_rates(hardware)
-    libraries = _libraries()
-    findings = (
-        *_device(hardware, libraries),
-        *_precisions(hardware),
-        _memory_guard(hardware),
-        _library("8-bit optimizers", "bitsandbytes", libraries, "AdamW states of 2 instead of 8 bytes a parameter"),
-        _without_cuda(hardware, "paged optimizers", "on the CPU nothing is paged")
-        or _library("paged optimizers", "bitsandbytes", libraries, "optimizer states spill to host memory"),
-        _library("LoRA", "peft", libraries, "adapters beside frozen weights (--allow method)"),
-        _library("real data", "datasets", libraries, "--data FILE"),
-        _without_cuda(hardware, "flash attention", "sdpa is used")
-        or _library("flash attention", "flash_attn", libraries, "sdpa has a flash kernel of its own"),
-        _of_triton("Liger kernels", "liger_kernel", hardware, libraries, "fused losses and norms"),
-        _compiler(hardware, libraries),
-        _rates(hardware, rates, busy),
-    )
-    machine = f"{hardware.name}, {show_memory(hardware.memory_bytes)}, {hardware.cores} cores"
+    if rates is None:
+        kept = "none kept for this device; autotune doctor --calibrate measures them in seconds"
+    else:
+        beside = f"; measured beside {len(busy)} busy process(es), which makes them low" if busy else ""
+        kept = f"kept in {rates_path(hardware)}{beside}"
+    measured = Finding(name="measured rates", available=rates is not None, detail=kept)
     return Report(
-        machine=machine,
+        machine=f"{hardware.name}, {show_memory(hardware.memory_bytes)}, {hardware.cores} cores",
         hardware=hardware,
-        findings=findings,
+        findings=(*_findings(hardware, _libraries()), measured),
         versions=hardware.versions,
         rates=rates,
         rates_file=str(rates_path(hardware)) if rates else None,
@@ -138,12 +127,54 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
     )
 
 
-def _rates(hardware: Hardware, kept: Rates | None, busy: list[OtherProcess]) -> Finding:
-    if kept is None:
-        detail = "none kept for this device; autotune doctor --calibrate measures them in seconds"
-        return Finding(name="measured rates", available=False, detail=detail)
-    beside = f"; measured beside {len(busy)} busy process(es), which makes them low" if busy else ""
-    return Finding(name="measured rates", available=True, detail=f"kept in {rates_path(hardware)}{beside}")
+def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
+    findings: list[Finding] = []
+    on_cpu = hardware.is_cpu
+
+    def add(name: str, available: bool, detail: str) -> None:
+        findings.append(Finding(name=name, available=available, detail=detail))
+
+    def add_library(name: str, module: str, brings: str, *, without_cuda: str = "", by_triton: bool = False) -> None:
+        problem = libraries.get(module, "not probed")
+        if on_cpu and without_cuda:
+            add(name, False, f"needs CUDA; {without_cuda}")
+        elif by_triton and not on_cpu and not hardware.has_cc:
+            add(name, False, "Triton finds no C compiler: install gcc, or name it in CC")
+        else:
+            add(name, problem == "", f"{problem}: {brings}" if problem else brings)
+
+    add(*_device(hardware, libraries))
+    if on_cpu:
+        in_hardware = {"amx_bf16", "avx512_bf16"} & set(hardware.features)
+        emulated = "emulated, slower than fp32: this CPU has neither AMX nor AVX512-BF16"
+        add("bf16", True, "in hardware" if in_hardware else emulated)
+        add("fp16", False, "the Trainer silently stays in fp32 on a CPU")
+    else:
+        needs = "needs compute capability 8.0 (Ampere) or newer"
+        add("bf16", hardware.has_bf16, "halves activations" if hardware.has_bf16 else needs)
+        add("fp16", True, "with loss scaling; some models overflow (T5)")
+    tf32 = "fp32 products at up to 8 times the rate" if hardware.has_tf32 else "needs an Ampere or newer GPU"
+    add("tf32", hardware.has_tf32, tf32)
+    if on_cpu:
+        guarded = os.access("/proc/self/clear_refs", os.W_OK) and Path("/proc/self/status").exists()
+        needs = "needs Linux's /proc to enforce and read memory"
+        add("memory budget", guarded, "enforced by RLIMIT_DATA" if guarded else needs)
+    else:
+        add("memory budget", True, "the caching allocator is capped")
+    add_library("8-bit optimizers", "bitsandbytes", "AdamW states of 2 instead of 8 bytes a parameter")
+    spill = "optimizer states spill to host memory"
+    add_library("paged optimizers", "bitsandbytes", spill, without_cuda="on the CPU nothing is paged")
+    add_library("LoRA", "peft", "adapters beside frozen weights (--allow method)")
+    add_library("real data", "datasets", "--data FILE")
+    flash = "sdpa has a flash kernel of its own"
+    add_library("flash attention", "flash_attn", flash, without_cuda="sdpa is used")
+    add_library("Liger kernels", "liger_kernel", "fused losses and norms", by_triton=True)
+    if on_cpu:
+        compiler = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
+        add("torch.compile", hardware.cxx is not None, compiler)
+    else:
+        add_library("torch.compile", "triton", "inductor generates Triton kernels", by_triton=True)
+    return findings
 
 
 def _libraries() -> dict[str, Any]:
@@ -159,64 +190,16 @@ def _libraries() -> dict[str, Any]:
         return {"torch": lines[-1] if lines else "importing torch failed"}
 
 
-def _device(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
+def _device(hardware: Hardware, libraries: dict[str, Any]) -> tuple[str, bool, str]:
+    name, count = "CUDA device", cuda_count()
     if "torch" in libraries:
-        return [Finding(name="torch", available=False, detail=str(libraries["torch"]))]
-    count = cuda_count()
+        return "torch", False, str(libraries["torch"])
     if not count:
-        detail = why_untuned() or "the NVIDIA driver shows none: the CPU is tuned"
-        return [Finding(name="CUDA device", available=False, detail=detail)]
+        return name, False, why_untuned() or "the NVIDIA driver shows none: the CPU is tuned"
     build = libraries["cuda_build"]
     if build is None:
-        detail = "the driver shows one, but this torch is a CPU build: install a CUDA build"
-        return [Finding(name="CUDA device", available=False, detail=detail)]
+        return name, False, "the driver shows one, but this torch is a CPU build: install a CUDA build"
     why = why_unusable("cuda:0" if hardware.is_cpu else hardware.device)
-    if why is None:
-        detail = f"{count} visible to the driver, a product was computed; torch is built for CUDA {build}"
-    else:
-        detail = f"torch (CUDA {build}) can't compute on it with driver {hardware.driver}: {why}"
-    return [Finding(name="CUDA device", available=why is None, detail=detail)]
-
-
-def _precisions(hardware: Hardware) -> list[Finding]:
-    cpu_bf16 = "amx_bf16" in hardware.features or "avx512_bf16" in hardware.features
-    if hardware.is_cpu:
-        speed = "in hardware" if cpu_bf16 else "emulated, slower than fp32: this CPU has neither AMX nor AVX512-BF16"
-        bf16 = Finding(name="bf16", available=True, detail=speed)
-        fp16 = Finding(name="fp16", available=False, detail="the Trainer silently stays in fp32 on a CPU")
-    else:
-        detail = "halves activations" if hardware.has_bf16 else "needs compute capability 8.0 (Ampere) or newer"
-        bf16 = Finding(name="bf16", available=hardware.has_bf16, detail=detail)
-        fp16 = Finding(name="fp16", available=True, detail="with loss scaling; some models overflow (T5)")
-    tf32 = "fp32 products at up to 8 times the rate" if hardware.has_tf32 else "needs an Ampere or newer GPU"
-    return [bf16, fp16, Finding(name="tf32", available=hardware.has_tf32, detail=tf32)]
-
-
-def _memory_guard(hardware: Hardware) -> Finding:
-    if not hardware.is_cpu:
-        return Finding(name="memory budget", available=True, detail="the caching allocator is capped")
-    writable = os.access("/proc/self/clear_refs", os.W_OK) and Path("/proc/self/status").exists()
-    detail = "enforced by RLIMIT_DATA" if writable else "needs Linux's /proc to enforce and read memory"
-    return Finding(name="memory budget", available=writable, detail=detail)
-
-
-def _library(name: str, module: str, libraries: dict[str, Any], brings: str) -> Finding:
-    problem = libraries.get(module, "not probed")
-    return Finding(name=name, available=problem == "", detail=f"{problem}: {brings}" if problem else brings)
-
-
-def _without_cuda(hardware: Hardware, name: str, instead: str) -> Finding | None:
-    return Finding(name=name, available=False, detail=f"needs CUDA; {instead}") if hardware.is_cpu else None
-
-
-def _compiler(hardware: Hardware, libraries: dict[str, Any]) -> Finding:
-    if hardware.is_cpu:
-        detail = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
-        return Finding(name="torch.compile", available=hardware.cxx is not None, detail=detail)
-    return _of_triton("torch.compile", "triton", hardware, libraries, "inductor generates Triton kernels")
-
-
-def _of_triton(name: str, module: str, hardware: Hardware, libraries: dict[str, Any], brings: str) -> Finding:
-    if not hardware.is_cpu and not hardware.has_cc:
-        return Finding(name=name, available=False, detail="Triton finds no C compiler: install gcc, or name it in CC")
-    return _library(name, module, libraries, brings)
+    if why is not None:
+        return name, False, f"torch (CUDA {build}) can't compute on it with driver {hardware.driver}: {why}"
+    return name, True, f"{count} visible to the driver, a product was computed; torch is built for CUDA {build}"

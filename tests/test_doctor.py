@@ -116,36 +116,31 @@ def torch_that(monkeypatch, tmp_path):
     return make
 
 
-def test_a_device_that_computes_is_usable(torch_that):
-    torch_that()
-    assert why_unusable("cuda:0") is None
-
-
-def test_a_driver_that_is_too_old_is_told_in_a_line(torch_that):
-    torch_that(init=OLD_DRIVER)
-    assert why_unusable("cuda:0") == (
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
-    )
-
-
-def test_an_architecture_without_kernels_is_told_in_a_line(torch_that):
-    torch_that(randn=NO_KERNEL)
-    told = why_unusable("cuda:0")
-    assert told.endswith("CUDA error: no kernel image is available for execution on the device")
-
-
-def test_a_probe_that_dies_is_told(torch_that):
-    torch_that(randn="os._exit(7)")
-    assert why_unusable("cuda:0") == "a product on it ended with exit code 7"
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        ({}, None),
+        ({"init": OLD_DRIVER}, "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
+        (
+            {"randn": NO_KERNEL},
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        ),
+        ({"randn": "os._exit(7)"}, "a product on it ended with exit code 7"),
+    ],
+    ids=["computes", "old driver", "no kernels", "dies"],
+)
+def test_why_a_device_is_of_no_use_is_told_in_a_line(torch_that, fails, told):
+    torch_that(**fails)
+    assert why_unusable("cuda:0") == told
 
 
 def test_the_doctor_finds_a_device_that_the_driver_shows_and_torch_can_not_use(torch_that, monkeypatch):
     """The launcher's way to ask, of NVML alone, would find it."""
     torch_that(init=OLD_DRIVER)
     monkeypatch.setattr(doctor, "cuda_count", lambda: 1)
-    (finding,) = doctor._device(make_gpu(driver="470.1"), doctor._libraries())
-    assert not finding.available
-    assert finding.detail == (
+    name, available, detail = doctor._device(make_gpu(driver="470.1"), doctor._libraries())
+    assert (name, available) == ("CUDA device", False)
+    assert detail == (
         "torch (CUDA 13.0) can't compute on it with driver 470.1: "
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
     )
