@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-# What is wrong with a value that a user wrote, by pydantic's name of the error
-# (https://docs.pydantic.dev/latest/errors/validation_errors), whose own words are for programmers. An error that isn't
-# here, such as one of our own checks, says itself what is wrong.
+# Words for users, by pydantic's name of an error (https://docs.pydantic.dev/latest/errors/validation_errors), whose own
+# words are for programmers. Other errors, such as those of our own checks, have words for users already.
 _WORDS = {
     "greater_than": "expected a number above {gt:g}",
     "greater_than_equal": "expected {ge:.10g} or more",
@@ -52,7 +51,7 @@ _WORDS = {
 
 
 def complaint(error: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, one of pydantic's errors: what was expected, with the choices if there are."""
+    """Return the words for one of pydantic's errors: the expected value, with the choices if there are any."""
     context = error.get("ctx", {})
     if error["type"] in ("enum", "literal_error"):
         choices = str(context["expected"])
@@ -63,16 +62,13 @@ def complaint(error: Mapping[str, Any]) -> str:
 
 
 def located(error: ValidationError, whole: str = "") -> str:
-    """Return what is wrong with the first field that something is wrong with, after its place, or that of the `whole`.
-
-    Such as 'best.config.optim: is missing'.
-    """
+    """Return the first mistake after its place, or that of the `whole`: 'best.config.optim: is missing'."""
     first = error.errors()[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])) or whole, complaint(first))))
 
 
 def first_complaint(error: ValidationError) -> str:
-    """Return what is wrong with the first field that something is wrong with, by all that it might have been."""
+    """Return the mistake in the first wrong field, by all types that the field may have."""
     errors = error.errors()
     several = dict.fromkeys(complaint(e) for e in errors if e["loc"][:1] == errors[0]["loc"][:1])
     first, *others = several

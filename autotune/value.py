@@ -7,6 +7,7 @@ pipe, a device, standard output) is written or read through.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -20,8 +21,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
-
-# The base of every value type: frozen, keyword-only, unknown fields refused.
 
 
 class Value(BaseModel):
@@ -59,8 +58,6 @@ V = TypeVar("V", bound=Value)
 TEMPORARY_SUFFIX = ".tmp"
 _LONGEST_PREFIX = 40  # characters of the name that it stands for
 
-_NOT_OWN = "a link, or no plain file"
-
 # Seconds to wait for the other end of a pipe.
 PATIENCE_S = 10.0
 _PAUSE_S = 0.05
@@ -96,39 +93,21 @@ def write_bytes(content: bytes, path: Path, *, mode: int = 0o600) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Return a descriptor of a file of our own, private if it is made here, that is written in place.
-
-    Args:
-        path: Its name.
-        flags: As of `os.open`, such as `os.O_WRONLY | os.O_CREAT | os.O_APPEND`.
+    """Return a descriptor of a file of our own to be written in place, with the `flags` of `os.open`.
 
     Raises:
-        OSError: It can't be opened, or has another name elsewhere: it is a link, or has several hard ones.
+        OSError: It can't be opened, is a link or has several hard links.
     """
     if path.is_symlink():
-        raise OSError(errno.ELOOP, _NOT_OWN, str(path))
+        raise OSError(errno.ELOOP, "a link, or no plain file", str(path))
     descriptor = os.open(path, (flags | os.O_NOFOLLOW | os.O_NONBLOCK) & ~os.O_TRUNC, 0o600)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
-        raise OSError(errno.ELOOP, _NOT_OWN, str(path))
+        raise OSError(errno.ELOOP, "a link, or no plain file", str(path))
     if flags & os.O_TRUNC:
         os.ftruncate(descriptor, 0)
     return descriptor
-
-
-def save_value(value: Value, path: Path) -> None:
-    """Write `value` as JSON to where the user wants it.
-
-    Raises:
-        OSError: It can't be written.
-    """
-    save_text(value.model_dump_json(indent=2) + "\n", path)
-
-
-def save_text(text: str, path: Path) -> None:
-    """Write `text` to where the user wants it; see `save_bytes`."""
-    save_bytes(text.encode(), path)
 
 
 def save_bytes(content: bytes, path: Path) -> None:
@@ -169,11 +148,12 @@ def _is_special(path: Path) -> bool:
 
 
 def _open_special(path: Path) -> int | None:
-    """Return a descriptor to write to what is no regular file, or is where our own output goes; None of others."""
+    """Return a descriptor to write to a pipe, a device, or the file where our own output goes; None of others."""
     for own, stream in ((1, sys.stdout), (2, sys.stderr)):
-        if _is_open_as(path, own):  # opened anew, a file would be written from its beginning by both
-            stream.flush()
-            return os.dup(own)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(own)):  # opened anew, both would write a file from its beginning
+                stream.flush()
+                return os.dup(own)
     if not _is_special(path):
         return None
     deadline = time.monotonic() + PATIENCE_S
@@ -189,13 +169,6 @@ def _open_special(path: Path) -> int | None:
         else:
             os.set_blocking(descriptor, True)
             return descriptor
-
-
-def _is_open_as(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except OSError:
-        return False
 
 
 def read_named(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from autotune.errors import InputError
 from autotune.exports.winner import DEFAULTS
 from autotune.training.arguments import laid_over, plan
 from autotune.training.parallel_arguments import ZERO_STAGES, parallel_variables
-from autotune.value import save_text
+from autotune.value import save_bytes
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 
@@ -164,7 +164,7 @@ def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        save_text(text, directory / name)
+        save_bytes(text.encode(), directory / name)
     return tuple(directory / name for name in files)
 
 

@@ -34,12 +34,12 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Start, Subject, default_space, described, draft, finished
 from autotune.planning.workload import searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.points import ATTENTION, MICRO_BATCH, problem
-from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
+from autotune.space.points import MICRO_BATCH, problem
+from autotune.space.space import facts_for
 from autotune.training.trainer_pickle import pickled
 from autotune.value import sha256_of
 from autotune.values.config import TrainConfig
-from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest
 from autotune.values.workload import ACCUMULATION, STEP_FILE, Choices, OwnStep
 
@@ -124,7 +124,7 @@ class UserLoop(Subject):
         workload = workload.model_copy(update={"own_step": self.own})
         usual = default_space(start.hardware)
         space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
-        found = described(start, workload, ready) if options.model else Description(facts=facts_of(space))
+        found = described(start, workload, ready) if options.model else Description(facts=facts_for(space))
         plan = draft(start, workload, found, space)
         notes = (
             f"your own loop: that your function honours {', '.join(plan.space.parameters)} is taken on trust; "
@@ -133,7 +133,14 @@ class UserLoop(Subject):
         )
         changes = {"soak": False, "loss_steps": 0, "record": False, "options": None}
         plan = finished(plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)}), options)
-        seen = ready().examine(to_examine(plan))
+        # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
+        # free global batch each micro-batch is another batch, and gradients can't be compared.
+        mine, free = plan.baseline.per_device_train_batch_size, plan.workload.global_batch_size is None
+        sizes = [] if free else [s for d in plan.search_space.dimensions if d.name == MICRO_BATCH for s in d.choices]
+        others = [size for size in sizes if isinstance(size, int) and size != mine]
+        other = max((size for size in others if size < mine), default=min(others, default=None))
+        asked = ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
+        seen = ready().examine(asked)
         return plan.model_copy(update={"facts": seen.facts, "notes": (*plan.notes, *seen.notes)})
 
 
@@ -160,36 +167,6 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
         if missing is not None:
             raise InputError(f"knobs: {name} exists only beside {missing}; name that as well")
     return SpaceFile(name="knobs", description=f"what {own.name} honours", parameters=parameters)
-
-
-def facts_of(space: SpaceFile) -> ModelFacts:
-    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
-    named = set(space.parameters)
-    has_layers = bool(named & {"adapter", "quantization"})
-    return ModelFacts(
-        task=Task.OWN,
-        parameters=0,
-        attn_implementations=ATTENTION if "attn_implementation" in named else (),
-        supports_checkpointing=True,
-        has_dropout=True,  # it may; compiling then changes the random numbers
-        liger="use_liger_kernel" in named,
-        chunks_loss="chunked_loss" in named,
-        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))) if has_layers else (),
-    )
-
-
-def to_examine(plan: SearchPlan) -> ExamineRequest:
-    """Return the request to run a step of the user's loop at the baseline, and at another micro-batch if possible.
-
-    The largest smaller micro-batch is taken, as it fits where the baseline fits; else the smallest larger one.
-    """
-    dimension = next((d for d in plan.search_space.dimensions if d.name == MICRO_BATCH), None)
-    own = plan.baseline.per_device_train_batch_size
-    sizes = [s for s in dimension.choices if isinstance(s, int) and s != own] if dimension is not None else []
-    if plan.workload.global_batch_size is None:
-        sizes = []  # each micro-batch is another global batch, so their gradients can't be compared
-    other = max((s for s in sizes if s < own), default=min(sizes, default=None))
-    return ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:

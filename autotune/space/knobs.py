@@ -7,7 +7,7 @@ any kind of adapter are `adapter-FIELD`. Values are validated when a configurati
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -97,38 +97,6 @@ def knobs() -> tuple[KnobOption, ...]:
     return tuple(found)
 
 
-def _point(written: Mapping[str, str | bool]) -> dict[str, Scalar]:
-    """Return the point of a search space for values of `--fix` by option.
-
-    Raises:
-        InputError: A value is invalid.
-    """
-    known = {knob.option: knob for knob in knobs()}
-    point: dict[str, Scalar] = {}
-    for option, value in written.items():
-        knob = known[option]
-        reason = why_not(knob.parameter, value)
-        if reason is not None:
-            raise InputError(f"{_FIX.format(option, value)}: {reason}")
-        if knob.choices and value not in knob.choices:
-            near = suggestion(str(value), knob.choices)
-            raise InputError(f"{_FIX.format(option, value)}: expected {_either(knob.choices)}{near}")
-        point[knob.parameter] = None if knob.may_be_none and value == "none" else value
-        parent, dot, _ = knob.parameter.partition(".")
-        if parent != "adapter":
-            continue
-        if dot and written.get(parent) == "none":
-            raise InputError(f"{_FIX.format(option, value)}: there is no adapter ({_FIX.format(parent, 'none')})")
-        if dot and parent not in written:
-            point[parent] = _USUAL_ADAPTER
-        having = kinds_with(knob.parameter.partition(".")[2])
-        if dot and (kind := written.get(parent, _USUAL_ADAPTER)) not in having:
-            raise InputError(
-                f"{_FIX.format(option, value)}: {kind} has none ({_FIX.format(parent, _either(having))} has)"
-            )
-    return point
-
-
 def in_words(parameter: str, value: Scalar) -> str:
     """Return a value of a parameter of a space as `--fix` takes it: 'precision=bf16', 'tf32=false', 'compile=none'."""
     option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter)
@@ -143,7 +111,7 @@ def refused(error: ValidationError) -> InputError:
     field = str(first["loc"][0])
     knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
     option = knob.option if knob is not None else field
-    return InputError(f"{_FIX.format(option, first['input'])}: {complaint(first)}")
+    return InputError(f"--fix {option}={first['input']}: {complaint(first)}")
 
 
 # TrainingArguments that stand for values of a knob: its option, the value if the argument is true, and if it is false.
@@ -161,7 +129,6 @@ _MEANT = {
     "lora-alpha": "name adapter-alpha",
 }
 _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
-_FIX = "--fix {}={}"
 
 
 def knob_named(name: str, option: str) -> KnobOption:
@@ -192,7 +159,23 @@ def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
     Raises:
         InputError: There is no such knob, it can't have the value, or it has two.
     """
-    point = _point(_fixed(written))
+    given, point = _fixed(written), dict[str, Scalar]()
+    for option, value in given.items():
+        knob, said = _by_name()[_hyphened(option)], f"--fix {option}={value}"
+        if (reason := why_not(knob.parameter, value)) is not None:
+            raise InputError(f"{said}: {reason}")
+        if knob.choices and value not in knob.choices:
+            near = suggestion(str(value), knob.choices)
+            raise InputError(f"{said}: expected {_either(knob.choices)}{near}")
+        point[knob.parameter] = None if knob.may_be_none and value == "none" else value
+        if knob.parameter.startswith("adapter."):
+            having = kinds_with(knob.parameter.removeprefix("adapter."))
+            kind = given.get("adapter", _USUAL_ADAPTER)
+            if kind == "none":
+                raise InputError(f"{said}: there is no adapter (--fix adapter=none)")
+            if kind not in having:
+                raise InputError(f"{said}: {kind} has none (--fix adapter={_either(having)} has)")
+            point.setdefault("adapter", str(kind))
     try:
         valid = make_point(make_config({"per_device_train_batch_size": 1, **point}))
     except ValidationError as error:

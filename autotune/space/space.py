@@ -17,7 +17,8 @@ from autotune.space import rules
 from autotune.space.file import SpaceFile
 from autotune.space.history import LOADING
 from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar, fitting, has_field, make_config, make_point, valid
+from autotune.space.points import ATTENTION, Scalar, fitting, has_field, make_config, make_point, valid
+from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -267,31 +268,38 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
 # Points are counted up to this number; counting more would take seconds.
 MOST_POINTS = 5000
 
-# A mixture of experts like Mixtral, the kind of model with the most knobs, for `points_here`.
-_MODEL = ModelSpec(reference="any", name="any", source="catalogue", model_type="mixtral", kind="decoder", config={})
-_FACTS = ModelFacts(
-    task=Task.CAUSAL_LM,
-    parameters=1_000_000_000,
-    attn_implementations=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
-    experts=8,
-    experts_implementations=tuple(kind for kind in EXPERTS_IMPLEMENTATIONS if kind not in HUB_EXPERTS),
-    experts_per_token=2,
-    supports_checkpointing=True,
-    layers=32,
-    has_dropout=False,
-    linear_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
-)
+
+def facts_for(space: SpaceFile, task: Task = Task.OWN) -> ModelFacts:
+    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
+    named = set(space.parameters)
+    has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
+    ways = EXPERTS_IMPLEMENTATIONS if has_experts else ()
+    return ModelFacts(
+        task=task,
+        parameters=0,
+        attn_implementations=ATTENTION if "attn_implementation" in named else (),
+        experts=8 if has_experts else 0,
+        experts_implementations=tuple(kind for kind in ways if kind not in HUB_EXPERTS),
+        experts_per_token=2 if has_experts else None,
+        supports_checkpointing=True,
+        has_dropout=True,  # it may; compiling then changes the random numbers
+        liger="use_liger_kernel" in named,
+        chunks_loss="chunked_loss" in named,
+        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))),
+    )
 
 
 def points_here(file: SpaceFile, hardware: Hardware, global_batch: int) -> int:
     """Return the legal points of a space at `--effort standard --allow method`, `MOST_POINTS` if there are more."""
+    model = ModelSpec(reference="any", name="any", source="catalogue", model_type="any", kind="decoder", config={})
+    facts = facts_for(file, Task.CAUSAL_LM)
     problem = Problem(
-        workload=Workload(model=_MODEL, task=Task.CAUSAL_LM, sequence_length=512, global_batch_size=global_batch),
-        facts=_FACTS,
+        workload=Workload(model=model, task=facts.task, sequence_length=512, global_batch_size=global_batch),
+        facts=facts,
         hardware=hardware,
         memory_bytes=hardware.memory_bytes,
         allowance=Allowance.METHOD,
-        baseline=baseline_config(None, global_batch, _FACTS, hardware),
+        baseline=baseline_config(None, global_batch, facts, hardware),
     )
     space = SearchSpace(file, problem, effort=Effort.STANDARD)
-    return sum(1 for _ in zip(range(MOST_POINTS), space.points(), strict=False))
+    return sum(1 for _ in itertools.islice(space.points(), MOST_POINTS))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import AliasChoices, Field
 
 from autotune.units import show_rate
-from autotune.value import Value, save_value
+from autotune.value import Value, save_bytes
 from autotune.values.budget import LossVerdict, Soaked
 from autotune.values.config import Allowance, TrainConfig, deepest_class
 from autotune.values.estimate import Alive, MemoryBreakdown
@@ -212,7 +212,7 @@ class ResultData(Value):
         Raises:
             OSError: The file can't be written.
         """
-        save_value(self, Path(path))
+        save_bytes((self.model_dump_json(indent=2) + "\n").encode(), Path(path))
 
 
 # in turn: measured in the same rounds as the winner; once: by one trial of the search; elsewhere: by two trials of the
