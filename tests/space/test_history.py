@@ -36,11 +36,8 @@ def sample(count: int) -> list[TrainConfig]:
 SAMPLE = sample(60)
 
 
-def test_a_configuration_is_no_harder_than_itself():
+def test_no_harder_is_reflexive_and_transitive():
     assert all(is_no_harder(config, config) for config in SAMPLE)
-
-
-def test_no_harder_than_is_transitive():
     chains = [(a, b, c) for a, b, c in itertools.product(SAMPLE, repeat=3) if is_no_harder(a, b) and is_no_harder(b, c)]
     assert len(chains) > 500
     assert all(is_no_harder(a, c) for a, b, c in chains)
@@ -85,66 +82,45 @@ def test_what_may_take_more_or_less_is_not_compared(knobs):
     assert history_of(make_result(other, OUT_OF_MEMORY)).refusal(make_config(16)) is None
 
 
-def test_a_crash_rules_nothing_out():
-    assert history_of(make_result(make_config(4), CRASHED)).refusal(make_config(8)) is None
-
-
-def test_larger_micro_batches_are_tried_after_two_that_were_as_fast():
-    """The noise of a trial is larger than what they differ by: the true rates may be 10 and 11."""
-    history = history_of(make_result(make_config(1), 10.0), make_result(make_config(2), 10.05))
+def test_neither_a_crash_nor_a_rate_rules_anything_out():
+    """The noise of a trial is larger than what these rates differ by: the true ones may be 10 and 11."""
+    results = [
+        make_result(make_config(1), 10.0),
+        make_result(make_config(2), 10.05),
+        make_result(make_config(4), CRASHED),
+    ]
+    history = history_of(*results)
     assert [history.refusal(make_config(size)) for size in (4, 8, 16)] == [None, None, None]
 
 
-def test_what_has_run_is_known_by_its_latest_trial():
-    config = make_config()
-    history = history_of(make_result(config, 10.0), make_result(config, 12.0, number=1))
-    assert history.known(config).request.number == 1
-    assert history.known(make_config(4)) is None
-    assert len(history) == 2
-
-
-def test_the_ranking_is_of_what_completed_the_fastest_first():
-    slow, fast = make_result(make_config(1), 5.0), make_result(make_config(2), 9.0)
-    history = history_of(slow, make_result(make_config(4), CRASHED), fast)
-    assert history.ranking() == [fast, slow]
-    assert history.best() == fast
-
-
-def test_nothing_completed_has_no_best():
-    history = history_of(make_result(make_config(), OUT_OF_MEMORY))
-    assert history.best() is None
-    assert history.memory_bound
-    assert not history_of(make_result(make_config(), CRASHED)).memory_bound
+def test_what_has_run_is_known_by_its_latest_trial_and_ranked_by_rate():
+    config = make_config(1)
+    first, slow, fast = make_result(config, 10.0), make_result(config, 5.0, number=1), make_result(make_config(2), 9.0)
+    history = history_of(first, slow, make_result(make_config(4), CRASHED), fast)
+    assert history.known(config) == slow
+    assert history.known(make_config(16)) is None
+    assert (history.ranking(), history.best(), len(history), history.memory_bound) == ([fast, slow], fast, 4, False)
+    failed = history_of(make_result(make_config(), OUT_OF_MEMORY))
+    assert (failed.best(), failed.memory_bound) == (None, True)
 
 
 def waiting(share: float, config: TrainConfig | None = None) -> TrialResult:
     return make_result(config or make_config(), make_measurement(data_wait_share=share))
 
 
-def test_workers_are_not_tried_where_steps_hardly_wait_for_data():
-    history = history_of(waiting(0.004))
-    refusal = history.refusal(make_config(dataloader_num_workers=2))
-    assert refusal == "a step of the leader waits for data 0.4% of its time: loading them otherwise can't pay"
-    assert history.refusal(make_config(16)) is None
-
-
-def test_workers_are_tried_with_the_leader_where_its_steps_wait():
+def test_workers_are_tried_with_the_leader_where_its_steps_wait_for_data():
+    few, many = make_config(dataloader_num_workers=2), make_config(4, dataloader_num_workers=2)
+    hardly = history_of(waiting(0.004))
+    said = "a step of the leader waits for data 0.4% of its time: loading them otherwise can't pay"
+    assert (hardly.refusal(few), hardly.refusal(make_config(16))) == (said, None)
     history = history_of(waiting(0.2))
-    assert history.refusal(make_config(dataloader_num_workers=2)) is None
-    assert "with the leader alone" in history.refusal(make_config(4, dataloader_num_workers=2))
-
-
-def test_a_leader_with_workers_is_varied_with_and_without_them():
-    history = history_of(waiting(0.2), make_result(make_config(dataloader_num_workers=2), 1e6))
-    assert history.refusal(make_config(4, dataloader_num_workers=2)) is None
-    assert history.refusal(make_config(4)) is None
+    assert history.refusal(few) is None
+    assert "with the leader alone" in history.refusal(many)
+    history.add(make_result(few, 1e6))  # a leader with workers is varied with and without them
+    assert (history.refusal(many), history.refusal(make_config(4))) == (None, None)
     assert "0.0%" in history.refusal(make_config(4, dataloader_num_workers=4))
-
-
-def test_without_a_measurement_the_loading_of_data_stays_as_it_is():
-    history = history_of(make_result(make_config(), OUT_OF_MEMORY))
-    assert "nothing measured" in history.refusal(make_config(4, dataloader_num_workers=2))
-    assert History().refusal(make_config(dataloader_num_workers=2)) is None
+    assert "nothing measured" in history_of(make_result(make_config(), OUT_OF_MEMORY)).refusal(many)
+    assert History().refusal(few) is None
 
 
 @pytest.mark.parametrize(

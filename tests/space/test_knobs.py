@@ -28,57 +28,14 @@ def test_every_field_of_a_configuration_and_of_its_adapter_is_a_knob():
     assert OPTIONS.keys() == set(TrainConfig.model_fields) - {"parallelism"} | adapter | devices
 
 
-def test_options_are_the_fields_or_shorter():
+def test_options_are_the_fields_or_shorter_with_the_choices_of_the_fields():
     assert OPTIONS["per_device_train_batch_size"] == "micro-batch"
-    assert OPTIONS["attn_implementation"] == "attention"
-    assert OPTIONS["precision"] == "precision"
     assert OPTIONS["adapter.target_modules"] == "adapter-target-modules"
     assert len(set(OPTIONS.values())) == len(OPTIONS)
-
-
-def test_choices_are_those_of_the_fields():
     by_name = {knob.option: knob for knob in knobs()}
     assert by_name["precision"].choices == ("fp32", "fp16", "bf16", "pure_bf16")
-    assert by_name["checkpointing"].choices == ("none", "full", "every-2nd", "every-4th", "offload")
     assert by_name["adapter"].choices == (*ADAPTERS, "none")
-    assert by_name["quantization"].choices == ("int8", "nf4", "nf4-double", "fp4", "fp4-double", "none")
-    assert by_name["tf32"].is_flag
-    assert not by_name["optim"].is_flag
-
-
-def test_what_is_written_becomes_a_point():
-    assert fixed_values(["micro-batch=8", "tf32=true", "compile=none", "checkpointing=none"]) == {
-        "per_device_train_batch_size": 8,
-        "tf32": True,
-        "torch_compile_backend": None,
-        "checkpointing": "none",
-    }
-
-
-def test_a_field_of_an_adapter_stands_for_lora_too():
-    assert fixed_values(["adapter-rank=8"]) == {"adapter": "lora", "adapter.rank": 8}
-    assert fixed_values(["adapter=vera", "adapter-rank=8"]) == {"adapter": "vera", "adapter.rank": 8}
-    assert fixed_values(["adapter=none"]) == {"adapter": None}
-
-
-@pytest.mark.parametrize(
-    ("written", "said"),
-    [
-        (["precison=bf16"], "--fix precison: no such knob (did you mean 'precision'"),
-        (["precision=bf61"], "--fix precision=bf61: expected fp32, fp16, bf16 or pure_bf16 (did you mean"),
-        (["adapter=dorra"], "(did you mean 'dora'"),
-        (["adapter=none", "adapter-rank=8"], "--fix adapter-rank=8: there is no adapter (--fix adapter=none)"),
-        (["adapter=prefix", "adapter-rank=8"], "--fix adapter-rank=8: prefix has none (--fix adapter=lora, rslora"),
-        (["adapter-virtual-tokens=8"], "lora has none (--fix adapter=prefix, prompt or p-tuning has)"),
-        (["quantization=int8-qat"], "--fix quantization=int8-qat: quantization-aware training is not offered"),
-        (["quantization=nf5"], "--fix quantization=nf5: expected int8, nf4, nf4-double, fp4, fp4-double or none"),
-    ],
-)
-def test_what_can_not_be_is_refused_in_one_line(written, said):
-    with pytest.raises(InputError) as error:
-        fixed_values(written)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
+    assert (by_name["tf32"].is_flag, by_name["optim"].is_flag) == (True, False)
 
 
 def test_an_impossible_value_is_told_by_its_knob():
@@ -213,28 +170,16 @@ def test_each_library_of_sharding_rounds_16_bits_its_own_way(before, after, in_1
     assert allowance_of(spread(after), problem(spread(before), RANDOM)) is Allowance(expected)
 
 
-def test_nothing_changed_is_exact_and_empty():
-    assert changes(BASE, problem()) == ()
-    assert allowance_of(BASE, problem()) is Allowance.EXACT
-
-
-def test_the_deepest_change_decides():
-    config = make_config(16, precision="bf16", optim="adafactor")
-    assert allowance_of(config, problem()) is Allowance.OPTIMIZER
-
-
-def test_changes_are_told_in_the_order_of_the_fields_with_before_and_after():
-    found = changes(make_config(16, optim="adafactor", torch_compile_backend="inductor"), problem())
-    assert [(c.knob, c.before, c.after) for c in found] == [
+def test_changes_are_told_in_the_order_of_the_fields_and_the_deepest_decides():
+    assert (changes(BASE, problem()), allowance_of(BASE, problem())) == ((), Allowance.EXACT)
+    config = make_config(16, optim="adafactor", torch_compile_backend="inductor", adapter={"rank": 4})
+    assert [(c.knob, c.before, c.after) for c in changes(config, problem())] == [
         ("per_device_train_batch_size", "8", "16"),
         ("optim", "adamw_torch_fused", "adafactor"),
         ("torch_compile_backend", "none", "inductor"),
+        ("adapter", "none", "lora rank 4 on all-linear"),
     ]
-
-
-def test_an_adapter_is_told_by_rank_and_targets():
-    (change,) = changes(make_config(adapter={"rank": 4}), problem())
-    assert (change.before, change.after) == ("none", "lora rank 4 on all-linear")
+    assert allowance_of(make_config(16, precision="bf16", optim="adafactor"), problem()) is Allowance.OPTIMIZER
 
 
 @pytest.mark.parametrize(
@@ -247,9 +192,12 @@ def test_an_adapter_is_told_by_rank_and_targets():
         (["bf16=true"], ("precision=bf16",), {"precision": "bf16"}),
         (["gradient_checkpointing=false"], ("checkpointing=none",), {"checkpointing": "none"}),
         (["adapter_rank=8"], ("adapter-rank=8",), {"adapter": "lora", "adapter.rank": 8}),
+        (["adapter=vera", "adapter-rank=8"], None, {"adapter": "vera", "adapter.rank": 8}),
+        (["adapter=none"], ("adapter=none",), {"adapter": None}),
     ],
 )
 def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
+    options = options or tuple(written)
     assert fixed_words(written) == options
     assert fixed_values(written) == fixed_values(options) == values
 
@@ -276,12 +224,21 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["tf32=maybe"], "--fix tf32=maybe: expected true or false"),
         (["bf16=true", "precision=fp32"], "--fix precision=fp32: precision is fixed at bf16 too; drop one"),
         (["adapter=none", "adapter-rank=8"], "--fix adapter-rank=8: there is no adapter (--fix adapter=none)"),
+        (["adapter=dorra"], "--fix adapter=dorra: expected lora, rslora, dora,"),
+        (["adapter=prefix", "adapter-rank=8"], "--fix adapter-rank=8: prefix has none (--fix adapter=lora, rslora"),
+        (
+            ["adapter-virtual-tokens=8"],
+            "--fix adapter-virtual-tokens=8: lora has none (--fix adapter=prefix, prompt",
+        ),
+        (["quantization=int8-qat"], "--fix quantization=int8-qat: quantization-aware training is not offered"),
+        (["quantization=nf5"], "--fix quantization=nf5: expected int8, nf4, nf4-double, fp4, fp4-double or none"),
     ],
 )
 def test_what_can_not_be_fixed_is_refused_in_one_line(written, said):
     with pytest.raises(InputError) as caught:
         fixed_values(written)
     assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_knob_is_found_by_any_of_its_names():

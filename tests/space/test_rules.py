@@ -4,6 +4,7 @@ import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
 
 from autotune.space.rules import refusals
+from autotune.values.adapters import ADAPTERS
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
 from autotune.values.workload import Barred, Held, LengthProfile, OwnCode, Recipe, Workload
@@ -293,3 +294,88 @@ def test_what_is_held_or_barred_is_refused_with_the_reason(fields, reason):
 def test_without_own_code_there_is_nothing_to_hold():
     config = make_config(optim="adafactor")
     assert refusals(config, make_workload(), make_facts(), make_hardware()) == []
+
+
+ADAPTING = make_gpu(versions={**make_gpu().versions, "bitsandbytes": "0.50.2"})
+ADAPTABLE = make_facts(
+    linear_modules=("q_proj", "v_proj", "down_proj"), biases=8, max_sequence_length=128, takes_prefix=True
+)
+FUSED = ADAPTABLE.model_copy(update={"expert_parameters": ("experts.gate_up_proj", "experts.down_proj")})
+NO_BNB = make_gpu(versions={k: v for k, v in ADAPTING.versions.items() if k != "bitsandbytes"})
+
+
+def why_not(kind=None, *, facts=ADAPTABLE, hardware=ADAPTING, knobs=None, model=None, **fields):
+    """Return the reasons against an adapter of a kind with `fields`."""
+    workload = make_workload(**{"sequence_length": 64, **(fields.pop("workload", {}))})
+    if model is not None:
+        workload = workload.model_copy(update={"model": workload.model.model_copy(update=model)})
+    adapter = None if kind is None else {"kind": kind, **fields}
+    config = make_config(precision="bf16", adapter=adapter, **(knobs or {}))
+    return refusals(config, workload, facts, hardware)
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_every_kind_is_legal_somewhere(kind):
+    assert why_not(kind) == []
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4", "nf4-double", "fp4", "fp4-double"])
+@pytest.mark.parametrize("kind", [kind for kind, adapter in ADAPTERS.items() if adapter.on_quantized])
+def test_adapters_can_be_put_on_quantized_weights(kind, quantization):
+    assert why_not(kind, knobs={"quantization": quantization}) == []
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (why_not("dora", facts=make_facts(linear_modules=())), "has no linear layers for dora"),
+        (why_not("ia3", facts=make_facts(linear_modules=("in_x",))), "is known to ia3 as keys, values or feed-forward"),
+        (
+            why_not("lora", facts=make_facts(linear_modules=("in_x",)), target_modules="attention"),
+            "no layer of llama is known as a projection of attention; use all-linear",
+        ),
+        (why_not("loha", model={"model_type": "gpt2"}), "peft's loha doesn't know the layers of gpt2; its lora does"),
+        (why_not("bitfit", facts=make_facts(biases=0)), "bitfit trains biases, and llama has none"),
+        (
+            why_not("lora", target_modules="all-linear+experts"),
+            "has no experts whose weights are fused; use all-linear",
+        ),
+        (why_not("dora", facts=FUSED), "peft's dora can't be put on the fused weights of experts (its lora can)"),
+        (
+            why_not("vera", facts=FUSED, target_modules="all-linear+experts"),
+            "peft's vera can't be put on the fused weights",
+        ),
+        (why_not("lora", facts=FUSED, dropout=0.1), "on the fused weights of experts has no dropout"),
+        (why_not("prompt", workload={"task": Task.MASKED_LM}), "peft has no prompt for masked-lm"),
+        (
+            why_not("p-tuning", virtual_tokens=65),
+            "p-tuning: 64 tokens and 65 virtual ones are more than the 128 positions of",
+        ),
+        (
+            why_not("prefix", facts=ADAPTABLE.model_copy(update={"takes_prefix": False})),
+            "takes no keys and values from outside",
+        ),
+        (why_not("prefix", knobs={"checkpointing": "full"}), "prefix needs the cache of keys and values"),
+        (
+            why_not("prompt", workload={"task": Task.SEQUENCE_CLASSIFICATION}),
+            "finds the end of a sample by its token ids, which prompt takes away",
+        ),
+        (why_not(knobs={"quantization": "nf4"}), "can't be trained, only an adapter on them (--fix adapter=lora)"),
+        (why_not("loha", knobs={"quantization": "int8"}), "loha can't be trained on int8 weights; lora can"),
+        (why_not("bitfit", knobs={"quantization": "nf4"}), "bitfit can't be trained on nf4 weights; lora can"),
+        (why_not("lora", hardware=NO_BNB, knobs={"quantization": "nf4"}), "nf4 weights need the package bitsandbytes"),
+    ],
+)
+def test_what_an_adapter_can_not_be_put_on_is_refused_with_the_reason(reasons, said):
+    assert len(reasons) == 1
+    assert said in reasons[0]
+
+
+def test_adapters_beside_the_experts_are_legal_where_peft_leaves_them_alone():
+    assert why_not("dora", facts=FUSED, target_modules="attention") == []
+    assert why_not("vera", facts=FUSED) == []
+    assert why_not("lora", facts=FUSED, target_modules="all-linear+experts") == []
+
+
+def test_virtual_tokens_may_fill_all_positions():
+    assert why_not("prefix", virtual_tokens=64) == []

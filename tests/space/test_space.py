@@ -8,7 +8,7 @@ from factories import make_budget, make_config, make_facts, make_gpu, make_hardw
 from autotune.space.file import builtin_spaces, load_space, spaces_directory
 from autotune.space.space import SearchSpace, micro_batches
 from autotune.values.budget import Effort
-from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
+from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism
 
 ADAPTERS = {"adapter": [None, "lora"], "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}}}
 
@@ -56,17 +56,11 @@ def builtin(name: str, effort: Effort = Effort.QUICK, allowance: Allowance = All
     )
 
 
-def test_dimensions_keep_the_order_of_the_file():
+def test_dimensions_have_the_order_of_the_file_and_the_baselines_value_even_if_it_is_illegal():
     assert names(make_space({"optim": ["adafactor"], "precision": ["bf16"]})) == ["optim", "precision"]
-
-
-def test_the_baselines_value_is_always_a_choice():
     space = make_space({"optim": ["adafactor"], "per_device_train_batch_size": [2]}, baseline=make_config(4))
     assert choices(space, "optim") == ("adamw_torch_fused", "adafactor")
     assert choices(space, "per_device_train_batch_size") == (4, 2)
-
-
-def test_an_illegal_baseline_stays_a_choice():
     space = make_space({"precision": ["bf16"]}, baseline=make_config(precision="fp16"), hardware=make_hardware())
     assert choices(space, "precision") == ("fp16", "bf16")
 
@@ -121,35 +115,20 @@ def test_a_combination_that_the_file_forbids_is_refused_with_its_reason():
     assert len(list(space.points())) == 3
 
 
-def test_a_value_that_is_forbidden_beside_the_baselines_others_is_not_left_out():
+def test_a_value_is_left_out_if_it_is_forbidden_alone_not_beside_the_baselines_others():
     rule = {"forbid": {"optim": ["adafactor"], "checkpointing": ["none"]}, "reason": "only with checkpointing"}
     space = make_space({"optim": ["adafactor"], "checkpointing": ["none", "full"]}, rules=[rule])
     assert space.left_out == {}
     assert {"optim": "adafactor", "checkpointing": "full"} in list(space.points())
-
-
-def test_a_value_that_is_forbidden_alone_is_left_out():
     rule = {"forbid": {"optim": ["adafactor"]}, "reason": "never"}
     assert make_space({"optim": ["adafactor"]}, rules=[rule]).left_out == {("optim", "adafactor"): "never"}
 
 
 def test_a_conditional_parameter_exists_only_where_its_condition_holds():
-    points = list(make_space(ADAPTERS).points())
-    assert points == [
-        {"adapter": None},
-        {"adapter": "lora", "adapter.rank": 8},
-        {"adapter": "lora", "adapter.rank": 64},
-    ]
-
-
-def test_a_field_of_an_adapter_needs_the_adapter_even_without_a_condition():
-    space = make_space({"adapter": [None, "lora"], "adapter.rank": [8, 64]})
-    assert len(list(space.points())) == 3
-
-
-def test_a_space_without_full_training_keeps_the_baselines_as_a_choice():
-    space = make_space({**ADAPTERS, "adapter": ["lora"]})
-    assert choices(space, "adapter") == (None, "lora")
+    points = [{"adapter": None}, {"adapter": "lora", "adapter.rank": 8}, {"adapter": "lora", "adapter.rank": 64}]
+    assert list(make_space(ADAPTERS).points()) == points
+    assert list(make_space({"adapter": [None, "lora"], "adapter.rank": [8, 64]}).points()) == points
+    assert choices(make_space({**ADAPTERS, "adapter": ["lora"]}), "adapter") == (None, "lora")
 
 
 @pytest.mark.parametrize(
@@ -240,12 +219,8 @@ def test_the_strictest_allowance_leaves_the_training_as_it_is():
     assert {c.optim for c in configs} == {"adamw_torch", "adamw_torch_fused"}
     assert {c.adapter for c in configs} == {None}
     assert len({c.per_device_train_batch_size for c in configs}) > 1
-
-
-def test_a_model_whose_batch_is_coupled_keeps_its_micro_batch_where_all_must_be_exact():
-    facts = make_facts(batch_coupled="batch norm")
-    space = make_space(allowance=Allowance.EXACT, facts=facts)
-    assert choices(space, "per_device_train_batch_size") == (8,)
+    coupled = make_space(allowance=Allowance.EXACT, facts=make_facts(batch_coupled="batch norm"))
+    assert choices(coupled, "per_device_train_batch_size") == (8,)
 
 
 @pytest.mark.parametrize(
@@ -265,16 +240,11 @@ def test_the_lattice_of_micro_batches(global_batch, lattice):
     assert micro_batches(global_batch) == lattice
 
 
-def test_the_lattice_of_the_largest_global_batch_is_whole():
-    lattice = micro_batches(LARGEST_BATCH)
-    assert lattice == tuple(1 << power for power in range(21))
-    for prime in (1_048_573, 1_000_003):  # in a moment, too, though only its whole divides it
-        assert micro_batches(prime) == (1, prime)
-
-
 @pytest.mark.timeout(30)
-def test_the_divisors_of_a_number_are_found_from_those_below_its_root():
-    assert micro_batches(10**13 + 37) == (1, 10**13 + 37)
+def test_the_lattice_of_a_large_global_batch_is_whole_and_there_in_a_moment():
+    assert micro_batches(LARGEST_BATCH) == tuple(1 << power for power in range(21))
+    for prime in (1_048_573, 1_000_003, 10**13 + 37):
+        assert micro_batches(prime) == (1, prime)
 
 
 def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there():
@@ -293,11 +263,6 @@ def test_a_free_global_batch_has_a_lattice_of_its_own():
         {"per_device_train_batch_size": {"choices": "lattice"}}, workload=make_workload(global_batch_size=None)
     )
     assert choices(space, "per_device_train_batch_size") == lattice
-
-
-def test_the_space_of_a_foreign_configuration_is_told_by_its_point():
-    config = TrainConfig(per_device_train_batch_size=4, optim="sgd")
-    assert make_space({"optim": ["adafactor"]}).point(config)["optim"] == "sgd"
 
 
 def test_compiling_is_exact_and_tried_where_tf32_is_on_already():
