@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.job import Job
+from autotune.execution.launch import Launcher
+from autotune.execution.outcome import Ending
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
@@ -32,6 +35,31 @@ LIGHT = "from autotune.execution import launch; launch._preload = lambda device:
 def light_command(*arguments: str) -> list[str]:
     """The command of a launcher that starts at once, for trials that train nothing."""
     return [sys.executable, "-P", "-c", LIGHT, *arguments]
+
+
+class Asked:
+    """A launcher that is given jobs and whose replies are read."""
+
+    def __init__(self, directory: Path, *devices: str) -> None:
+        self._directory = directory
+        self.launcher = Launcher(directory, devices or ("cpu",))
+        self.launcher.wait()
+        self._names = itertools.count()
+
+    def send(self, entry: str, *, timeout_s: float = 60, **fields: Any) -> Path:
+        """Have a function of a module of tests run; return the directory that it is given."""
+        directory = self._directory / f"{next(self._names):03d}"
+        directory.mkdir()
+        self.launcher.send(Job(**{"place": 0, **fields}, directories=(directory,), entry=entry, timeout_s=timeout_s))
+        return directory
+
+    def run(self, entry: str, **fields: Any) -> tuple[Ending, Path]:
+        """Return how a job ended, and its directory."""
+        directory = self.send(entry, **fields)
+        reply = self.launcher.reply(60)
+        assert reply is not None
+        assert reply.pop("place") == 0
+        return Ending(**reply), directory
 
 
 class Bench:

@@ -68,7 +68,7 @@ def launcher_environment(
         device: As the parent counts.
         mark: A variable that makes the launcher's descendants known for good; see `processes`.
         present: The parent's environment.
-        others: Further devices, of trials of several ranks.
+        others: Further devices, of other trials or of further ranks.
     """
     wanted = {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
@@ -77,19 +77,15 @@ def launcher_environment(
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
     chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     shared = {name: value for name, value in present.items() if name not in (*_WITHHELD, *FOREIGN)}
-    visible = ",".join(_visible(own, present) for own in (device, *others))
-    return {**shared, **chosen, **mark, "CUDA_VISIBLE_DEVICES": visible}
+    return {**shared, **chosen, **mark, "CUDA_VISIBLE_DEVICES": visible((device, *others), present)}
 
 
-def _visible(device: str, present: Mapping[str, str]) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES that leaves `device` alone."""
-    if device == "cpu":
-        return ""
-    index = int(device.partition(":")[2] or 0)
-    visible = present.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return str(index)
-    return [entry.strip() for entry in visible.split(",") if entry.strip()][index]
+def visible(devices: Sequence[str], present: Mapping[str, str] = os.environ) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES that leaves `devices` alone, named as this process counts."""
+    there = present.get("CUDA_VISIBLE_DEVICES")
+    names = None if there is None else [entry.strip() for entry in there.split(",") if entry.strip()]
+    indices = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+    return ",".join(str(index) if names is None else names[index] for index in indices)
 
 
 def choose_segments(expandable: bool) -> None:
@@ -102,13 +98,6 @@ def choose_segments(expandable: bool) -> None:
         import torch
 
         torch._C._accelerator_setAllocatorSettings(f"{f'{given},' if given else ''}expandable_segments:{expandable}")
-
-
-def see_only(devices: int) -> None:
-    """Leave this process the first `devices` of those it may see; before any library has looked."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:devices])
 
 
 def trial_device(device: str) -> str:

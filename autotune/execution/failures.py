@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from traceback import walk_tb
-from typing import Self
 
 from autotune.units import parse_memory, show_memory
 from autotune.value import open_own
@@ -149,10 +148,8 @@ class BoundedLog:
         self._tail = b""
         self._dropped_bytes = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Write what is left."""
         if self._dropped_bytes:
             self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
         self._file.write(self._tail)

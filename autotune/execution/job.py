@@ -1,12 +1,14 @@
-"""One job of the launcher: its processes, from their fork until nothing of them is left.
+"""The jobs of the launcher: their processes, from their fork until nothing of them is left.
 
-They are the ranks of one trial, or trials that run in turn, each in a directory of its own (see `turns`).
+A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `turns`). Each place
+runs one job at a time.
 
-Each leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept as its
-log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which would
-wait for it in a collective for ever, get a moment to write down what they saw, and are killed. After every end,
-whatever is left of the processes' groups and of the launcher's descendants is killed too. The launcher is their
-subreaper, so a grandchild can't escape by a session of its own.
+Each process leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept
+as its log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which
+would wait for it in a collective for ever, get a moment to write down what they saw, and are killed. Then whatever is
+left of the processes' groups is killed too, and every orphan. A process gets the orphans among its descendants while it
+lives, the launcher those that it leaves: a grandchild can't escape by a session of its own, and the launcher's children
+are processes of jobs or what jobs that have ended left.
 """
 
 from __future__ import annotations
@@ -25,39 +27,39 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NoReturn
 
-from autotune.execution.environment import forget_unfinished, see_only
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from autotune.execution.environment import forget_unfinished
 from autotune.execution.failures import BoundedLog
-from autotune.execution.outcome import has_failed, log_file, outcome_file
-from autotune.execution.processes import (
-    die_with_parent,
-    end_descendants,
-    kill_group,
-    remove_orphans,
-    shared_files,
-)
-from autotune.execution.ranks import ADDRESS, own_rank, rank_environment
+from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
+from autotune.execution.processes import become_subreaper, die_with_parent, end_below, remove_orphans, shared_files
+from autotune.execution.ranks import ADDRESS, own_rank, rank_environment, use_cores
 from autotune.execution.turns import ring, take_place
+from autotune.value import Value
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
 
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
-LOOK_EVERY_S = 0.05  # where the kernel doesn't tell of an exit
 _OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
 _GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
 _BACKLOG = 1024  # ranks that come before the first has opened its store
 _STACK_S = 0.5  # to write down where a process stands, before it is killed at the time limit
 
 
-class Host(NamedTuple):
-    """The launcher, as far as a job's processes need to know it."""
+class Job(Value):
+    """What the launcher is asked to run at a place."""
 
-    pid: int
-    private: tuple[int, ...]  # open files that they must not inherit
-    program: Callable[[str, Path], None]  # runs an entry in a directory
+    place: NonNegativeInt
+    directories: tuple[Path, ...] = Field(description="one for each process that runs in turn; one for all ranks")
+    entry: str = Field(description="`module:function`, called with a directory")
+    timeout_s: PositiveFloat
+    ranks: PositiveInt | None = None
+    visible: str = Field(default="", description="CUDA_VISIBLE_DEVICES of its processes")
+    cores: tuple[int, ...] = Field(default=(), description="that they are bound to; none: any")
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,106 +71,185 @@ class _Process:
     pid: int
     output: int
     log: BoundedLog
-    wake: int | None = None
     has_ended: bool = False
     failed_at: float | None = None  # when that was noticed; None: it hasn't, or was killed
 
 
-def run_job(job: dict[str, Any], host: Host) -> dict[str, Any]:
-    """Run one job to its end and return how it ended, as fields of `outcome.Ending`."""
-    ranks = job.get("ranks")
-    before, began = shared_files(), time.time()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with contextlib.ExitStack() as stack:
-        processes, port = _start(job, ranks, host, stack)
-        pids = [process.pid for process in processes]
-        for directory in dict.fromkeys(process.directory for process in processes):
+@dataclasses.dataclass(eq=False)
+class _Running:
+    job: Job
+    processes: list[_Process]
+    deadline: float
+    began: float  # seconds since 1970
+    shared: frozenset[str]  # files in shared memory before it
+    has_failure: bool = False
+
+    def longest_s(self) -> float:
+        """Return for how long nothing has to be looked at unless a process ends."""
+        left_s = max(0.0, self.deadline - time.monotonic())
+        return left_s if self.job.ranks is None else min(left_s, _OUTCOMES_EVERY_S)
+
+    def timed_out(self) -> bool | None:
+        """Return whether it is over by its time limit, or by itself; None: it isn't over.
+
+        One of several ranks that fails shortens the limit to the moment that the others have.
+        """
+        now = time.monotonic()
+        for process in self.processes:
+            process.has_ended = process.has_ended or has_ended(process.pid)
+            outcome = process.directory / outcome_file(process.number)
+            if self.job.ranks is not None and process.failed_at is None and has_failed(outcome, process.has_ended):
+                process.failed_at = now
+        if all(process.has_ended for process in self.processes):
+            return False
+        if not self.has_failure and any(process.failed_at is not None for process in self.processes):
+            self.has_failure, self.deadline = True, min(self.deadline, now + _GRACE_S)
+        return not self.has_failure if now >= self.deadline else None
+
+
+class Jobs:
+    """Runs jobs that come as JSON lines, and tells their ends as JSON lines; for the main thread of the launcher.
+
+    Args:
+        requests: The open file that jobs come from.
+        replies: The open file that fields of their `Ending` go to, with their place.
+        program: Runs an entry in a directory, in the process that it is called in.
+    """
+
+    def __init__(self, requests: int, replies: int, program: Callable[[str, Path], None]) -> None:
+        self._requests, self._replies, self._program = requests, replies, program
+        self._pid = os.getpid()
+        self._running: list[_Running] = []
+        self._selector = selectors.DefaultSelector()
+        self._exits, self._wake = os.pipe()  # gets a byte when a child ends
+        for end in (self._exits, self._wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for file in (self._requests, self._exits):
+            self._selector.register(file, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Run jobs until no more can come."""
+        unread = b""
+        while True:
+            longest_s = min((running.longest_s() for running in self._running), default=None)
+            for key, _ in self._selector.select(longest_s):
+                if key.fd == self._exits:
+                    os.read(self._exits, 1 << 12)
+                elif key.fd != self._requests:
+                    if not key.data.log.copy_from(key.fd):
+                        self._selector.unregister(key.fd)  # every writer has closed it
+                elif chunk := os.read(self._requests, 1 << 16):
+                    *lines, unread = (unread + chunk).split(b"\n")
+                    for line in lines:
+                        self._begin(Job.model_validate_json(line))
+                else:
+                    return
+            for running in list(self._running):
+                if (timed_out := running.timed_out()) is not None:
+                    self._end(running, timed_out)
+
+    def _begin(self, job: Job) -> None:
+        """Fork the processes of a job."""
+        running = _Running(job, [], time.monotonic() + job.timeout_s, time.time(), shared_files())
+        self._running.append(running)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        places = ring(len(job.directories)) if len(job.directories) > 1 else []
+        meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
+        if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
+            meeting = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
+        with meeting as listener:
+            members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
+            for place, (directory, number) in enumerate(members):
+                read_end, write_end = os.pipe()
+                pid = os.fork()
+                if pid == 0:
+                    for other, ends in enumerate(places):
+                        if other == place:
+                            take_place(place, ends, len(places))
+                        else:
+                            for end in ends:
+                                os.close(end)
+                    os.close(read_end)
+                    self._become_process(job, directory, number, write_end, listener)
+                os.close(write_end)
+                os.set_blocking(read_end, False)
+                process = _Process(number, directory, pid, read_end, BoundedLog(directory / log_file(number)))
+                running.processes.append(process)
+                self._selector.register(read_end, selectors.EVENT_READ, process)
+            for end in itertools.chain.from_iterable(places):  # held here, they would hide that a process has ended
+                os.close(end)
+            pids, port = [p.pid for p in running.processes], None if listener is None else listener.getsockname()[1]
+        for directory in job.directories:
             begun = {"pid": pids[0], "pids": pids, "port": port, "at": time.monotonic()}  # one clock for all processes
             (directory / PROCESS_FILE).write_text(json.dumps(begun))
-        timed_out = _wait(processes, float(job["timeout_s"]), several=ranks is not None)
-        if timed_out:
-            if ranks is not None:
-                _ask_where_they_stand(processes)
-            for pid in pids:
-                kill_group(pid)
-        statuses, unkillable = end_descendants(*pids, limit_s=END_LIMIT_S)
-        for process in processes:
+
+    def _become_process(
+        self, job: Job, directory: Path, number: int, output: int, listener: socket.socket | None
+    ) -> NoReturn:
+        """Turn this forked child into a process of a job."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            die_with_parent(self._pid)
+            become_subreaper()
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            # Only what is the launcher's own: libraries have open files too, the NVIDIA driver's among them.
+            self._selector.close()
+            others = (process.output for running in self._running for process in running.processes)
+            for descriptor in (null, output, self._replies, self._exits, self._wake, *others):
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            with contextlib.suppress(OSError):  # not every container has it
+                Path("/proc/self/oom_score_adj").write_text("800")  # the one that is killed if memory runs out
+            os.environ["CUDA_VISIBLE_DEVICES"] = job.visible
+            if job.cores:
+                use_cores(job.cores)
+            if listener is not None:
+                _take_rank(number, job.ranks or 1, listener)
+            tell_where_it_stands()
+            self._program(job.entry, directory)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ctypes.CDLL(None).fflush(None)  # what libraries printed without Python
+        os._exit(code)
+
+    def _end(self, running: _Running, timed_out: bool) -> None:
+        """End what is left of a job, and tell how it ended."""
+        self._running.remove(running)
+        pids = [process.pid for process in running.processes]
+        if timed_out and running.job.ranks is not None:  # each writes its stack into its log: who waits for whom
+            for process in running.processes:
+                if not process.has_ended:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(_STACK_S)
+        others = {process.pid for other in self._running for process in other.processes}
+        statuses, unkillable = end_below(pids, spare=others, limit_s=END_LIMIT_S)
+        for process in running.processes:
             while process.log.copy_from(process.output):  # what is left in the pipe: all writers are gone
                 continue
-    codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
-    failed_at = [process.failed_at for process in processes]
-    if any(codes) or None in codes or any(failed_at):
-        remove_orphans(before)
-        forget_unfinished(since=began)
-    return {"returncodes": codes, "failed_at": failed_at, "timed_out": timed_out, "unkillable": unkillable}
-
-
-def _start(
-    job: dict[str, Any], ranks: int | None, host: Host, stack: contextlib.ExitStack
-) -> tuple[list[_Process], int | None]:
-    """Fork the processes of a job; return them and the port where ranks meet."""
-    processes: list[_Process] = []
-    directories = [Path(directory) for directory in job["directories"]]
-    places = ring(len(directories)) if len(directories) > 1 else []
-    meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
-    if ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-        meeting = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
-    with meeting as listener:
-        members = [(directory, number) for directory in directories for number in range(ranks or 1)]
-        for place, (directory, number) in enumerate(members):
-            read_end, write_end = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                others = (end for other, ends in enumerate(places) if other != place for end in ends)
-                inherited = (read_end, *(process.output for process in processes), *host.private, *others)
-                if places:
-                    take_place(place, places[place], len(places))
-                _become_trial(job, directory, _Seat(number, write_end, inherited, listener), host)
-            os.close(write_end)
-            stack.callback(os.close, read_end)
-            os.set_blocking(read_end, False)
-            log = stack.enter_context(BoundedLog(directory / log_file(number)))
-            processes.append(_Process(number, directory, pid, read_end, log))
-        for end in itertools.chain.from_iterable(places):  # held here, they would hide that a process has ended
-            os.close(end)
-        return processes, None if listener is None else listener.getsockname()[1]
-
-
-class _Seat(NamedTuple):
-    """What a forked child starts with."""
-
-    number: int
-    output: int
-    inherited: tuple[int, ...]  # the launcher's own open files
-    listener: socket.socket | None
-
-
-def _become_trial(job: dict[str, Any], directory: Path, seat: _Seat, host: Host) -> None:
-    """Turn this forked child into a process of the trial; never returns."""
-    try:
-        os.setsid()
-        die_with_parent(host.pid)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (seat.output, 1), (seat.output, 2)):
-            os.dup2(source, target)
-        # Only what is the launcher's own: libraries have open files too, the NVIDIA driver's among them.
-        for descriptor in (null, seat.output, *seat.inherited):
-            os.close(descriptor)
-        _prefer_as_victim()
-        see_only(job.get("ranks") or 1)
-        if seat.listener is not None:
-            _take_rank(seat.number, job["ranks"], seat.listener)
-        tell_where_it_stands()
-        host.program(job["entry"], directory)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # what libraries printed without Python
-    os._exit(code)
+            process.log.close()
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(process.output)
+            os.close(process.output)
+        codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
+        failed_at = [process.failed_at for process in running.processes]
+        if any(codes) or None in codes or any(failed_at):
+            remove_orphans(running.shared)
+            forget_unfinished(since=running.began)
+        ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out, unkillable=unkillable)
+        reply = {"place": running.job.place, **ending._asdict()}
+        os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
 
 def _take_rank(number: int, ranks: int, listener: socket.socket) -> None:
@@ -187,80 +268,6 @@ def tell_where_it_stands() -> None:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
 
 
-def _prefer_as_victim() -> None:
-    """Leave no core file of gigabytes, and be the one that the host's out-of-memory killer chooses."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    with contextlib.suppress(OSError):  # not every container has it
-        Path("/proc/self/oom_score_adj").write_text("800")
-
-
-def _wait(processes: Sequence[_Process], timeout_s: float, *, several: bool) -> bool:
-    """Copy the output of all to their logs until they have ended; return True if the time limit came first.
-
-    One of several that fails shortens the limit to the moment that the others have.
-    """
-    deadline, has_failure = time.monotonic() + timeout_s, False
-    with selectors.DefaultSelector() as selector, _wakes_at_exit(processes, selector) as wakes:
-        for process in processes:
-            selector.register(process.output, selectors.EVENT_READ, process)
-        while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            longest = remaining if not several else min(remaining, _OUTCOMES_EVERY_S)
-            for key, _ in selector.select(longest if wakes else min(remaining, LOOK_EVERY_S)):
-                if key.fd == key.data.output and not key.data.log.copy_from(key.fd):
-                    selector.unregister(key.fd)  # every writer has closed it
-            _note_ends(processes, selector)
-            failing = several and _note_failures(processes)
-            if all(process.has_ended for process in processes):
-                return False
-            if failing and not has_failure:
-                has_failure, deadline = True, min(deadline, time.monotonic() + _GRACE_S)
-            elif not remaining:
-                return not has_failure
-
-
-def _note_ends(processes: Sequence[_Process], selector: selectors.BaseSelector) -> None:
-    for process in processes:
-        if not process.has_ended and has_ended(process.pid):
-            process.has_ended = True
-            if process.wake is not None:
-                selector.unregister(process.wake)
-
-
-def _note_failures(processes: Sequence[_Process]) -> bool:
-    """Note which ranks have failed since the last call; return whether any has."""
-    now = time.monotonic()
-    for process in processes:
-        if process.failed_at is None and has_failed(
-            process.directory / outcome_file(process.number), process.has_ended
-        ):
-            process.failed_at = now
-    return any(process.failed_at is not None for process in processes)
-
-
-@contextlib.contextmanager
-def _wakes_at_exit(processes: Sequence[_Process], selector: selectors.BaseSelector) -> Iterator[bool]:
-    """Have `selector` wake when a process exits; yield False on a kernel that can't (before Linux 5.3)."""
-    with contextlib.ExitStack() as stack:
-        for process in processes:
-            try:
-                process.wake = os.pidfd_open(process.pid)
-            except OSError:
-                break
-            stack.callback(os.close, process.wake)
-            selector.register(process.wake, selectors.EVENT_READ, process)
-        yield all(process.wake is not None for process in processes)
-
-
 def has_ended(pid: int) -> bool:
     """Return whether the child has ended; it stays to be reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _ask_where_they_stand(processes: Sequence[_Process]) -> None:
-    """Have every process that still runs write its stack into its log: who waits for whom."""
-    for process in processes:
-        if not process.has_ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(_STACK_S)

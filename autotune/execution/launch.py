@@ -1,8 +1,9 @@
 """The launcher: a process that imports everything once, touches no device, and forks each trial.
 
-:class:`Launcher` is that process as the parent sees it: started for a place, given jobs, ended with all that runs under
-it. `main` is its own program. Jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe of their own, so
-that libraries may print what they like. It runs one job at a time, on its only thread: see `job`.
+:class:`Launcher` is that process as the parent sees it: started for all places of a search, given jobs, ended with all
+that runs under it. `main` is its own program. Jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe
+of their own, so that libraries may print what they like; see `job`. It isn't the server of `multiprocessing`, which has
+its parent's environment, output and session, imports the parent's main program again, and ends nothing below a child.
 
 A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
@@ -24,7 +25,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -32,9 +33,8 @@ from unittest.mock import patch
 from autotune.errors import InfrastructureError
 from autotune.execution.environment import forget_unfinished, launcher_environment, trial_device
 from autotune.execution.failures import import_failure, read_tail
-from autotune.execution.job import END_LIMIT_S, LOOK_EVERY_S, Host, has_ended, run_job, tell_where_it_stands
-from autotune.execution.places import Place
-from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_descendants, end_marked
+from autotune.execution.job import END_LIMIT_S, Job, Jobs, has_ended, tell_where_it_stands
+from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_below, end_marked
 from autotune.execution.ranks import own_rank
 from autotune.value import open_own, write_text
 from autotune.values.hardware import installed_versions
@@ -47,26 +47,19 @@ _OWN_MODULES = (
     "execution.noise", "execution.trainer_setup", "execution.trial", "execution.turns", "execution.worker",
 )  # fmt: skip
 
-_FORK_TEST_LIMIT_S = 120.0
+_FORK_TEST_LIMIT_S, _LOOK_EVERY_S = 120.0, 0.05
 
-MARK_FILE = "processes.json"  # the mark that all processes of a search carry; each of several places has its own
+MARK_FILE = "processes.json"  # the mark that all processes of a search carry
+LOG_FILE = "launcher.log"
 
 LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 
 
 def end_what_was_left(run_directory: Path) -> None:
     """End what a search that was killed in `run_directory` has left running."""
-    for path in run_directory.glob(MARK_FILE.replace(".", "*.")):
-        try:
-            mark = json.loads(path.read_text())["mark"]
-        except (OSError, ValueError, TypeError, KeyError):
-            continue
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        mark = json.loads((run_directory / MARK_FILE).read_text())["mark"]
         end_marked(str(mark), limit_s=END_LIMIT_S)
-
-
-def _named(file: str, place: Place) -> str:
-    """Return the name that a file has for a place: 'processes.json', 'processes-1.json'."""
-    return file.replace(".", f"-{place.name}.") if place.name else file
 
 
 class Launcher:
@@ -74,28 +67,22 @@ class Launcher:
 
     Args:
         run_directory: The search's directory.
-        place: Where its trials run.
-        stop: A file that becomes readable when it has to end; whoever waits for it is interrupted then.
+        devices: Of all its trials, as this process counts.
     """
 
-    def __init__(self, run_directory: Path, place: Place, *, stop: int | None = None) -> None:
+    def __init__(self, run_directory: Path, devices: Sequence[str]) -> None:
         self._mark = secrets.token_hex(8)
-        self._stop = stop
-        write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / _named(MARK_FILE, place))
-        self._log_path = run_directory / _named("launcher.log", place)
+        write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
+        self._log_path = run_directory / LOG_FILE
         self._replies, write_end = os.pipe()
-        bound = ("--cores", ",".join(map(str, place.cores))) if place.cores else ()
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                launch_command("--device", place.device, "--replies", str(write_end), *bound),
+                launch_command("--device", devices[0], "--replies", str(write_end)),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=(write_end,),
-                env={
-                    **launcher_environment(place.device, {MARK_VARIABLE: self._mark}, others=place.others),
-                    **place.environment(),
-                },
+                env=launcher_environment(devices[0], {MARK_VARIABLE: self._mark}, others=devices[1:]),
                 start_new_session=True,
             )
         os.close(write_end)
@@ -107,7 +94,7 @@ class Launcher:
         if self.forkable is not None:
             return
         try:
-            ready = self._read(min(limit_s, LAUNCHER_START_S))
+            ready = self.reply(min(limit_s, LAUNCHER_START_S))
         except TimeoutError:
             ready = None
         if ready is None:
@@ -115,35 +102,22 @@ class Launcher:
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
         self.forkable = bool(ready["forkable"])
 
-    def has_died(self) -> bool:
-        """Return whether the process took jobs and has ended."""
-        return self.forkable is not None and self._process.poll() is not None
-
-    def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Run a job; return how it ended, or None if the launcher died; TimeoutError means that it fell silent."""
+    def send(self, job: Job) -> None:
+        """Have a job run; if the launcher has died, `reply` tells."""
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(job.model_dump_json().encode() + b"\n")
             self._process.stdin.flush()
-        except OSError:
-            return None
-        return self._read(timeout_s)
 
-    def _read(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next reply, or None at the end of the pipe."""
+    def reply(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return how the next job ended; None: the launcher has died. TimeoutError: it said nothing for so long."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()  # unlike select.select it takes any number of a file
         poll.register(self._replies, select.POLLIN)
-        if self._stop is not None:
-            poll.register(self._stop, select.POLLIN)
         while b"\n" not in self._unread:
-            ready = [file for file, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
-            if not ready:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
-            if self._stop in ready:
-                raise KeyboardInterrupt  # as if Ctrl-C had come in this thread
-            chunk = os.read(self._replies, 1 << 16)
-            if not chunk:
+            if not (chunk := os.read(self._replies, 1 << 16)):
                 return None
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
@@ -164,8 +138,7 @@ class Launcher:
 def main() -> None:
     """Serve jobs until stdin ends, or run one job in this very process (``--one DIRECTORY``)."""
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
-    parser.add_argument("--device", default="cpu", help="torch device of the trials, as the parent counts")
-    parser.add_argument("--cores", help="that trials are bound to, such as 0,1 (default: any)")
+    parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
     parser.add_argument("--replies", type=int, metavar="FD", help="open file that replies go to")
     parser.add_argument("--fresh", action="store_true", help="never fork: each trial is a fresh interpreter")
     parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
@@ -185,28 +158,21 @@ def main() -> None:
     die_with_parent(os.getppid())
     become_subreaper()
     os.set_inheritable(arguments.replies, False)
-    if arguments.cores:
-        os.sched_setaffinity(0, [int(core) for core in arguments.cores.split(",")])
     started = time.monotonic()
     try:
         forkable = not arguments.fresh and _preload(trial_device(arguments.device))
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows
-    _reply(arguments.replies, {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started})
+    ready = {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started}
+    os.write(arguments.replies, json.dumps(ready).encode() + b"\n")
     forget_unfinished(since=time.time())  # those of earlier searches and trainings
-    host = Host(os.getpid(), (arguments.replies,), _run_here if forkable else _run_afresh)
-    for line in sys.stdin:
-        _reply(arguments.replies, run_job(json.loads(line), host))
+    Jobs(sys.stdin.fileno(), arguments.replies, _run_here if forkable else _run_afresh).serve()
 
 
 def launch_command(*arguments: str) -> list[str]:
     """Return the command of this module; -P: the present directory is not searched for modules."""
     return [sys.executable, "-P", "-m", "autotune.execution.launch", *arguments]
-
-
-def _reply(descriptor: int, message: dict[str, Any]) -> None:
-    os.write(descriptor, json.dumps(message).encode() + b"\n")
 
 
 def _preload(device: str) -> bool:
@@ -279,8 +245,8 @@ def _survives_fork(device: str) -> bool:
             os._exit(1)
     deadline = time.monotonic() + _FORK_TEST_LIMIT_S
     while not has_ended(pid) and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
-    statuses, _ = end_descendants(pid, limit_s=END_LIMIT_S)
+        time.sleep(_LOOK_EVERY_S)
+    statuses, _ = end_below([pid], limit_s=END_LIMIT_S)
     return statuses.get(pid) == 0
 
 

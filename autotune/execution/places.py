@@ -17,7 +17,6 @@ from typing import Literal
 from pydantic import Field
 
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution.ranks import threads_of_rank
 from autotune.units import GIB
 from autotune.value import Value
 from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices
@@ -34,7 +33,7 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 class Place(Value):
     """Where one trial at a time runs."""
 
-    name: str = Field(default="", description="for files and people; empty: there is no other place")
+    shown: str = Field(default="", description="in words; empty: there is no other place")
     device: str = Field(description="torch device, as the parent counts")
     others: tuple[str, ...] = Field(default=(), description="further devices, for trials of several ranks")
     cores: tuple[int, ...] = Field(default=(), description="that trials are bound to; none: any")
@@ -44,18 +43,10 @@ class Place(Value):
         """All devices, one for each rank."""
         return (self.device, *self.others)
 
-    @property
-    def shown(self) -> str:
-        """The place in words; empty where there is no other."""
-        if not self.name:
-            return ""
-        return f"cores {_ranges(self.cores)}" if self.cores else "+".join(self.devices)
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables of a bound trial: as many threads as it has cores, or fewer if the user says so."""
-        if not self.cores:
-            return {}
-        return {"OMP_NUM_THREADS": str(threads_of_rank(len(self.cores), 1))}
+    def used_bytes(self) -> list[int]:
+        """Return the memory in use on each GPU; empty for a CPU, whose memory is the host's."""
+        gpus = [device for device in self.devices if device != "cpu"]
+        return [used for device in gpus if (used := cuda_used_bytes(device)) is not None]
 
 
 def kind_of(hardware: Hardware) -> str:
@@ -134,7 +125,7 @@ def core_sets(count: int) -> tuple[Place, ...]:
     if not size:
         raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
     sets = (tuple(sorted(cores[index * size : (index + 1) * size])) for index in range(count))
-    return tuple(Place(name=str(index), device="cpu", cores=own) for index, own in enumerate(sets))
+    return tuple(Place(device="cpu", cores=own, shown=f"cores {_ranges(own)}") for own in sets)
 
 
 def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
@@ -149,7 +140,7 @@ def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
     freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
     found = sorted((device.device for device in freest), key=seen_at.index)
     sets = (found[start : start + each] for start in range(0, len(found), each))
-    return tuple(Place(name=own[0].replace(":", ""), device=own[0], others=tuple(own[1:])) for own in sets)
+    return tuple(Place(device=own[0], others=tuple(own[1:]), shown="+".join(own)) for own in sets)
 
 
 def _read(core: int, what: str) -> int:

@@ -19,6 +19,7 @@ import fcntl
 import os
 import signal
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -52,33 +53,29 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def end_descendants(*pids: int, limit_s: float) -> tuple[dict[int, int], int]:
-    """Kill and reap the children `pids`, their groups and every other descendant of this process.
+def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> tuple[dict[int, int], int]:
+    """Kill and reap the children `pids`, their groups and every other descendant but the children `spare` and theirs.
 
-    Return the wait statuses of those that could be ended (a driver may hold one in the kernel), and how many processes
-    are left after `limit_s`.
+    Return the wait statuses of those `pids` that could be ended (a driver may hold one in the kernel), and how many
+    children are left after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     statuses: dict[int, int] = {}
     while True:
         for pid in pids:
             kill_group(pid)
-        below = psutil.Process().children(recursive=True)
-        for process in below:
-            _kill(process.pid)
-        statuses |= _reap()
-        if not below or time.monotonic() > deadline:
-            return {pid: statuses[pid] for pid in pids if pid in statuses}, len(below)
+        children = [child for child in psutil.Process().children() if child.pid not in spare]
+        for child in children:
+            _kill(child.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in child.children(recursive=True):
+                    _kill(process.pid)
+            with contextlib.suppress(ChildProcessError):
+                ended, status = os.waitpid(child.pid, os.WNOHANG)
+                statuses |= {ended: status} if ended else {}
+        if not children or time.monotonic() > deadline:
+            return {pid: statuses[pid] for pid in pids if pid in statuses}, len(children)
         time.sleep(_PAUSE_S)
-
-
-def _reap() -> dict[int, int]:
-    """Reap all children that have ended; return their wait statuses."""
-    statuses = {}
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            statuses[ended[0]] = ended[1]
-    return statuses
 
 
 def marked(mark: str) -> list[int]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 # The listening socket of the first rank, open in its process, and how many threads each may use.
@@ -79,6 +80,19 @@ def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.envi
     """Return the threads of each rank: its share of the cores, or fewer if the user's environment says so."""
     share, asked = max(1, cores // ranks), present.get(_THREADS, "")
     return min(share, int(asked)) if asked.isdigit() and int(asked) else share
+
+
+def use_cores(cores: Sequence[int]) -> None:
+    """Bind this process to some cores, and have it use as many threads, or fewer if the user's environment says so."""
+    os.sched_setaffinity(0, cores)
+    threads = threads_of_rank(len(cores), 1)
+    os.environ[_THREADS] = str(threads)
+    if "torch" in sys.modules:  # a fork has the settings of its parent, which were made for all cores
+        import torch
+        from torch._inductor import config
+
+        torch.set_num_threads(threads)
+        config.compile_threads = min(config.compile_threads or 1, len(cores))
 
 
 def own_rank() -> Rank:

@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.errors import InfrastructureError
-from autotune.execution.places import core_sets, share_of
+from autotune.execution.places import Place, core_sets, share_of
 from autotune.execution.runner import LocalRunner, Runner, trial_directory
 from autotune.value import Value
 from autotune.values.hardware import Hardware, cuda_count, detect
@@ -107,10 +107,10 @@ def local_runner(job: Job) -> Runner:
     # Ray sets it to the processors that a task asks for, which a user's own training wouldn't have.
     os.environ.pop("OMP_NUM_THREADS", None)
     hardware = detect(job.device)
-    place = None  # all of what Ray lets this task see
+    places: tuple[Place, ...] = ()  # all of what Ray lets this task see
     if job.slots > 1 and hardware.is_cpu:
-        hardware, place = share_of(hardware, job.slots), core_sets(job.slots)[job.slot]
-    return LocalRunner(job.directory, hardware, place=place)
+        hardware, places = share_of(hardware, job.slots), core_sets(job.slots)[job.slot : job.slot + 1]
+    return LocalRunner(job.directory, hardware, places=places)
 
 
 def _runner(job: Job) -> Runner:

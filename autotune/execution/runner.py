@@ -1,8 +1,8 @@
-"""Runs one trial at a time in a child process and says how it ended.
+"""Runs trials in child processes and says how they ended.
 
 A :class:`Runner` is given requests and gives back results; :class:`LocalRunner` keeps one launcher process (see
-`launch`) that forks the children. The parent blocks while a child is being timed; what its end means is decided in
-`outcome`.
+`launch`) that forks the children of all its places. The parent blocks while a child is being timed; what its end means
+is decided in `outcome`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import abc
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, forget_ended_builder, operators_of
+from autotune.execution.environment import COMPILE_LIMIT_S, forget_ended_builder, operators_of, visible
 from autotune.execution.failures import read_tail
-from autotune.execution.job import END_LIMIT_S, PROCESS_FILE
-from autotune.execution.launch import DEFAULT_ENTRY, Launcher, end_what_was_left
+from autotune.execution.job import END_LIMIT_S, PROCESS_FILE, Job
+from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, Launcher, end_what_was_left
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
 from autotune.execution.places import Place, check_place, whole
 from autotune.value import Value, write_value
-from autotune.values.hardware import Hardware, cuda_used_bytes
+from autotune.values.hardware import Hardware
 from autotune.values.trial import (
     DescribeAnswer,
     DescribeRequest,
@@ -52,8 +52,8 @@ _ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 class Runner(abc.ABC):
     """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
 
-    A search begins trials where a place is free and waits for the next that ends. One place runs a trial while it is
-    waited for, in the thread that waits; several run theirs at once (`pool`, `ray_pool`).
+    A search begins trials where a place is free and waits for the next that ends. By default there is one place, which
+    runs a trial while it is waited for.
 
     Attributes:
         takes_turns: Whether several trials can be alive at once and compute in turn.
@@ -90,18 +90,30 @@ def trial_directory(run_directory: Path, number: int) -> Path:
     return run_directory / "trials" / f"{number:04d}"
 
 
+class _Running(NamedTuple):
+    """A job that runs at a place, with the trials that it is, if it is any."""
+
+    job: Job
+    requests: Sequence[TrialRequest]
+    started: float
+    deadline: float
+    idle_bytes: Sequence[int]  # of each device of the place, before it began
+    oom_kills: int
+    runs_again: bool
+    is_resent: bool = False
+
+
 class LocalRunner(Runner):
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
 
     Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
-    launcher and all that runs under it.
+    launcher and all that runs under it. What is raised while a trial is waited for ends all that run.
 
     Args:
         run_directory: The search's directory, which nobody else uses meanwhile; trial N lives in `trials/NNNN`.
-        hardware: The device that trials run on, and whose memory must be back at its idle level after each.
+        hardware: What a trial has at each place, where memory must be back at its idle level after each.
         entry: ``module:function`` that a child runs; another one than the default is for tests.
-        place: Which of several parts of the machine; all of `hardware` by default.
-        stop: A file that becomes readable when a trial that runs in another thread is to be interrupted.
+        places: Parts of the machine that run a trial each at the same time; by default one that is all of `hardware`.
 
     Attributes:
         ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
@@ -110,20 +122,15 @@ class LocalRunner(Runner):
     takes_turns = True
 
     def __init__(
-        self,
-        run_directory: Path,
-        hardware: Hardware,
-        *,
-        entry: str = DEFAULT_ENTRY,
-        place: Place | None = None,
-        stop: int | None = None,
+        self, run_directory: Path, hardware: Hardware, *, entry: str = DEFAULT_ENTRY, places: Sequence[Place] = ()
     ) -> None:
         self._run_directory = run_directory.resolve()
         self._hardware = hardware
         self._entry = entry
-        self._place = place or whole(hardware)
-        self._stop = stop
+        self._places = places or (whole(hardware),)
         self._launcher: Launcher | None = None
+        self._running: dict[int, _Running] = {}  # by the number of the place
+        self._endings: dict[int, Ending] = {}  # of jobs that have ended and were not asked for yet
         self._compiled: set[str] = set()
         self.ends_at = math.inf
 
@@ -135,84 +142,104 @@ class LocalRunner(Runner):
         self.close()
 
     def close(self) -> None:
-        """End the launcher and, with it, a trial that still runs."""
+        """End the launcher and, with it, trials that still run."""
+        self._running, self._endings = {}, {}
         if self._launcher is not None:
             self._launcher.end()
             self._launcher = None
 
-    def launch(self) -> Launcher:
-        """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
-        if self._launcher is None:
-            self._launcher = Launcher(self._run_directory, self._place, stop=self._stop)
-        return self._launcher
+    def free(self) -> int:
+        """Return how many places run no trial."""
+        return len(self._places) - len(self._running)
+
+    def begin(self, request: TrialRequest) -> None:
+        """Begin a trial at the first free place; raises as `run_in_turn` does."""
+        self._begin(next(place for place in range(len(self._places)) if place not in self._running), [request])
+
+    def wait(self) -> TrialResult:
+        """Return the result of the trial that ends next; raises as `run_in_turn` does."""
+        return self._ended()[0]
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial and write its result; raises as `run_in_turn` does."""
+        """Run one trial at the first place, while all others are idle; raises as `run_in_turn` does."""
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials of one process each, all alive at once and computing in turn, and write their results.
+        """Run trials of one process each at the first place, all alive at once and computing in turn.
 
         They run again, once, if one of them finds that others have filled the device; then it tells nothing of memory.
 
         Raises:
             InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
-        results = self._run_once(requests)
-        if any(map(self._was_crowded_out, results)):
-            again = "it ran again: other processes held memory of the device that the budget counts on"
-            results = [r.model_copy(update={"warnings": (*r.warnings, again)}) for r in self._run_once(requests)]
-            for place, result in enumerate(results):
-                if self._was_crowded_out(result):
-                    crash = result.outcome.model_copy(update={"status": TrialStatus.CRASHED})
-                    results[place] = result.model_copy(update={"outcome": crash})
-        for result in results:
-            write_value(result, trial_directory(self._run_directory, result.request.number) / "result.json")
-        return results
+        assert not self._running, "trials that are run alone have to be alone"
+        self._begin(0, requests)
+        return self._ended()
 
-    def _was_crowded_out(self, result: TrialResult) -> bool:
-        """Whether others held what was free when the search began; a larger budget never was."""
-        failure, within = result.outcome, result.request.limits.memory_bytes <= self._hardware.free_bytes
-        return failure.kind == "failure" and failure.crowded_out and within
-
-    def _run_once(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
+    def _begin(self, place: int, requests: Sequence[TrialRequest], *, again: bool = False) -> None:
+        """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
         check_place(self._run_directory)
         self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
         for request, directory in zip(requests, directories, strict=True):
             _make_empty(directory)
             write_value(request, directory / "request.json")
-        self.start()  # its start is no part of the trials
+        self.start()
         timeout_s = max(request.limits.timeout_s for request in requests)
-        for request in requests:
-            self._compile(request, timeout_s)  # nor is this
-        idle_bytes, oom_kills = self._device_bytes(), host_oom_kills()
-        started = time.monotonic()
-        ending = self._ending(directories, self._entry, timeout_s, ranks=requests[0].ranks)
-        ending = ending._replace(host_oom=host_oom_kills() > oom_kills)
-        if any(map(operators_of, requests)):  # what is noted there was noted by a child of this process
+        for request in requests:  # operators that none of the earlier trials needed
+            if not self._compiled.issuperset(operators_of(request)):
+                limit_s = min(COMPILE_LIMIT_S, timeout_s)
+                if not forget_ended_builder(self.ask("operators", _COMPILE, request, timeout_s=limit_s, place=place)):
+                    self._compiled.update(operators_of(request))
+        self._send(place, directories, self._entry, timeout_s, requests=requests, runs_again=again)
+
+    def _ended(self) -> list[TrialResult]:
+        """Return the results of the trials that end next, on disk."""
+        while True:
+            place, running, ending = self._wait_for(tuple(self._running))
+            results = self._judged(place, running, ending)
+            # Others held what was free when the search began; a larger budget never was.
+            crowded = [
+                result.outcome.kind == "failure"
+                and result.outcome.crowded_out
+                and result.request.limits.memory_bytes <= self._hardware.free_bytes
+                for result in results
+            ]
+            if not any(crowded) or running.runs_again:
+                break
+            self._begin(place, running.requests, again=True)
+        again = "it ran again: other processes held memory of the device that the budget counts on"
+        for number, result in enumerate(results):
+            update: dict[str, Any] = {"warnings": (*result.warnings, again)} if running.runs_again else {}
+            if crowded[number]:
+                update["outcome"] = result.outcome.model_copy(update={"status": TrialStatus.CRASHED})
+            results[number] = result.model_copy(update=update)
+            write_value(results[number], trial_directory(self._run_directory, result.request.number) / "result.json")
+        return results
+
+    def _judged(self, place: int, running: _Running, ending: Ending) -> list[TrialResult]:
+        """Return the results of trials that have ended."""
+        ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
+        if any(map(operators_of, running.requests)):  # what is noted there was noted by a child of this process
             forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
-        warnings = self._wait_until_idle(idle_bytes)
+        warnings = self._wait_until_idle(place, running.idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
             warnings = (held, *warnings)
-        duration_s, results = time.monotonic() - started, []
-        for place, (request, directory) in enumerate(zip(requests, directories, strict=True)):
-            in_turn = len(requests) > 1
-            own = ending._replace(returncodes=ending.returncodes[place : place + 1]) if in_turn else ending
-            outcome = merged_outcome(directory, own, request)
+        common = {
+            "duration_s": time.monotonic() - running.started,
+            "began": _EPOCH_S + running.started,
+            "warnings": warnings,
+            "place": self._places[place].shown,
+        }
+        results = []
+        for number, (request, directory) in enumerate(zip(running.requests, running.job.directories, strict=True)):
+            codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
+            outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
             if outcome.kind == "failure":
                 check_place(self._run_directory)  # which would explain it
             shutil.rmtree(directory / "trainer", ignore_errors=True)
-            result = TrialResult(
-                request=request,
-                outcome=outcome,
-                duration_s=duration_s,
-                warnings=warnings,
-                began=_EPOCH_S + started,
-                place=self._place.shown,
-            )
-            results.append(result)
+            results.append(TrialResult(request=request, outcome=outcome, **common))
         return results
 
     def describe(self, request: DescribeRequest, *, timeout_s: float = 600.0) -> Description:
@@ -241,7 +268,7 @@ class LocalRunner(Runner):
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             check_place(self._run_directory)  # which would explain it
-            logs = (directory / log_file(), self._run_directory / "launcher.log")  # the latter: it couldn't be forked
+            logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
             tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None)
             self.check_time()
             raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
@@ -249,30 +276,27 @@ class LocalRunner(Runner):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
-    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
+    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
         check_place(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
-        self._ending([directory], entry, min(timeout_s, max(1.0, self.ends_at - time.perf_counter())))
+        limit_s = min(timeout_s, max(1.0, self.ends_at - time.perf_counter()))
+        self._send(place, [directory], entry, limit_s)
+        self._wait_for((place,))
         return directory
 
-    def _compile(self, request: TrialRequest, limit_s: float) -> None:
-        """Have the operators compiled that none of the earlier trials needed, for up to `limit_s`."""
-        if not self._compiled.issuperset(operators_of(request)):
-            directory = self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, limit_s))
-            if not forget_ended_builder(directory):
-                self._compiled.update(operators_of(request))
+    def launch(self) -> Launcher:
+        """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
+        if self._launcher is None:
+            devices = [device for place in self._places for device in place.devices]
+            self._launcher = Launcher(self._run_directory, list(dict.fromkeys(devices)))
+        return self._launcher
 
     def start(self) -> Launcher:
-        """Return the launcher, started if there is none or if it has died; that takes seconds.
-
-        Raises InfrastructureError if it can't be started.
-        """
-        if self._launcher is not None and self._launcher.has_died():
-            self.close()
+        """Return the launcher, started if there is none; that takes seconds. InfrastructureError: it can't be."""
         launcher = self.launch()
         try:
             launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
@@ -291,40 +315,75 @@ class LocalRunner(Runner):
                 "took all of it; a longer --max-time or an idle machine may help"
             )
 
-    def _ending(self, directories: Sequence[Path], entry: str, timeout_s: float, *, ranks: int | None = None) -> Ending:
-        """Have the launcher run a child, or so many ranks, in each directory; return how they ended.
+    def _send(
+        self,
+        place: int,
+        directories: Sequence[Path],
+        entry: str,
+        timeout_s: float,
+        *,
+        requests: Sequence[TrialRequest] = (),
+        runs_again: bool = False,
+    ) -> None:
+        """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
+        where, ranks, launcher = self._places[place], requests[0].ranks if requests else None, self.start()
+        job = Job(
+            place=place,
+            directories=tuple(directories),
+            entry=entry,
+            timeout_s=timeout_s,
+            ranks=ranks,
+            visible=visible(where.devices[: ranks or 1]),
+            cores=where.cores,
+        )
+        idle_bytes, started = self._places[place].used_bytes(), time.monotonic()
+        deadline = started + timeout_s + LAUNCHER_GRACE_S
+        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), runs_again)
+        launcher.send(job)
 
-        A launcher that dies before it takes the job is replaced once.
+    def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:
+        """Wait until a job at one of `places` has ended, and return how; a launcher that hangs or dies ends them all.
+
+        A job that the launcher had not begun when it died is run by the next one, once.
         """
-        job = {"directories": [str(d) for d in directories], "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
-        for _ in range(2):
-            launcher = self.start()
+        while not (ended := self._endings.keys() & places):
             try:
-                reply = launcher.run(job, timeout_s + LAUNCHER_GRACE_S)
+                first = min(running.deadline for running in self._running.values())
+                reply = self.start().reply(first - time.monotonic())
             except TimeoutError:
-                self.close()
-                return Ending(timed_out=True, launcher_died=True)
-            except BaseException:  # Ctrl-C: the job is still running, and its reply would be taken for the next one's
+                self._end_all(is_dead=False)
+            except BaseException:  # Ctrl-C
                 self.close()
                 raise
-            if reply is not None:
-                return Ending(**reply)
-            self.close()
-            if (directories[0] / PROCESS_FILE).exists():
-                break
-        return Ending(launcher_died=True)
+            else:
+                if reply is None:
+                    self._end_all(is_dead=True)
+                else:
+                    place = reply.pop("place")
+                    self._endings[place] = Ending(**reply)
+        place = min(ended)
+        return place, self._running.pop(place), self._endings.pop(place)
 
-    def _device_bytes(self) -> list[int]:
-        """Return the memory in use on each device; nothing is waited for where it is the host's memory."""
-        if self._hardware.is_cpu:
-            return []
-        return [used for device in self._place.devices if (used := cuda_used_bytes(device)) is not None]
+    def _end_all(self, *, is_dead: bool) -> None:
+        """End the launcher, which is dead or has fallen silent, and all jobs but those that it had not begun."""
+        running, endings, now = self._running, self._endings, time.monotonic()
+        self.close()
+        self._running, self._endings = running, endings
+        for place, each in running.items():
+            if place in endings:
+                continue
+            if is_dead and not each.is_resent and not (each.job.directories[0] / PROCESS_FILE).exists():
+                running[place] = each._replace(is_resent=True, deadline=now + each.job.timeout_s + LAUNCHER_GRACE_S)
+                self.start().send(each.job)
+            else:
+                timed_out = not is_dead and each.deadline <= now
+                endings[place] = Ending(timed_out=timed_out, launcher_died=True)
 
-    def _wait_until_idle(self, idle_bytes: Sequence[int]) -> tuple[str, ...]:
+    def _wait_until_idle(self, place: int, idle_bytes: Sequence[int]) -> tuple[str, ...]:
         """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
         while True:
-            grown = (now - idle for now, idle in zip(self._device_bytes(), idle_bytes, strict=True))
+            grown = (now - idle for now, idle in zip(self._places[place].used_bytes(), idle_bytes, strict=True))
             if (excess := max(grown, default=0)) <= IDLE_TOLERANCE_BYTES:
                 return ()
             if time.monotonic() > deadline:

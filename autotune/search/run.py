@@ -17,7 +17,6 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
-from autotune.execution.pool import LocalPool
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
@@ -89,18 +88,16 @@ def backend_of(
             allotment = cluster.allotment(fleet, device, planned)
             with RayPool(run_directory, cluster) as nodes:
                 yield Backend(allotment, asker, nodes)
-    elif fleet.is_single:
-        hardware = planned or detect(device)
-        with LocalRunner(run_directory, hardware) as runner:
-            yield Backend(Allotment(hardware=hardware), runner, runner)
-    else:
-        places, allotment = _allotted(fleet, device, planned)
-        with LocalPool(run_directory, allotment.hardware, places) as pool:
-            yield Backend(allotment, pool.first, pool)
+        return
+    places, allotment = _allotted(fleet, device, planned)
+    with LocalRunner(run_directory, allotment.hardware, places=places) as runner:
+        yield Backend(allotment, runner, runner)
 
 
 def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
-    """Return the places of this machine, and the hardware that a trial has at each."""
+    """Return the places of this machine, all of it if there are none, and the hardware that a trial has at each."""
+    if fleet.is_single:
+        return (), Allotment(hardware=planned or detect(device))
     whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
     places = places_of(whole, workers, each=fleet.devices)
     hardware = hardware_of(whole, places)

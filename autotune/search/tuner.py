@@ -101,6 +101,9 @@ class Tuner:
         try:
             self._search()
             self._measure_again()
+        except AutotuneError:
+            self._write()
+            raise
         except KeyboardInterrupt:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
@@ -165,11 +168,7 @@ class Tuner:
 
     def _take_next(self) -> None:
         """Wait for the next trial to end, and learn from it."""
-        try:
-            result = self._pool.wait()
-        except AutotuneError:
-            self._write()
-            raise
+        result = self._pool.wait()
         _, trial = self._running.pop(result.request.number)
         self._count_running()
         self._sampler.tell(self.study, trial, result)

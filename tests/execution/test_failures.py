@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -171,7 +172,7 @@ def written(tmp_path: Path, *chunks: bytes) -> bytes:
     path = tmp_path / "log.txt"
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
-    with BoundedLog(path) as log:
+    with contextlib.closing(BoundedLog(path)) as log:
         for chunk in chunks:
             for start in range(0, len(chunk), 1 << 12):  # a pipe holds no more than 64 KiB
                 os.write(write_end, chunk[start : start + (1 << 12)])

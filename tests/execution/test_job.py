@@ -1,95 +1,140 @@
-"""Several ranks in one job of the launcher: how they meet, and how the first to fail ends all. Without any library."""
+"""Jobs of the launcher: whatever their processes do, it answers, and nothing of them is left. Without any library."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benches import Asked
+from misbehaving import FLOOD_BYTES
 
-from autotune.execution.environment import launcher_environment
+from autotune.execution.failures import HEAD_BYTES, TAIL_BYTES
 from autotune.execution.outcome import Ending
 
-# The launcher's own code without the import of torch, and a moment that is shorter.
-LIGHT = (
-    "from autotune.execution import job, launch; launch._preload = lambda device: True; job._GRACE_S = 0.3; "
-    "job._OUTCOMES_EVERY_S = 0.1; launch.main()"
-)
-
-Run = Callable[..., tuple[Ending, Path]]
+WELL = Ending(returncodes=[0], failed_at=[None])
+KILLED = Ending(returncodes=[-signal.SIGKILL], failed_at=[None], timed_out=True)
 
 
-@pytest.fixture(scope="module", params=["forked", "fresh"])
-def both(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Both ways to make a trial's processes."""
-    yield from launched(tmp_path_factory.mktemp("jobs"), *(["--fresh"] if request.param == "fresh" else []))
+def made(directory: Path, light_command, *options: str) -> Iterator[Asked]:
+    """Yield a launcher, whose ranks get a moment that is shorter than usual."""
+
+    def command(*arguments: str) -> list[str]:
+        *python, code = light_command()
+        hurried = "from autotune.execution import job; job._GRACE_S = 0.3; job._OUTCOMES_EVERY_S = 0.1; "
+        return [*python, hurried + code, *arguments, *options]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autotune.execution.launch.launch_command", command)
+        asked = Asked(directory)
+    yield asked
+    asked.launcher.end()
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    yield from launched(tmp_path_factory.mktemp("jobs"))
+def forking(light_command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    yield from made(tmp_path_factory.mktemp("jobs"), light_command)
 
 
-def launched(folder: Path, *options: str) -> Iterator[Run]:
-    """Yield what runs a function of `misbehaving_ranks` in ranks and gives their end and their directory."""
-    read_end, write_end = os.pipe()
-    present = {**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,6"}
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", LIGHT, "--replies", str(write_end), *options],
-        stdin=subprocess.PIPE,
-        pass_fds=(write_end,),
-        env=launcher_environment("cuda:0", {}, present, others=("cuda:1", "cuda:2")),
-        start_new_session=True,
-    )
-    os.close(write_end)
-    with os.fdopen(read_end) as lines:
-        lines.readline()
-
-        def run(name: str, *, ranks: int = 2, timeout_s: float = 60) -> tuple[Ending, Path]:
-            directory = folder / f"{len(list(folder.iterdir()))}"
-            directory.mkdir()
-            entry = f"misbehaving_ranks:{name}"
-            job = {"directories": [str(directory)], "entry": entry, "timeout_s": timeout_s, "ranks": ranks}
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-            return Ending(**json.loads(lines.readline())), directory
-
-        yield run
-        process.stdin.close()
-        assert process.wait(timeout=60) == 0
+@pytest.fixture(scope="module", params=["forked", "fresh"])
+def asked(request, light_command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """Both ways to make a trial's processes."""
+    options = ["--fresh"] if request.param == "fresh" else []
+    for one in made(tmp_path_factory.mktemp("jobs"), light_command, *options):
+        assert one.launcher.forkable == (not options)
+        yield one
 
 
-def logs_of(directory: Path) -> list[str]:
-    return [(directory / name).read_text() for name in ("log.txt", "log-1.txt")]
+def log_of(directory: Path, name: str = "log.txt") -> str:
+    return (directory / name).read_text(errors="replace")
 
 
 def processes_of(directory: Path) -> dict:
     return json.loads((directory / "process.json").read_text())
 
 
-def test_each_rank_has_what_torchrun_gives_it_and_a_log_of_its_own(both):
-    ending, directory = both("tell_its_rank")
-    assert (list(ending.returncodes), list(ending.failed_at)) == ([0, 0], [None, None])
+def test_a_child_that_ends_well_returns_0_and_both_its_streams_are_in_the_log(asked):
+    ending, directory = asked.run("misbehaving:print_and_end")
+    assert ending == WELL
+    assert {"on stdout", "on stderr"} <= set(log_of(directory).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "returncode", "logged"),
+    [
+        ("crash_by_null_pointer", -signal.SIGSEGV, "before the crash\nFatal Python error: Segmentation fault"),
+        ("kill_itself", -signal.SIGKILL, "before the kill"),
+        ("exit_without_a_word", 0, ""),
+        ("exit_from_a_library", 1, "SystemExit: 3"),
+        ("raise_an_error", 1, "ZeroDivisionError: planted"),
+        ("no_such_function", 1, "AttributeError"),
+    ],
+)
+def test_a_childs_end_is_told_by_exit_code_and_log(asked, name, returncode, logged):
+    ending, directory = asked.run(f"misbehaving:{name}")
+    if name == "exit_from_a_library" and not asked.launcher.forkable:
+        returncode, logged = 3, ""  # an interpreter's own way to end
+    assert (ending.returncodes, ending.timed_out) == ([returncode], False)
+    assert logged in log_of(directory)
+
+
+@pytest.mark.parametrize("name", ["hang", "ignore_sigterm"])
+def test_a_child_that_hangs_is_killed_at_its_time_limit(asked, name, is_running):
+    ending, directory = asked.run(f"misbehaving:{name}", timeout_s=1)
+    assert ending == KILLED
+    assert not is_running(processes_of(directory)["pid"])
+
+
+@pytest.mark.parametrize("name", ["leave_a_child", "leave_a_session", "leave_a_child_holding_the_pipe"])
+def test_grandchildren_end_with_the_child(asked, name, left_behind, is_running):
+    ending, directory = asked.run(f"misbehaving:{name}")
+    assert ending == WELL
+    assert [pid for pid in left_behind(directory) if is_running(pid)] == []
+
+
+def test_grandchildren_of_a_child_that_hangs_end_too_and_none_of_another_job(forking, left_behind, is_running):
+    other = forking.send("misbehaving:hang_with_children", place=1, timeout_s=20)
+    ending, directory = forking.run("misbehaving:hang_with_children", timeout_s=5)
+    assert ending == KILLED
+    left, others = left_behind(directory), left_behind(other)
+    assert len(left) == len(others) == 3
+    assert [pid for pid in left if is_running(pid)] == []
+    assert [pid for pid in others if not is_running(pid)] == []
+    assert forking.launcher.reply(60) == {"place": 1, **KILLED._asdict()}
+    assert [pid for pid in others if is_running(pid)] == []
+
+
+def test_a_flood_leaves_a_log_of_bounded_size_with_its_first_and_last_line(asked):
+    ending, directory = asked.run("misbehaving:flood")
+    assert ending == WELL
+    assert HEAD_BYTES + TAIL_BYTES <= (directory / "log.txt").stat().st_size <= HEAD_BYTES + TAIL_BYTES + 100
+    lines = log_of(directory).splitlines()
+    assert (lines[0], lines[-1]) == ("the first line", "the last line")
+    left_out = next(line for line in lines if "bytes left out" in line)
+    assert int(left_out.split()[1]) > FLOOD_BYTES - HEAD_BYTES - TAIL_BYTES
+
+
+def test_a_core_file_is_never_written(asked):
+    assert "core 0" in log_of(asked.run("misbehaving:tell_the_limits")[1])
+
+
+def logs_of(directory: Path) -> list[str]:
+    return [log_of(directory, name) for name in ("log.txt", "log-1.txt")]
+
+
+def test_each_rank_has_what_torchrun_gives_it_and_a_log_of_its_own(asked):
+    ending, directory = asked.run("misbehaving_ranks:tell_its_rank", ranks=2)
+    assert ending == Ending(returncodes=[0, 0], failed_at=[None, None])
     for rank, log in enumerate(logs_of(directory)):
         assert f"RANK='{rank}' LOCAL_RANK='{rank}' WORLD_SIZE='2' LOCAL_WORLD_SIZE='2' MASTER_ADDR='127.0.0.1'" in log
 
 
-def test_ranks_see_as_many_devices_as_they_are(run):
-    _, directory = run("tell_its_rank", ranks=2)
-    assert all("CUDA_VISIBLE_DEVICES='4,5'" in log for log in logs_of(directory))
-    _, directory = run("tell_its_rank", ranks=1)
-    assert "CUDA_VISIBLE_DEVICES='4'" in (directory / "log.txt").read_text()
-
-
-def test_the_first_rank_has_the_port_from_the_beginning(both):
-    ending, directory = both("meet_at_the_port")
-    assert list(ending.returncodes) == [0, 0]
+def test_the_first_rank_has_the_port_from_the_beginning(asked):
+    ending, directory = asked.run("misbehaving_ranks:meet_at_the_port", ranks=2)
+    assert ending.returncodes == [0, 0]
     assert logs_of(directory)[1].strip() == "welcome"
 
 
@@ -102,9 +147,9 @@ def test_the_first_rank_has_the_port_from_the_beginning(both):
         ("rank_1_ends_without_a_word", [-signal.SIGKILL, 0]),
     ],
 )
-def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(run, name, codes, is_running):
-    ending, directory = run(name)
-    assert (list(ending.returncodes), ending.timed_out, ending.unkillable) == (codes, False, 0)
+def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(forking, name, codes, is_running):
+    ending, directory = forking.run(f"misbehaving_ranks:{name}", ranks=2)
+    assert (ending.returncodes, ending.timed_out, ending.unkillable) == (codes, False, 0)
     assert ending.failed_at[0] is None  # killed while it waited
     assert ending.failed_at[1] is not None
     left = processes_of(directory)
@@ -113,19 +158,19 @@ def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(run, name, codes, i
         pass  # the port is free
 
 
-def test_who_fails_of_the_first_ones_end_fails_later(run):
-    ending, _ = run("rank_1_fails_and_rank_0_loses_its_peer")
-    assert list(ending.returncodes) == [0, 0]
+def test_who_fails_of_the_first_ones_end_fails_later(forking):
+    ending, _ = forking.run("misbehaving_ranks:rank_1_fails_and_rank_0_loses_its_peer", ranks=2)
+    assert ending.returncodes == [0, 0]
     assert ending.failed_at[1] <= ending.failed_at[0]
 
 
-def test_at_the_time_limit_each_rank_says_where_it_stands(run):
-    ending, directory = run("rank_1_sleeps", timeout_s=1)
+def test_at_the_time_limit_each_rank_says_where_it_stands(forking):
+    ending, directory = forking.run("misbehaving_ranks:rank_1_sleeps", ranks=2, timeout_s=1)
     assert ending.timed_out
-    assert list(ending.failed_at) == [None, None]
+    assert ending.failed_at == [None, None]
     for log, place in zip(logs_of(directory), ("wait_for_ever", "sleep_in_a_corner"), strict=True):
         assert f"in {place}\n" in log
 
 
-def test_the_launcher_serves_on_after_all_that(run):
-    assert list(run("tell_its_rank", ranks=3)[0].returncodes) == [0, 0, 0]
+def test_it_answers_after_everything_that_went_wrong(asked):
+    assert asked.run("misbehaving:print_and_end")[0] == WELL

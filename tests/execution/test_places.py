@@ -43,8 +43,11 @@ def test_one_place_is_the_whole_device():
 
 def test_core_sets_share_no_core_and_are_of_one_size(cores):
     cores({core: (0, core) for core in range(7)})
-    sets = [place.cores for place in core_sets(3)]
-    assert sets == [(0, 1), (2, 3), (4, 5)]
+    assert [(place.cores, place.shown) for place in core_sets(3)] == [
+        ((0, 1), "cores 0-1"),
+        ((2, 3), "cores 2-3"),
+        ((4, 5), "cores 4-5"),
+    ]
 
 
 def test_threads_of_a_physical_core_stay_together(cores):
@@ -61,20 +64,6 @@ def test_more_places_than_cores_are_refused(cores):
     cores({0: (0, 0), 5: (0, 1)})
     with pytest.raises(MachineError, match="--workers 3: this machine has 2 cores"):
         core_sets(3)
-
-
-@pytest.mark.parametrize(("asked", "told"), [(None, "2"), ("1", "1"), ("8", "2"), ("4,2", "2")])
-def test_a_bound_trial_has_as_many_threads_as_cores_or_what_the_user_asked_for(monkeypatch, asked, told):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert Place(name="0", device="cpu", cores=(2, 3)).environment() == {"OMP_NUM_THREADS": told}
-    assert Place(device="cpu").environment() == {}
-
-
-def test_places_are_called_by_their_cores_or_device():
-    assert Place(name="0", device="cpu", cores=(0, 1, 2, 8, 10, 11)).shown == "cores 0-2,8,10-11"
-    assert Place(name="cuda1", device="cuda:1").shown == "cuda:1"
 
 
 def test_trials_that_share_a_processor_share_its_cores_and_free_memory():
@@ -111,7 +100,7 @@ def test_a_place_may_have_several_devices(gpus):
     gpus(*devices)
     found = places_of(devices[0], 5, each=2)
     assert [place.devices for place in found] == [(f"cuda:{2 * i}", f"cuda:{2 * i + 1}") for i in range(5)]
-    assert (found[1].name, found[1].shown) == ("cuda2", "cuda:2+cuda:3")
+    assert found[1].shown == "cuda:2+cuda:3"
     own = hardware_of(devices[0], found)
     assert (own.count, own.free_bytes) == (2, 30 * GIB)
     with pytest.raises(MachineError, match="--workers 4 --devices 3: this machine has 11 x a GPU"):

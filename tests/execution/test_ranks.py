@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
 
-from autotune.execution.environment import launcher_environment, see_only, trial_device
+from autotune.execution.environment import launcher_environment, trial_device, visible
 from autotune.execution.ranks import FOREIGN, Rank, agree, own_rank, rank_environment, threads_of_rank, wait_for_all
 
 
@@ -60,9 +59,7 @@ def test_what_another_launcher_has_set_does_not_reach_a_trial():
 def test_each_rank_has_its_device_of_those_that_the_trial_sees(monkeypatch):
     made = launcher_environment("cuda:2", {}, {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}, others=("cuda:0", "cuda:3"))
     assert made["CUDA_VISIBLE_DEVICES"] == "5,3,6"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", made["CUDA_VISIBLE_DEVICES"])
-    see_only(2)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,3"
+    assert visible(("cuda:2", "cuda:0"), {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}) == "5,3"
     for rank in (0, 1):
         for name, value in rank_environment(rank, 2, 1234).items():
             monkeypatch.setenv(name, value)

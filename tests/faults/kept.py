@@ -91,5 +91,5 @@ class Kept:
 
 def left_running(run: Path) -> list[int]:
     """Return the processes that a search in `run` has started and that still run."""
-    marks = [json.loads(path.read_text())["mark"] for path in run.glob(MARK_FILE.replace(".", "*."))]
+    marks = [json.loads(path.read_text())["mark"] for path in run.glob(MARK_FILE)]
     return [pid for mark in marks for pid in marked(mark)]

@@ -26,6 +26,7 @@ from searching.tables import TableTrial, load_table
 
 from autotune import api
 from autotune.errors import AutotuneError
+from autotune.execution.job import Job
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.storage.record import Record
@@ -91,29 +92,26 @@ def answer(request: TrialRequest) -> Outcome:
 class ReplayLauncher:
     """Stands in for `autotune.execution.launch.Launcher`: a job's outcome is written as its process would."""
 
-    forkable = True
-
-    def __init__(self, run_directory: Path, place: Any, *, stop: int | None = None) -> None:
+    def __init__(self, run_directory: Path, devices: Any) -> None:
         (run_directory / MARK_FILE).write_text(json.dumps({"mark": "replayed"}))
         self._launches = run_directory / LAUNCHES
 
     def wait(self, limit_s: float = 0.0) -> None:
         """It is ready at once."""
 
-    def has_died(self) -> bool:
-        return False
-
     def end(self) -> None:
         """Nothing runs under it."""
 
-    def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        for directory in map(Path, job["directories"]):
-            if job["entry"].endswith(":run_trial"):
+    def send(self, job: Job) -> None:
+        self._job = job
+
+    def reply(self, timeout_s: float) -> dict[str, Any]:
+        for directory in self._job.directories:
+            if self._job.entry.endswith(":run_trial"):
                 self._trial(directory)
             else:
-                _asked(job["entry"], directory)
-        codes = [0 for _ in job["directories"]]
-        return {"returncodes": codes, "timed_out": False, "unkillable": 0}
+                _asked(self._job.entry, directory)
+        return {"place": 0, "returncodes": [0 for _ in self._job.directories]}
 
     def _trial(self, directory: Path) -> None:
         request = read_value(TrialRequest, directory / "request.json")

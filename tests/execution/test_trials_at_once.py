@@ -13,30 +13,32 @@ from pathlib import Path
 
 import psutil
 import pytest
-from factories import make_limits, make_request, make_workload
+from factories import make_config, make_gpu, make_limits, make_request, make_workload
 from misbehaviours import MISBEHAVIOURS
 from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError
 from autotune.execution.launch import MARK_FILE
-from autotune.execution.places import core_sets
-from autotune.execution.pool import LocalPool
+from autotune.execution.places import Place, core_sets
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner, trial_directory
+from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialStatus
 
 # A place needs a core of its own.
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
+DIED = "the process that runs trials died with it"
 
-def make_pool(run_directory: Path) -> LocalPool:
+
+def make_pool(run_directory: Path) -> LocalRunner:
     run_directory.mkdir(exist_ok=True)
-    return LocalPool(run_directory, detect("cpu"), core_sets(2), entry="misbehaving:behave")
+    return LocalRunner(run_directory, detect("cpu"), places=core_sets(2), entry="misbehaving:behave")
 
 
 @pytest.fixture
-def pool(tmp_path, light_launchers) -> Iterator[LocalPool]:
+def pool(tmp_path, light_launchers) -> Iterator[LocalRunner]:
     """Two places for trials that train nothing."""
     with make_pool(tmp_path / "run") as made:
         yield made
@@ -54,8 +56,9 @@ def ask(light_launchers):
     return make
 
 
-def marks(run: Path) -> list[str]:
-    return [json.loads(path.read_text())["mark"] for path in sorted(run.glob(MARK_FILE.replace(".", "-*.")))]
+def running(run: Path) -> list[int]:
+    """The processes of a search that run."""
+    return marked(json.loads((run / MARK_FILE).read_text())["mark"])
 
 
 def process_of(run: Path, number: int) -> int:
@@ -95,16 +98,22 @@ def test_a_trial_that_is_run_alone_runs_at_the_first_place(pool, ask):
     assert len({pool.run(ask("refuse")).place for _ in range(3)}) == 1
 
 
-def test_a_launcher_that_dies_costs_its_own_trial_alone(pool, ask, tmp_path):
-    dies, other = ask("kill_the_launcher"), ask("hang")
-    pool.begin(other)
-    pid = process_of(tmp_path / "run", other.number)
-    pool.begin(dies)
-    first = pool.wait()
-    os.kill(pid, signal.SIGKILL)
-    assert (first.request, first.status) == (dies, TrialStatus.CRASHED)
-    assert pool.wait().request == other
+def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, ask):
+    requests = [ask("hang"), ask("kill_the_launcher")]
+    for request in requests:
+        pool.begin(request)
+    results = [pool.wait(), pool.wait()]
+    assert [r.request for r in results] == requests
+    assert {(r.status, r.outcome.cause) for r in results} == {(TrialStatus.CRASHED, DIED)}
+    assert pool.free() == 2
     assert pool.run(ask("refuse")).outcome.cause == "planted"
+
+
+def test_a_trial_ends_at_its_own_time_limit_whatever_runs_beside_it(pool, ask):
+    long, short = ask("hang", timeout_s=8), ask("hang_with_children", timeout_s=1)
+    pool.begin(long)
+    pool.begin(short)
+    assert [pool.wait().request for _ in range(2)] == [short, long]
 
 
 def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(ask, tmp_path, is_running):
@@ -115,7 +124,7 @@ def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(ask, tmp_
             pool.begin(request)
         pids = [process_of(run, request.number) for request in requests]
     assert not any(map(is_running, pids))
-    assert [pid for mark in marks(run) for pid in marked(mark)] == []
+    assert running(run) == []
     assert not list(run.rglob("result.json"))
 
 
@@ -141,31 +150,43 @@ def test_what_a_killed_search_left_at_every_place_is_ended_by_the_next(pool, ask
     for request in requests:
         pool.begin(request)
     pids = [process_of(run, request.number) for request in requests]
-    assert len(marks(run)) == 2
     with LocalRunner(run, detect("cpu")):
         assert not any(map(is_running, pids))
-        assert [pid for mark in marks(run) for pid in marked(mark)] == []
+        assert running(run) == []
 
 
 def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path, ask, monkeypatch):
     monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["false"])
-    with make_pool(tmp_path / "run") as broken:
+    with make_pool(tmp_path / "run") as broken, pytest.raises(InfrastructureError, match="did not start"):
         broken.begin(ask("refuse"))
-        with pytest.raises(InfrastructureError, match="did not start"):
-            broken.wait()
 
 
-@pytest.mark.slow
-def test_a_place_keeps_its_launcher(pool, ask, tmp_path):
-    pool.run(ask("refuse"))
-    before = {pid for mark in marks(tmp_path / "run") for pid in marked(mark)}
-    pool.run(ask("refuse"))
-    assert {pid for mark in marks(tmp_path / "run") for pid in marked(mark)} == before
-    assert {psutil.Process(pid).ppid() for pid in before} == {os.getpid()}
+def test_all_places_share_one_launcher(pool, ask, tmp_path):
+    for _ in range(2):
+        pool.begin(ask("refuse"))
+    for _ in range(2):
+        pool.wait()
+    (launcher,) = running(tmp_path / "run")
+    assert psutil.Process(launcher).ppid() == os.getpid()
+
+
+def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_launchers, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
+    monkeypatch.setattr("autotune.execution.places.cuda_used_bytes", lambda device: None)
+    places = (Place(device="cuda:0"), Place(device="cuda:1", others=("cuda:2", "cuda:3")))
+    (tmp_path / "run").mkdir()
+    with LocalRunner(tmp_path / "run", make_gpu(), entry="misbehaving_ranks:tell_its_rank", places=places) as pool:
+        for number, ranks in enumerate((1, 2)):
+            config = make_config(parallelism=Parallelism(world_size=ranks)) if ranks > 1 else make_config()
+            pool.begin(make_request(config, number=number, device="cuda:0", limits=make_limits(timeout_s=60)))
+        for _ in range(2):
+            pool.wait()
+    logs = [trial_directory(tmp_path / "run", number) / "log.txt" for number in range(2)]
+    assert ["CUDA_VISIBLE_DEVICES='4'" in logs[0].read_text(), "CUDA_VISIBLE_DEVICES='5,6'" in logs[1].read_text()]
 
 
 @pytest.fixture(scope="module")
-def training_pool(tmp_path_factory) -> Iterator[LocalPool]:
+def training_pool(tmp_path_factory) -> Iterator[LocalRunner]:
     with make_pool(tmp_path_factory.mktemp("training")) as made:
         yield made
 
