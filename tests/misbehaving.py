@@ -384,6 +384,7 @@ def have_another_hold(directory: Path, size: str) -> None:
     held = directory / "held"
     hold = f"import time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
     hold = f"{hold}; open({str(held)!r}, 'w').close(); time.sleep(60)"
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the orphan is the launcher's, not the trial's
     subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, hold], check=True)
     while not held.exists():
         time.sleep(0.05)
