@@ -58,18 +58,12 @@ def found(thin_llama, little, tmp_path_factory) -> tuple[TuningResult, Path, lis
     return result, run, events
 
 
-def test_the_users_baseline_is_trial_0(found):
-    _, run, _ = found
+def test_the_users_baseline_is_trial_0_and_every_trial_does_the_same_optimisation_step(found):
+    result, run, _ = found
     first = results(run)[0]["request"]
-    assert first["purpose"] == "baseline"
+    assert (first["purpose"], first["config"]["precision"]) == ("baseline", "fp32")
     assert first["config"]["per_device_train_batch_size"] == 1
-    assert first["config"]["precision"] == "fp32"
-
-
-def test_every_trial_does_the_same_optimisation_step(found):
-    result, _, _ = found
-    for trial in result.trials:
-        assert result.workload.samples_per_step(trial.config) == 4
+    assert {result.workload.samples_per_step(trial.config) for trial in result.trials} == {4}
 
 
 def test_samples_together_are_faster_than_one_by_one(found):
@@ -90,42 +84,31 @@ def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(
         assert request["accumulation_steps"] == 4 // request["config"]["per_device_train_batch_size"]
 
 
-def test_every_trial_is_told_and_on_disk(found):
-    _, run, events = found
+def test_every_trial_is_told_and_on_disk_as_is_the_answer_and_nothing_is_left_running(found):
+    result, run, events = found
     told = [e.result.request.number for e in events if isinstance(e, TrialEnded)]
     assert told == sorted(results(run))
-
-
-def test_the_answer_on_disk_is_the_answer(found):
-    result, run, _ = found
     assert autotune.load(run / "best-config.json") == result
+    assert no_config_twice(results(run))
+    assert marked(json.loads((run / "processes.json").read_text())["mark"]) == []
 
 
-def test_what_is_exported_is_what_the_best_trial_was_given(found):
-    result, _, _ = found
-    arguments = result.training_arguments("out")
+def test_what_is_exported_is_what_the_best_trial_was_given_and_has_been_checked(found):
+    result, run, _ = found
+    arguments, size = result.training_arguments("out"), result.best.config.per_device_train_batch_size
     for name, value in result.arguments.training_arguments.items():
         if not name.endswith("_kwargs"):
             assert getattr(arguments, name) == value or name == "activation_checkpointing"
     assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 4
-
-
-def test_the_winner_has_evaluated_and_saved_a_checkpoint_and_the_batch_is_exported(found):
-    result, run, _ = found
-    size = result.best.config.per_device_train_batch_size
     assert result.soaked.eval_batch_size in (size, 2 * size, 4 * size, 8 * size)
+    assert arguments.per_device_eval_batch_size == result.soaked.eval_batch_size
     assert result.soaked.checkpoint_bytes > 12 * result.facts.parameters
-    assert result.arguments.training_arguments["per_device_eval_batch_size"] == result.soaked.eval_batch_size
-    assert result.training_arguments("out").per_device_eval_batch_size == result.soaked.eval_batch_size
     assert not list(run.rglob("*.safetensors"))
 
 
-def test_no_configuration_is_searched_twice(found):
-    _, run, _ = found
-    searched = [
-        json.dumps(r["request"]["config"]) for r in results(run).values() if r["request"]["purpose"] in EXPLORING
-    ]
-    assert len(searched) == len(set(searched))
+def no_config_twice(found: dict[int, dict]) -> bool:
+    searched = [json.dumps(r["request"]["config"]) for r in found.values() if r["request"]["purpose"] in EXPLORING]
+    return len(searched) == len(set(searched))
 
 
 @pytest.mark.slow
@@ -184,46 +167,46 @@ def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_lla
     assert "--allow method" in line
 
 
-@pytest.mark.slow
-def test_a_global_batch_that_only_one_micro_batch_divides(tiny_llama, tmp_path):
-    result = autotune.find(
-        str(tiny_llama),
-        effort="quick",
-        device="cpu",
-        seq_len=16,
-        global_batch=1,
-        max_trials=1,
-        run_dir=tmp_path / "run",
-    )
-    assert {t.config.per_device_train_batch_size for t in result.trials} == {1}
+@pytest.fixture
+def search(tiny_llama, tmp_path):
+    """Return a function that searches for the tiny Llama with these options."""
+    how = {"effort": "quick", "device": "cpu", "seq_len": 16, "run_dir": tmp_path / "run"}
+    return lambda **options: autotune.find(str(tiny_llama), **{**how, **options})
 
 
 @pytest.mark.slow
-def test_a_free_global_batch_never_accumulates(tiny_llama, tmp_path):
-    result = autotune.find(
-        str(tiny_llama),
-        effort="quick",
-        device="cpu",
-        seq_len=16,
-        global_batch="any",
-        max_trials=3,
-        run_dir=tmp_path / "run",
-    )
+def test_a_free_global_batch_never_accumulates_and_one_sample_has_one_micro_batch(search, tmp_path):
+    result = search(global_batch="any", max_trials=3)
     assert result.arguments.training_arguments["gradient_accumulation_steps"] == 1
     assert any("global batch is free" in note for note in result.notes)
+    single = search(global_batch=1, max_trials=1, run_dir=tmp_path / "single")
+    assert {t.config.per_device_train_batch_size for t in single.trials} == {1}
 
 
 @pytest.mark.slow
-def test_the_users_own_arguments_are_the_baseline_and_survive(tiny_llama, tmp_path):
+def test_the_users_own_arguments_are_the_baseline_and_survive(search, tmp_path):
     own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 3e-4, "optim": "sgd"}
     (tmp_path / "args.json").write_text(json.dumps(own))
-    result = autotune.find(
-        str(tiny_llama), effort="quick", device="cpu", seq_len=16, baseline=tmp_path / "args.json", max_trials=1,
-        run_dir=tmp_path / "run",
-    )  # fmt: skip
+    result = search(baseline=tmp_path / "args.json", max_trials=1)
     assert result.workload.global_batch_size == 8
     assert result.baseline.config.optim == "sgd"
     assert result.training_arguments("out").learning_rate == 3e-4
+
+
+@pytest.mark.slow
+def test_real_data_are_trained_with_their_own_lengths(search, tmp_path):
+    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
+    result = search(data=tmp_path / "texts.jsonl", max_trials=1, seq_len=None)
+    assert result.workload.lengths.minimum < result.workload.lengths.maximum <= 128
+    assert any("ByT5" in note for note in result.notes)
+
+
+@pytest.mark.slow
+def test_lora_is_found_where_the_method_may_change(search):
+    result = search(allow="method", space="lora", max_trials=3)
+    assert [t for t in result.trials if t.status is TrialStatus.COMPLETED and t.config.adapter]
+    assert result.best_by_allowance[autotune.Allowance.METHOD].measurement is not None
 
 
 def _wait_for(condition, process, limit_s: float = 120) -> None:
@@ -235,27 +218,10 @@ def _wait_for(condition, process, limit_s: float = 120) -> None:
 
 
 def _start(model: Path, run: Path, *options: object) -> subprocess.Popen:
+    words = ["-m", "autotune", "find", "--model", model, *QUICK, "--run-dir", run, *options]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "autotune",
-            "find",
-            "--model",
-            model,
-            *map(str, QUICK),
-            "--run-dir",
-            run,
-            *map(str, options),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
 
 
 def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, thin_llama, little, tmp_path):
@@ -263,7 +229,7 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     search = _start(thin_llama, run, "--max-trials", 2, "--space", little["space"], "--baseline", little["baseline"])
     try:
         _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
-        below = _descendants(search.pid)
+        below = psutil.Process(search.pid).children(recursive=True)
     finally:
         search.kill()
         search.communicate()
@@ -276,13 +242,9 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(au
     assert done.returncode == 0, done.stderr
     after = results(run)
     assert {n: after[n] for n in before} == before
-    searched = [json.dumps(r["request"]["config"]) for r in after.values() if r["request"]["purpose"] in EXPLORING]
-    assert len(searched) == len(set(searched))
-    assert json.loads((run / "best-config.json").read_text())["verdict"] in (
-        "faster",
-        "no_clear_winner",
-        "undecided",
-    )
+    assert no_config_twice(after)
+    verdict = json.loads((run / "best-config.json").read_text())["verdict"]
+    assert verdict in ("faster", "no_clear_winner", "undecided")
 
 
 @pytest.mark.slow
@@ -315,36 +277,3 @@ def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alon
     assert done.exit_code == 0, done.stderr
     assert results(run) == before
     assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
-
-
-@pytest.mark.slow
-def test_real_data_are_trained_with_their_own_lengths(tiny_llama, tmp_path):
-    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
-    result = autotune.find(
-        str(tiny_llama),
-        effort="quick",
-        device="cpu",
-        data=tmp_path / "texts.jsonl",
-        max_trials=1,
-        run_dir=tmp_path / "run",
-    )
-    assert result.workload.lengths.minimum < result.workload.lengths.maximum <= 128
-    assert any("ByT5" in note for note in result.notes)
-
-
-@pytest.mark.slow
-def test_lora_is_found_where_the_method_may_change(tiny_llama, tmp_path):
-    result = autotune.find(
-        str(tiny_llama), effort="quick", device="cpu", seq_len=16, allow="method", space="lora", max_trials=3,
-        run_dir=tmp_path / "run",
-    )  # fmt: skip
-    adapted = [t for t in result.trials if t.status is TrialStatus.COMPLETED and t.config.adapter]
-    assert adapted
-    method = result.best_by_allowance[autotune.Allowance.METHOD]
-    assert method.measurement is not None
-
-
-def test_nothing_is_left_running_after_a_search(found):
-    _, run, _ = found
-    assert marked(json.loads((run / "processes.json").read_text())["mark"]) == []

@@ -39,44 +39,39 @@ def result() -> TuningResult:
     return with_methods(found)
 
 
-def test_what_is_saved_is_loaded(result, tmp_path):
+def test_what_is_saved_is_loaded_by_former_names_too_and_without_an_end_of_an_interval(result, tmp_path):
     result.save(tmp_path / "best.json")
     assert load(tmp_path / "best.json") == result
-
-
-def test_the_memory_budget_is_read_by_its_former_name(result, tmp_path):
+    interval = load(tmp_path / "best.json").best.measurement.samples_per_second_interval
+    assert (interval.low, interval.high) == (0.0, math.inf)
     written = json.loads(result.model_dump_json())
     written["memory_budget_bytes"] = written.pop("memory_bytes")
     (tmp_path / "best.json").write_text(json.dumps(written))
     assert load(tmp_path / "best.json") == result
-
-
-def test_the_problem_of_an_answer_is_that_of_its_search(result):
     assert result.problem == make_problem(hardware=result.hardware)
 
 
-def test_an_interval_without_an_end_survives(result, tmp_path):
-    result.save(tmp_path / "best.json")
-    interval = load(tmp_path / "best.json").best.measurement.samples_per_second_interval
-    assert (interval.low, interval.high) == (0.0, math.inf)
-
-
-def test_training_arguments_are_what_the_mapping_says(result, tmp_path):
+def test_training_arguments_are_what_the_mapping_says_but_for_those_of_the_caller(result, tmp_path):
     arguments = result.training_arguments(tmp_path / "out")
     tuned = plan(BEST, result.workload, result.hardware).tuned
     assert result.arguments.training_arguments == tuned
     assert {name: getattr(arguments, name) for name in tuned} == tuned
     assert arguments.output_dir == str(tmp_path / "out")
-
-
-def test_arguments_of_the_caller_win(result, tmp_path):
     arguments = result.training_arguments(tmp_path, learning_rate=1e-3, per_device_train_batch_size=2)
     assert (arguments.learning_rate, arguments.per_device_train_batch_size) == (1e-3, 2)
 
 
+def changed(result: TuningResult, **fields) -> TuningResult:
+    """The result with other fields of `best` (a config), `arguments`, or of its own."""
+    if "config" in fields:
+        fields = {"best": result.best.model_copy(update={"config": fields["config"]})}
+    elif "arguments" in fields:
+        fields = {"arguments": result.arguments.model_copy(update=fields["arguments"])}
+    return result.model_copy(update=fields)
+
+
 def test_expandable_segments_that_the_environment_does_not_ask_for_are_said(result, tmp_path, monkeypatch):
-    config = make_config(8, expandable_segments=True)
-    expanding = result.model_copy(update={"best": result.best.model_copy(update={"config": config})})
+    expanding = changed(result, config=make_config(8, expandable_segments=True))
     with pytest.warns(UserWarning, match="PYTORCH_ALLOC_CONF=expandable_segments:True"):
         expanding.training_arguments(tmp_path)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8,expandable_segments:True")
@@ -85,7 +80,7 @@ def test_expandable_segments_that_the_environment_does_not_ask_for_are_said(resu
 
 def test_ranks_that_would_not_share_tokens_are_said(result, tmp_path, monkeypatch):
     config = make_config(8, parallelism=Parallelism(world_size=2, sequence_parallel=2, sharding="zero_3"))
-    shared = result.model_copy(update={"best": result.best.model_copy(update={"config": config})})
+    shared = changed(result, config=config)
     for name, value in parallel_variables(config).items():
         if name != "PARALLELISM_CONFIG_SP_SIZE":
             monkeypatch.setenv(name, value)
@@ -95,46 +90,28 @@ def test_ranks_that_would_not_share_tokens_are_said(result, tmp_path, monkeypatc
 
 
 def test_checkpointing_of_a_result_follows_the_version_that_is_installed_now(result, tmp_path):
-    config = make_config(8, checkpointing="full")
-    old = result.model_copy(
-        update={
-            "best": result.best.model_copy(update={"config": config}),
-            "hardware": result.hardware.model_copy(update={"versions": {"transformers": "5.17.0"}}),
-        }
-    )
+    old_hardware = result.hardware.model_copy(update={"versions": {"transformers": "5.17.0"}})
+    old = changed(changed(result, config=make_config(8, checkpointing="full")), hardware=old_hardware)
     assert old.training_arguments(tmp_path).gradient_checkpointing
 
 
 def test_model_and_adapter_are_those_that_were_measured(result):
     assert result.model_kwargs() == {"dtype": "float32", "attn_implementation": "sdpa"}
+    result.model_kwargs()["dtype"] = "float64"
+    assert result.model_kwargs()["dtype"] == "float32"
     assert result.peft_config().r == 4
-
-
-def test_quantized_weights_are_asked_of_the_library(result):
-    arguments = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    packed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"quantization": arguments})})
+    assert changed(result, arguments={"adapter": None}).peft_config() is None
+    packed = changed(result, arguments={"quantization": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}})
     config = packed.model_kwargs()["quantization_config"]
     assert (config.load_in_4bit, config.bnb_4bit_quant_type) == (True, "nf4")
-    assert "quantization_config" not in result.model_kwargs()
 
 
 def test_an_adapter_that_peft_has_not_is_put_on_all_the_same(result):
-    bitfit = {"peft_type": "BITFIT"}
-    changed = result.model_copy(update={"arguments": result.arguments.model_copy(update={"adapter": bitfit})})
-    assert changed.peft_config() is None
+    biases = changed(result, arguments={"adapter": {"peft_type": "BITFIT"}})
+    assert biases.peft_config() is None
     layer = torch.nn.Linear(2, 2)
-    assert changed.prepare_model(layer) is layer
+    assert biases.prepare_model(layer) is layer
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
-
-
-def test_no_adapter_is_none(result):
-    plain = result.model_copy(update={"arguments": result.arguments.model_copy(update={"adapter": None})})
-    assert plain.peft_config() is None
-
-
-def test_changing_the_model_arguments_does_not_change_the_result(result):
-    result.model_kwargs()["dtype"] = "float64"
-    assert result.model_kwargs()["dtype"] == "float32"
 
 
 def broken(document: dict, key: str, value: object) -> str:
@@ -191,4 +168,4 @@ def test_data_of_a_file_ask_for_a_directory(result, tmp_path):
     (tmp_path / "texts.txt").write_text("some words\n")
     of_file = result.workload.model_copy(update={"dataset": str(tmp_path / "texts.txt")})
     with pytest.raises(InputError, match="give directory="):
-        result.model_copy(update={"workload": of_file}).training_data(4)
+        changed(result, workload=of_file).training_data(4)

@@ -21,91 +21,42 @@ from autotune.values.problem import Note
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("parse", "text", "value"),
     [
-        ("24GiB", 24 << 30),
-        ("24gib", 24 << 30),
-        ("24GB", 24 * 10**9),
-        ("1.5 GB", 1_500_000_000),
-        (" 800MiB ", 800 << 20),
-        ("2TiB", 2 << 40),
-        ("1k", 1000),
-        ("4096", 4096),
+        *((parse_memory, *case) for case in (("24GiB", 24 << 30), ("24gib", 24 << 30), ("24GB", 24 * 10**9))),
+        *((parse_memory, *case) for case in (("1.5 GB", 1_500_000_000), (" 800MiB ", 800 << 20), ("2TiB", 2 << 40))),
+        *((parse_memory, *case) for case in (("1k", 1000), ("4096", 4096))),
+        *((parse_time_s, *case) for case in (("90", 90), ("90s", 90), ("1.5m", 90), ("10M", 600), ("1h30m", 5400))),
+        *((parse_time_s, *case) for case in (("1h 30m", 5400), ("1d", 86400))),
+        *((parse_count, *case) for case in (("20B", 20e9), ("300e9", 300e9), ("1_000_000", 1e6), ("1.5T", 1.5e12))),
+        *((parse_count, *case) for case in (("7m", 7e6), ("2 k", 2000), ("5", 5))),
+        *((show_memory, *case) for case in ((GIB, "1.00 GiB"), (1.5 * GIB, "1.50 GiB"), (800 << 20, "800 MiB"))),
+        *((show_memory, *case) for case in ((0, "0 MiB"), (40_000, "39 KiB"))),
+        *((show_time, *case) for case in ((0.4, "0 s"), (89, "89 s"), (90, "1 min 30 s"), (720, "12 min"))),
+        *((show_time, *case) for case in ((3599, "59 min 59 s"), (7500, "2 h 05 min"))),
+        *((show_rate, *case) for case in ((0.01234, "0.0123"), (9.876, "9.88"), (99.97, "100"), (12345.6, "12,346"))),
     ],
 )
-def test_memory_is_read_in_binary_and_decimal_units(text, value):
-    assert parse_memory(text) == value
+def test_units_are_read_and_shown(parse, text, value):
+    assert parse(text) == value
+
+
+NO_MEMORY = ("", "GiB", "0", "24", "0GiB", "-1GiB", "1.GiB", "24 GiB 3", "24GiBs", "1e9", "9" * 400)
+NO_TIME = ("", "m", "-5m", "5 parsecs", "1h-5m", "1h30", "30 1h", "0s", "9" * 400)
+NO_COUNT = ("", "0", "-5", "B", "20 bananas", "1e999", "nan", "inf", "1e-3")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "0", "24", "0GiB", "-1GiB", "1.GiB", "24 GiB 3", "24GiBs", "1e9", "9" * 400]
-)
-def test_what_is_no_memory_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match="expected an amount of memory such as 24GiB"):
-        parse_memory(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("1.5m", 90), ("10M", 600), ("1h30m", 5400), ("1h 30m", 5400), ("1d", 86400)],
-)
-def test_a_time_is_a_sum_of_parts_and_seconds_without_a_unit(text, seconds):
-    assert parse_time_s(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "-5m", "5 parsecs", "1h-5m", "1h30", "30 1h", "0s", "9" * 400])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(ValueError, match="expected a time"):
-        parse_time_s(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("20B", 20e9), ("300e9", 300e9), ("1_000_000", 1e6), ("1.5T", 1.5e12), ("7m", 7e6), ("2 k", 2000), ("5", 5)],
-)
-def test_a_count_has_a_unit_or_an_exponent(text, count):
-    assert parse_count(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "0", "-5", "B", "20 bananas", "1e999", "nan", "inf", "1e-3"])
-def test_what_is_no_count_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match="expected a number above 0, such as 20B"):
-        parse_count(text)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(GIB, "1.00 GiB"), (1.5 * GIB, "1.50 GiB"), (800 << 20, "800 MiB"), (0, "0 MiB"), (40_000, "39 KiB")],
-)
-def test_memory_is_shown_in_gib_and_below_that_in_mib(value, text):
-    assert show_memory(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("parse", "text", "said"),
     [
-        (0.4, "0 s"),
-        (89, "89 s"),
-        (90, "1 min 30 s"),
-        (285, "4 min 45 s"),
-        (720, "12 min"),
-        (3599, "59 min 59 s"),
-        (7500, "2 h 05 min"),
+        *((parse_memory, text, "expected an amount of memory such as 24GiB") for text in NO_MEMORY),
+        *((parse_time_s, text, "expected a time") for text in NO_TIME),
+        *((parse_count, text, "expected a number above 0, such as 20B") for text in NO_COUNT),
     ],
 )
-def test_a_duration_is_shown_in_the_largest_unit_that_says_enough(seconds, text):
-    assert show_time(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.01234, "0.0123"), (9.876, "9.88"), (99.97, "100"), (123.4, "123"), (12345.6, "12,346")]
-)
-def test_a_rate_has_three_digits_or_is_whole(value, text):
-    assert show_rate(value) == text
-
-
-def test_what_is_shown_can_be_read_again():
-    assert parse_memory(show_memory(6.25 * GIB)) == 6.25 * GIB
+def test_what_is_no_amount_is_refused_with_an_example(parse, text, said):
+    with pytest.raises(ValueError, match=said):
+        parse(text)
 
 
 NAME = "m\nRUN touch PWNED\n# \x1b[2J\x07\x9b\u202e\u2028<img src=x onerror=alert(1)>[/x][red]:smile:![a](http://b)`c`"
