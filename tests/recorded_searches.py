@@ -8,7 +8,7 @@ import optuna
 from factories import make_config, make_plan, make_request, make_result
 
 from autotune.planning.plan import SearchPlan
-from autotune.storage.record import RECORDED, Record
+from autotune.storage.record import NUMBER, RECORDED, Record
 from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Outcome, Purpose
@@ -43,11 +43,6 @@ def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fi
         "model": plan.workload.model.name,
         "shape": "causal-lm, sequence 128, batch 16",
         "device": plan.hardware.name,
-        "versions": {},
-        "memory_bytes": plan.memory_bytes,
-        "allowance": plan.allowance,
-        "effort": plan.budget.effort,
-        "baseline": plan.baseline.model_dump(mode="json"),
         "started": MOMENT,
         "run_directory": "/runs/tiny",
         "trials": tuple(t.model_copy(update={"number": n}) for n, t in enumerate(found)),
@@ -57,7 +52,8 @@ def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fi
 
 def stored(*trials: RecordedTrial) -> list[optuna.trial.FrozenTrial]:
     """Trials as a record has them, but for their parameters."""
-    return [optuna.create_trial(value=1.0, user_attrs={RECORDED: t.model_dump(mode="json")}) for t in trials]
+    attributes = [{NUMBER: t.number, RECORDED: t.model_dump(mode="json")} for t in trials]
+    return [optuna.create_trial(value=1.0, user_attrs=each) for each in attributes]
 
 
 def keep(database: Record, *searches: RecordedSearch) -> None:

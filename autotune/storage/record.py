@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import json
 import logging
 import os
 import re
@@ -40,8 +41,8 @@ VARIABLE = "AUTOTUNE_RECORD"
 
 RECORD_FILE, FORMER_FILE = "record.journal", "record.db"
 
-# User attributes: of a study, and of a trial.
-SEARCH, RECORDED = "search", "recorded"
+# User attributes: of a study, and of a trial its number and what other searches read of it.
+SEARCH, NUMBER, RECORDED = "search", "trial", "recorded"
 
 # Seconds in which a server answers. A network that swallows packets is noticed within some ten seconds
 # (https://www.postgresql.org/docs/current/libpq-connect.html).
@@ -105,7 +106,7 @@ class Record:
         self._place = place
         self.where = str(place) if isinstance(place, Path) else _shown(place)
         self._engine = _engine(place) if isinstance(place, str) else None
-        self._written: dict[str, tuple[optuna.Study, dict[int, RecordedTrial]]] = {}  # by name: what this one wrote to
+        self._written: dict[str, tuple[optuna.Study, dict[int, str]]] = {}  # by name: with its trials by number
 
     @functools.cached_property
     def storage(self) -> BaseStorage:
@@ -125,9 +126,10 @@ class Record:
         return _storage(self._engine, self.where)
 
     def write(self, search: RecordedSearch, trials: Sequence[FrozenTrial]) -> int:
-        """Write a search, and those of its trials that aren't there yet; return how many those were.
+        """Write a search with all of its trials; return how many weren't there yet.
 
-        A trial that was run again under its number replaces the earlier one.
+        A trial is known by its attribute "trial", a number. Where one that ran again replaces an earlier one, the whole
+        search is written anew.
         """
         with self._translated():
             if isinstance(self._place, Path) and self._place.parent == home():
@@ -135,29 +137,26 @@ class Record:
             about = search.model_dump(mode="json", exclude={"trials"})
             name = f"{search.model[:100]} {search.started[:16]} {search.id[:8]}"
             study, known = self._written.pop(name) if name in self._written else self._opened(name)
-            recorded = [_recorded(trial) for trial in trials]
-            new = [trial for trial, found in zip(trials, recorded, strict=True) if not _is_same(found, known)]
-            replaced = {_recorded(trial).number for trial in new} & known.keys()
-            others: list[FrozenTrial] = []
-            if replaced:  # finished trials can't be changed
-                others = [t for t in study.get_trials() if not {n.number for n in _readable([t], name)} & replaced]
+            found = _by_number(trials)
+            new = [n for n, content in found.items() if known.get(n) != content]
+            if known.keys() & set(new):  # finished trials can't be changed
                 optuna.delete_study(study_name=name, storage=self.storage)
-                study, _ = self._opened(name)
+                study, known = self._opened(name)
             if study.user_attrs.get(SEARCH) != about:
                 study.set_user_attr(SEARCH, about)
-            study.add_trials([*others, *new])
-            self._written[name] = study, known | {found.number: found for found in recorded}
+            study.add_trials([trial for trial in trials if trial.user_attrs[NUMBER] not in known])
+            self._written[name] = study, known | found
         return len(new)
 
-    def _opened(self, name: str) -> tuple[optuna.Study, dict[int, RecordedTrial]]:
-        """Return a study, made if need be, and what it has."""
+    def _opened(self, name: str) -> tuple[optuna.Study, dict[int, str]]:
+        """Return a study, made if need be, and its trials."""
         if name in optuna.get_all_study_names(self.storage):  # creating it again would add a line to a journal
             study = optuna.load_study(study_name=name, storage=self.storage)
         else:
             study = optuna.create_study(
                 study_name=name, storage=self.storage, direction="maximize", load_if_exists=True
             )
-        return study, {t.number: t for t in _readable(study.get_trials(deepcopy=False), name)}
+        return study, _by_number(study.get_trials(deepcopy=False))
 
     def searches(self, *, key: Key | None = None, latest: int | None = None) -> list[RecordedSearch]:
         """Return searches with their trials, the latest first, if `key` is given those with it, at most the `latest`.
@@ -176,11 +175,22 @@ class Record:
                     logger.warning("search %r of the record is passed over: it can't be read", study.study_name)
             found = [(search, study) for search, study in found if key is None or search.key == key]
             found.sort(key=lambda each: each[0].started, reverse=True)
-            whole = []
-            for search, study in found[:latest]:
-                trials = _readable(self.storage.get_all_trials(study._study_id, deepcopy=False), study.study_name)
-                whole.append(search.model_copy(update={"trials": tuple(trials)}))
-            return whole
+            return [
+                search.model_copy(update={"trials": self._trials(study._study_id, study.study_name)})
+                for search, study in found[:latest]
+            ]
+
+    def _trials(self, study_id: int, name: str) -> tuple[RecordedTrial, ...]:
+        """Return the trials of a study by number; if one is there twice, the later one."""
+        found = {}
+        for trial in self.storage.get_all_trials(study_id, deepcopy=False):
+            try:
+                if RECORDED in trial.user_attrs:
+                    recorded = RecordedTrial.model_validate(trial.user_attrs[RECORDED])
+                    found[recorded.number] = recorded
+            except (ValueError, TypeError):
+                logger.warning("trial %s of search %r in the record is passed over", trial.number, name)
+        return tuple(found[number] for number in sorted(found))
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:
         """Delete searches with their trials."""
@@ -208,7 +218,12 @@ class Record:
         except InputError as error:
             raise RecordError(str(error)) from None
         except Exception as error:  # of Optuna, SQLAlchemy, a driver, the file system, or of a damaged file
-            said = _said(error).lower()
+            parts: list[str] = []
+            cause: BaseException | None = error
+            while cause is not None:
+                parts.append(f"{cause} {getattr(cause, 'orig', '')}".lower())
+                cause = cause.__cause__ or cause.__context__
+            said = " ".join(parts)  # which may have secrets in it
             words = next((words for words in (*_LASTING, *_PASSING) if words in said), "")
             of_server = isinstance(error, optuna.exceptions.StorageInternalError | sa.exc.DBAPIError)
             may_pass = words in _PASSING or (of_server and not words)
@@ -218,36 +233,10 @@ class Record:
             raise RecordError(f"{self.where}: can't be used: {words}", is_temporary=may_pass) from None
 
 
-def _said(error: BaseException | None) -> str:
-    """Return all that an error and its causes say, which may have secrets in it."""
-    parts = []
-    while error is not None:
-        parts.append(f"{error} {getattr(error, 'orig', '')}")
-        error = error.__cause__ or error.__context__
-    return " ".join(parts)
-
-
-def _readable(trials: Sequence[FrozenTrial], name: str) -> list[RecordedTrial]:
-    """Return the trials of a study by number, of one that ran again the latest; unreadable ones are passed over."""
-    found: dict[int, RecordedTrial] = {}
-    for trial in trials:
-        try:
-            if RECORDED in trial.user_attrs:
-                recorded = _recorded(trial)
-                found[recorded.number] = recorded
-        except (ValueError, TypeError):
-            logger.warning("trial %s of search %r in the record is passed over", trial.number, name)
-    return [found[number] for number in sorted(found)]
-
-
-def _recorded(trial: FrozenTrial) -> RecordedTrial:
-    return RecordedTrial.model_validate(trial.user_attrs[RECORDED])
-
-
-def _is_same(trial: RecordedTrial, known: dict[int, RecordedTrial]) -> bool:
-    """Whether a trial is known as it is; a copy of its file has another date."""
-    there = known.get(trial.number)
-    return there is not None and there.model_copy(update={"ended": trial.ended}) == trial
+def _by_number(trials: Sequence[FrozenTrial]) -> dict[int, str]:
+    """Return the attributes of trials as text, by number; without those of somebody else's trials."""
+    ours = [trial.user_attrs for trial in trials if NUMBER in trial.user_attrs]
+    return {attributes[NUMBER]: json.dumps(attributes, sort_keys=True) for attributes in ours}
 
 
 class _Lock(BaseJournalFileLock):

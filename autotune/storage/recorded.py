@@ -13,11 +13,9 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value, digest_of
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Problem
-from autotune.values.result import TrialRow
-from autotune.values.trial import Failure, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Purpose, TrialResult
 from autotune.values.workload import Workload
 from autotune.version import __version__
 
@@ -55,18 +53,13 @@ def key_of(problem: Problem) -> Key:
     """Return the key of a search."""
     workload, hardware = problem.workload, problem.hardware
     device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
+    training = {name: version for name, version in hardware.versions.items() if name not in _NOT_TRAINING}
     return Key(
         model=_model(workload, problem.facts),
-        workload=_shape(workload),
+        workload=_step(workload),
         hardware=device.digest(leave_out=frozenset({"count"})),
-        versions=_digest(versions_of(hardware)),
+        versions=_digest({"autotune": __version__, **training}),
     )
-
-
-def versions_of(hardware: Hardware) -> dict[str, str]:
-    """Return the versions that decide what a trial measures, autotune's own among them."""
-    training = {name: version for name, version in hardware.versions.items() if name not in _NOT_TRAINING}
-    return {"autotune": __version__, **training}
 
 
 def _model(workload: Workload, facts: ModelFacts) -> str:
@@ -78,7 +71,7 @@ def _model(workload: Workload, facts: ModelFacts) -> str:
     return _digest({"type": spec.model_type, "figures": figures, "size": facts.parameters, "code": own_code, **frozen})
 
 
-def _shape(workload: Workload) -> str:
+def _step(workload: Workload) -> str:
     fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
     without = _NOT_THE_STEP if workload.images else _NOT_THE_STEP | {"images", "image_size"}
     written = workload.model_dump(mode="json", exclude=without)
@@ -90,15 +83,15 @@ def _digest(figures: dict[str, Any]) -> str:
 
 
 class RecordedTrial(Value):
-    """A trial's line, and as JSON its configuration and outcome as the version that ran it wrote them."""
+    """What other searches read of a trial; configuration and outcome are those of the version that ran it."""
+
+    retired = frozenset({"status", "peak_bytes"})
 
     number: NonNegativeInt
     purpose: Purpose
     config_id: str
     config: dict[str, Any]
-    status: TrialStatus
     samples_per_second: _Positive | None = None
-    peak_bytes: int | None = None
     memory_bytes: PositiveInt = Field(description="the budget that it ran within")
     duration_s: float = Field(ge=0, allow_inf_nan=False)
     ended: str = Field(description="UTC, ISO 8601")
@@ -107,39 +100,31 @@ class RecordedTrial(Value):
     @classmethod
     def of(cls, result: TrialResult, ended: str) -> RecordedTrial:
         """Return what is recorded of a result."""
-        request, outcome, row = result.request, result.outcome, TrialRow.of(result)
-        if isinstance(outcome, Failure):
-            outcome = outcome.model_copy(update={"log_tail": ""})
+        request, measured = result.request, result.measurement
         return cls(
-            **{name: value for name, value in row if name in cls.model_fields and name != "config"},
+            number=request.number,
+            purpose=request.purpose,
             config_id=request.config.config_id,
             config=request.config.model_dump(mode="json"),
+            samples_per_second=measured.samples_per_second if measured else None,
             memory_bytes=request.limits.memory_bytes,
+            duration_s=result.duration_s,
             ended=ended,
-            outcome=json.loads(outcome.model_dump_json()),
+            outcome=json.loads(result.outcome.model_dump_json(exclude={"log_tail"})),
         )
-
-    @property
-    def day(self) -> str:
-        """When it ended, for people."""
-        return self.ended[:10]
 
 
 class RecordedSearch(Value):
     """A search with its trials; it has no answer while it runs, or if it was killed."""
+
+    retired = frozenset({"versions", "memory_bytes", "allowance", "effort", "baseline", "host"})
 
     id: str = Field(description="of the run directory")
     key: Key
     model: str = Field(description="its name then")
     shape: str = Field(description="the workload in words")
     device: str
-    versions: dict[str, str]
-    memory_bytes: PositiveInt
-    allowance: str
-    effort: str
-    baseline: dict[str, Any]
     started: str = Field(description="UTC, ISO 8601")
-    host: str = Field(default="", description="on which the search was started")
     run_directory: str
     verdict: str | None = None
     best_config_id: str | None = Field(default=None, description="of the answer")

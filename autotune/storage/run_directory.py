@@ -15,6 +15,10 @@
 
 It is opened, locked and written before anything else is done. The result files are what counts: a trial that isn't in
 the study is added when the search goes on.
+
+An answer may come from somebody else. Its arguments follow from its configuration, workload and hardware alone. So they
+are made again when it is read, and a file whose arguments differ is refused: nobody has measured them, and they would
+be written into scripts.
 """
 
 from __future__ import annotations
@@ -29,21 +33,25 @@ import shutil
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import InfrastructureError, RunDirectoryError, first_complaint
+from autotune.errors import InfrastructureError, InputError, RunDirectoryError, first_complaint, located
+from autotune.execution.outcome import recovered
 from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
-from autotune.storage.results import RESULT_FILE, read_trial, trial_folders
 from autotune.storage.trust import check_within
-from autotune.value import TEMPORARY_SUFFIX, Value, open_own, write_value
+from autotune.training.arguments import plan as training_plan
+from autotune.units import visible
+from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_named, read_value, write_value
+from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
 
 PLAN_FILE = "search.json"
 ANSWER_FILE = "best-config.json"
+RESULT_FILE = "result.json"
 STUDY_FILE = "study.journal"
 EXPLAIN_FOLDER = "explain"
 
@@ -105,11 +113,15 @@ class RunDirectory:
         while True:
             lock = self._open_lock()
             try:
-                if _taken(lock) and self._is_lock(lock):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_lock(lock):
                     break
             except OSError:
-                lock.close()
-                raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+                try:  # as those do who look whether a search runs, beside whom there is room
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    lock.close()
+                    raise RunDirectoryError(f"{self.path}: another search is running in it") from None
             lock.close()  # of a directory that was removed between opening and locking, or looked at just then
             time.sleep(_PAUSE_S)
         self._file = lock  # the lock lasts as long as the file is open
@@ -119,15 +131,11 @@ class RunDirectory:
         except RunDirectoryError:
             lock.close()
             raise
-        self._tidy()
-        return self
-
-    def _tidy(self) -> None:
-        """Remove the temporary files of searches that were killed here."""
-        for pattern in _TEMPORARY:
+        for pattern in _TEMPORARY:  # of searches that were killed here
             for path in self.path.glob(pattern):
                 with contextlib.suppress(OSError):
                     path.unlink()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,7 +172,14 @@ class RunDirectory:
         """
         for left in reversed(range(_ATTEMPTS)):
             try:
-                self._made_here |= self._is_new and _made(self.path)
+                if self._is_new and not self.path.is_dir():
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    try:
+                        self.path.mkdir(mode=0o700)
+                        self._made_here = True
+                    except FileExistsError:  # another process was faster, or it is no directory
+                        if not self.path.is_dir():
+                            raise
                 return os.fdopen(open_own(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
             except OSError as error:
                 # A new one is made again if another search, which was refused, has just removed it.
@@ -254,36 +269,6 @@ class RunDirectory:
         return [result for result in found if result is not None]
 
 
-def _taken(lock: IO[str]) -> bool:
-    """Take a lock; return whether that was done, False if somebody who looks whether a search runs has it for a moment.
-
-    Raises:
-        OSError: A search has it.
-    """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as they do, beside whom there is room
-        return False
-    return True
-
-
-def _made(path: Path) -> bool:
-    """Make a directory, unless it is there; return whether it was made here.
-
-    Raises:
-        OSError: It can't be made, or is no directory.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return False
-    return True
-
-
 def read_plan(run_dir: Path) -> SearchPlan:
     """Return the plan of the search in a run directory.
 
@@ -306,3 +291,81 @@ def read_plan(run_dir: Path) -> SearchPlan:
     except (OSError, ValueError, RecursionError) as error:  # of which JSON's errors are kinds
         reason = str(error).splitlines()[0]
     raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {reason}")
+
+
+def read_result(path: str | Path) -> ResultData:
+    """Return the answer saved in `path`.
+
+    Raises:
+        InputError: The file is missing, not JSON of a result, of another schema version, or its arguments aren't those
+            that its configuration means.
+    """
+    try:
+        text = read_named(Path(path))
+    except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""
+        raise InputError(f"{path}: {error.strerror}{where}") from None
+    try:
+        found = ResultData.model_validate_json(text)
+        _check_arguments(found)
+    except ValidationError as error:
+        reason = located(error, "file")
+    except ValueError as error:
+        reason = str(error)
+    else:
+        return found
+    raise InputError(visible(f"{path}: not a result of autotune (schema {ANSWER_VERSION}): {reason}"))
+
+
+def _check_arguments(result: ResultData) -> None:
+    """Refuse (ValueError) arguments that aren't what the best configuration means."""
+    mapping = training_plan(result.best.config, result.workload, result.hardware)
+    soaked = result.soaked.arguments if result.soaked is not None else {}
+    meant: dict[str, Any] = {
+        "training_arguments": {**mapping.tuned, **soaked},
+        **mapping.model_dump(include={"model", "quantization", "adapter"}),
+    }
+    for name, value in result.arguments.model_dump().items():
+        theirs, ours = (
+            {key: json.dumps(v, sort_keys=True) for key, v in (d or {}).items()} for d in (value, meant[name])
+        )
+        for key in {**ours, **theirs}:
+            if theirs.get(key) != ours.get(key):
+                raise ValueError(
+                    f"arguments.{name}: {key}: not what the best configuration means; the file was changed, or made by "
+                    "another version of autotune: search again"
+                )
+
+
+def trial_folders(run_directory: Path) -> list[Path]:
+    """Return the folders of a search's trials, by number; a copy of one under another name is none."""
+    found = (folder for folder in (run_directory / "trials").glob("*") if re.fullmatch("[0-9]{4,9}", folder.name))
+    return sorted(found, key=lambda folder: int(folder.name))
+
+
+def read_trial(directory: Path) -> TrialResult | None:
+    """Return the result of a trial; None if it has none that can be read, or another's: then it has not finished."""
+    try:
+        found = read_value(TrialResult, directory / RESULT_FILE)
+    except (OSError, ValidationError):
+        return None
+    return found if found.request.number == int(directory.name) else None
+
+
+def restore(run_directory: Path) -> list[str]:
+    """Write the results that a search which was killed here could not, or that were damaged since; say which.
+
+    They are made of what the processes of the trials had written.
+    """
+    said = []
+    for directory in trial_folders(run_directory):
+        path = directory / RESULT_FILE
+        if read_trial(directory) is not None or not ((result := recovered(directory)) or path.exists()):
+            continue
+        what = "can't be read" if path.exists() else "was not written yet"
+        if result is not None:
+            write_value(result, path)
+        then = "recovered from what its process wrote" if result else "what it had measured counts no more"
+        said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
+    return said

@@ -25,11 +25,9 @@ from typing import Any, NamedTuple
 from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.planning.plan import SearchPlan
 from autotune.storage.home import home, writable
-from autotune.values.model import ModelSpec
 from autotune.values.workload import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
-
 
 # The folder of a tracker of --report-to whose library links to its logs elsewhere, and replaces such links.
 _TRACKER = "wandb"
@@ -55,7 +53,7 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
     Raises:
         RunDirectoryError: It would run such things; the message names them.
     """
-    found = [action for action in actions(plan) if delivers or action not in _delivery(plan)]
+    found = [action for action in actions(plan) if delivers or action.shown != _written_to(plan)]
     if trusted:
         _note(found)
         return
@@ -69,13 +67,45 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
 
 def remember(plan: SearchPlan) -> None:
     """Note that this user has handed over what a search runs; where the home can't be written, resuming has to ask."""
-    _note(actions(plan))
+    _note(list(actions(plan)))
 
 
-def actions(plan: SearchPlan) -> tuple[Action, ...]:
-    """Return all that a search does beyond training a model of the library's."""
-    trackers = (Action(f"tells {name} of its trials", _key(["tracker", name])) for name in plan.report_to)
-    return (*_user_code(plan), *_models(plan.workload.model), *_cluster(plan), *trackers, *_delivery(plan))
+def actions(plan: SearchPlan) -> Iterator[Action]:
+    """Yield all that a search does beyond training a model of the library's."""
+    code, step, recipe, spec = (
+        plan.workload.own_code,
+        plan.workload.own_step,
+        plan.workload.recipe,
+        plan.workload.model,
+    )
+    if code is not None:
+        key = code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"})
+        runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
+        yield Action(runs, _key(key))
+    if recipe is not None and recipe.reward is not None:
+        key = recipe.model_dump(mode="json", include={"reward", "directory"})
+        yield Action(f"runs {recipe.reward} in {recipe.directory}", _key(key))
+    if step is not None:
+        key = step.model_dump(mode="json", include={"directory", "search_path", "sha256"})
+        yield Action(f"unpickles data/{STEP_FILE}", _key(key))
+    if spec.trust_remote_code:
+        of_model = spec.config.get("auto_map") or {}
+        named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(of_model))]
+        # The library takes a folder of that name, where there is one, for the repository of the hub.
+        places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
+        yield Action(f"runs code of the model {spec.name}", _key([places, of_model, spec.source, spec.revision]))
+    for kernel in spec.hub_kernels:
+        yield Action(f"runs kernels of {kernel}", _key(["kernel", kernel]))
+    if plan.fleet.address is not None:
+        yield Action(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
+    for name in plan.report_to:
+        yield Action(f"tells {name} of its trials", _key(["tracker", name]))
+    if plan.output is not None:
+        yield Action(_written_to(plan), _key(["output", plan.output]))
+
+
+def _written_to(plan: SearchPlan) -> str:
+    return f"writes its answer to {plan.output}"
 
 
 def check_within(run_dir: Path) -> None:
@@ -97,43 +127,6 @@ def check_within(run_dir: Path) -> None:
                 raise RunDirectoryError(f"{path}: a pipe, a socket or a device, no file of a search; remove it")
         if _TRACKER in folders:
             folders.remove(_TRACKER)
-
-
-def _user_code(plan: SearchPlan) -> Iterator[Action]:
-    code, step = plan.workload.own_code, plan.workload.own_step
-    if code is not None:
-        key = _key(code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"}))
-        runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
-        yield Action(runs, key)
-    if plan.workload.recipe is not None and plan.workload.recipe.reward is not None:
-        recipe = plan.workload.recipe
-        key = _key(recipe.model_dump(mode="json", include={"reward", "directory"}))
-        yield Action(f"runs {recipe.reward} in {recipe.directory}", key)
-    if step is not None:
-        key = _key(step.model_dump(mode="json", include={"directory", "search_path", "sha256"}))
-        yield Action(f"unpickles data/{STEP_FILE}", key)
-
-
-def _models(spec: ModelSpec) -> Iterator[Action]:
-    if spec.trust_remote_code:
-        code = spec.config.get("auto_map") or {}
-        named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(code))]
-        # The library takes a folder of that name, where there is one, for the repository of the hub.
-        places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
-        yield Action(f"runs code of the model {spec.name}", _key([places, code, spec.source, spec.revision]))
-    for kernel in spec.hub_kernels:
-        yield Action(f"runs kernels of {kernel}", _key(["kernel", kernel]))
-
-
-def _cluster(plan: SearchPlan) -> Iterator[Action]:
-    if plan.fleet.address is not None:
-        yield Action(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
-
-
-def _delivery(plan: SearchPlan) -> tuple[Action, ...]:
-    if plan.output is None:
-        return ()
-    return (Action(f"writes its answer to {plan.output}", _key(["output", plan.output])),)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -14,7 +14,6 @@ import copy
 import datetime
 import errno
 import math
-import platform
 import threading
 import time
 import uuid
@@ -29,10 +28,11 @@ from pydantic import Field, ValidationError
 from autotune.errors import AutotuneError, NothingFitsError, RecordError
 from autotune.execution.places import DISK_IS_FULL
 from autotune.planning.plan import SearchPlan
-from autotune.storage.record import PATIENCE_S, RECORDED, Record, record
-from autotune.storage.recorded import Key, RecordedSearch, RecordedTrial, key_of, versions_of
+from autotune.storage.converter import RESULT, TrialConverter
+from autotune.storage.record import PATIENCE_S, RECORDED, Record
+from autotune.storage.record import record as usual_record
+from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
 from autotune.storage.run_directory import PLAN_FILE, STUDY_FILE, RunDirectory
-from autotune.storage.study import RESULT, StudyTrials
 from autotune.value import Value, read_value, write_value
 from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
@@ -60,24 +60,20 @@ T = TypeVar("T")
 class Identity(Value):
     """By what the record knows a run directory, whatever it is called."""
 
+    retired = frozenset({"host"})
+
     id: str
     started: str = Field(description="UTC, ISO 8601")
-    host: str = Field(default="", description="that made it")
 
 
-def identity_of(directory: RunDirectory) -> Identity:
-    """Return the identity of a run directory, made when it is first asked for."""
+def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
+    """Return a search as it is recorded, without trials and answer; its identity is made when it is first asked for."""
     path = directory.path / IDENTITY_FILE
     try:
-        return read_value(Identity, path)
+        identity = read_value(Identity, path)
     except (OSError, ValidationError):
-        made = Identity(id=uuid.uuid4().hex, started=_moment(directory.path / PLAN_FILE), host=platform.node())
-        write_value(made, path)
-        return made
-
-
-def described(plan: SearchPlan, identity: Identity, run_directory: str) -> RecordedSearch:
-    """Return a search as it is recorded, without trials and answer."""
+        identity = Identity(id=uuid.uuid4().hex, started=_moment(directory.path / PLAN_FILE))
+        write_value(identity, path)
     workload = plan.workload
     batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
     target = f"target {workload.target_length}" if workload.target_length is not None else ""
@@ -89,14 +85,8 @@ def described(plan: SearchPlan, identity: Identity, run_directory: str) -> Recor
         model=workload.model.name,
         shape=", ".join(filter(None, words)),
         device=plan.hardware.name,
-        versions=versions_of(plan.hardware),
-        memory_bytes=plan.memory_bytes,
-        allowance=str(plan.allowance),
-        effort=str(plan.budget.effort),
-        baseline=plan.baseline.model_dump(mode="json"),
         started=identity.started,
-        host=identity.host,
-        run_directory=run_directory,
+        run_directory=str(directory.path.absolute()),
     )
 
 
@@ -120,34 +110,30 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 class RecordWriter:
     """Writes the trials of one search to its study, and to the lasting record.
 
-    None in place of a database records nothing there. The observer hears every event, and what goes wrong here. A
-    record that is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
+    None in place of a record records nothing there. The observer hears every event, and what goes wrong here. A record
+    that is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
     """
 
     def __init__(
         self,
-        database: Record | None,
+        record: Record | None,
         plan: SearchPlan,
         directory: RunDirectory,
         observer: Observer,
         ends_at: float = math.inf,
     ) -> None:
-        self._record = database
+        self._record = record
         self._study: Record | None = Record(directory.path / STUDY_FILE)
         self._ends_at = ends_at
         self._directory = directory
         self._observer = observer
-        self._trials = StudyTrials(plan, plan.search_space)
-        self._search = described(plan, identity_of(directory), str(directory.path.absolute()))
-        self._pending: list[FrozenTrial] = []
-        self._written: RecordedSearch | None = None
-        self._attempt: tuple[RecordedSearch, int, Future[int]] | None = None  # with the number of its trials
+        self._converter = TrialConverter(plan, plan.search_space)
+        self._search = described(plan, directory)
+        self._studied: dict[int, FrozenTrial] = {}  # by number, as in the study
+        self._recorded: dict[int, FrozenTrial] = {}  # the same as in the lasting record
+        self._written: tuple[RecordedSearch, int] | None = None  # with the number of its trials there
+        self._attempt: tuple[RecordedSearch, int, Future[int]] | None = None  # to write so many
         self._trouble: RecordError | None = None
-
-    @property
-    def key(self) -> Key:
-        """The key of the search."""
-        return self._search.key
 
     def __call__(self, event: Event) -> None:
         """Pass an event on; a trial that has ended is written first."""
@@ -157,24 +143,27 @@ class RecordWriter:
 
     def write(self, results: Iterable[TrialResult]) -> None:
         """Write trials, except checks and those that are written already."""
-        wanted = [r for r in results if r.request.task is None and r.request.purpose in _RECORDED_PURPOSES]
-        found = [self._frozen(result) for result in wanted]
-        self._write_study(found)
-        if self._record is not None and found:
-            self._pending += [_without_result(trial) for trial in found]
+        before = len(self._recorded)
+        for result in results:
+            if result.request.task is None and result.request.purpose in _RECORDED_PURPOSES:
+                self._add(result)
+        if len(self._recorded) > before:
+            self._write_study()
             self._write(0.0 if self._trouble is not None else _WAIT_S)
 
-    def _frozen(self, result: TrialResult) -> FrozenTrial:
-        trial = self._trials.frozen(result)
-        file = self._directory.path / "trials" / f"{result.request.number:04d}" / "result.json"
-        trial.set_user_attr(RECORDED, RecordedTrial.of(result, _moment(file)).model_dump(mode="json"))
-        return trial
+    def _add(self, result: TrialResult) -> None:
+        """Take a trial as the study has it, and as others may read it: without where a user's data and code lie."""
+        number, trial = result.request.number, self._converter.frozen(result)
+        file = self._directory.path / "trials" / f"{number:04d}" / "result.json"
+        recorded = {RECORDED: RecordedTrial.of(result, _moment(file)).model_dump(mode="json")}
+        self._studied[number], self._recorded[number] = trial, copy.copy(trial)
+        self._recorded[number].user_attrs = {n: v for n, v in trial.user_attrs.items() if n != RESULT} | recorded
 
-    def _write_study(self, trials: list[FrozenTrial]) -> None:
+    def _write_study(self) -> None:
         if self._study is None:
             return
         try:
-            self._study.write(self._search, trials)
+            self._study.write(self._search, list(self._studied.values()))
         except RecordError as error:
             if isinstance(cause := error.__context__, OSError) and cause.errno in (*DISK_IS_FULL, errno.EROFS):
                 raise cause from None  # no other file of the run directory can be written either
@@ -186,7 +175,7 @@ class RecordWriter:
         speedup = result.speedup.ratio if result.speedup else None
         answer = {"verdict": result.verdict, "best_config_id": result.best.config.config_id, "speedup": speedup}
         self._search = self._search.model_copy(update=answer)
-        self._write_study([])
+        self._write_study()
         return result
 
     def __enter__(self) -> Self:
@@ -210,30 +199,29 @@ class RecordWriter:
 
     def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
-        database, key = self._record, self.key
-        if database is None:
+        record, key = self._record, self._search.key
+        if record is None:
             return []
-        reading = in_thread(lambda: database.searches(key=key, latest=_MOST_SEARCHES))
+        reading = in_thread(lambda: record.searches(key=key, latest=_MOST_SEARCHES))
         try:
             wait_s = min(_READING_WAIT_S, max(_LEAST_WAIT_S, (self._ends_at - time.monotonic()) / 4))
             if not wait([reading], wait_s).done:
-                raise _no_answer(database, wait_s)
-            found = reading.result()
+                raise _no_answer(record, wait_s)
+            return [search for search in reading.result() if search.id != self._search.id]
         except RecordError as error:
             self._fails(error)
             return []
-        return [search for search in found if search.id != self._search.id]
 
     @property
     def _is_behind(self) -> bool:
         """Whether something is to be written; a search without a trial or an answer isn't."""
-        is_answer_missing = self._search.verdict is not None and self._search != self._written
-        return self._record is not None and (bool(self._pending) or is_answer_missing)
+        if self._record is None or not (self._recorded or self._search.verdict):
+            return False
+        return self._written != (self._search, len(self._recorded))
 
     @property
     def _missing(self) -> str:
-        """What is not written, in words."""
-        count = len(self._pending)
+        count = len(self._recorded) - (self._written[1] if self._written else 0)
         if count == 0:
             return "the answer is not written yet"
         return "1 trial is not written yet" if count == 1 else f"{count} trials are not written yet"
@@ -243,16 +231,16 @@ class RecordWriter:
         return self._trouble is None or self._trouble.is_temporary
 
     def _write(self, wait_s: float) -> None:
-        """Try to write all that isn't written, unless an earlier attempt still runs; wait for it up to `wait_s`."""
-        database = self._record
-        if database is None:
+        """Try to write all in a thread, unless an earlier attempt still runs; wait for it up to `wait_s`."""
+        record = self._record
+        if record is None:
             return
         self._settle(0.0)
         if self._attempt is None:
-            search, trials = self._search, tuple(self._pending)
-            self._attempt = (search, len(trials), in_thread(lambda: database.write(search, trials)))
+            search, trials = self._search, tuple(self._recorded.values())
+            self._attempt = (search, len(trials), in_thread(lambda: record.write(search, trials)))
         if not self._settle(wait_s) and wait_s:
-            self._fails(_no_answer(database, wait_s))
+            self._fails(_no_answer(record, wait_s))
 
     def _write_all(self, limit_s: float) -> None:
         """Try until all is written, for up to `limit_s`; not against an error that waiting doesn't help."""
@@ -275,14 +263,13 @@ class RecordWriter:
             return False
         self._attempt = None
         try:
-            attempt.result()
+            written = attempt.result()
         except RecordError as error:
             self._fails(error)
             return True
-        del self._pending[:count]
-        self._written = search
+        self._written = search, count
         if self._trouble is not None:
-            self._note(f"it can be written again, and has {count} more of this search's trials")
+            self._note(f"it can be written again, and has {written} more of this search's trials")
         self._trouble = None
         return True
 
@@ -296,28 +283,21 @@ class RecordWriter:
         self._observer(Note(text=f"the lasting record: {text}"))
 
 
-def _without_result(trial: FrozenTrial) -> FrozenTrial:
-    """Return a trial as others may read it: where a user's data and code lie is left out."""
-    other = copy.copy(trial)
-    other.user_attrs = {name: value for name, value in trial.user_attrs.items() if name != RESULT}
-    return other
-
-
-def _no_answer(database: Record, waited_s: float) -> RecordError:
-    return RecordError(f"{database.where}: no answer for {waited_s:.0f} s", is_temporary=True)
+def _no_answer(record: Record, waited_s: float) -> RecordError:
+    return RecordError(f"{record.where}: no answer for {waited_s:.0f} s", is_temporary=True)
 
 
 def record_writer(
     plan: SearchPlan, directory: RunDirectory, observer: Observer, ends_at: float = math.inf
 ) -> RecordWriter:
     """Return what writes the trials of a search; the lasting record is left alone if none is asked for or none is."""
-    database = None
+    found = None
     if plan.record:
         try:
-            database = record()
+            found = usual_record()
         except AutotuneError as error:
             observer(Note(text=f"the lasting record: {error}; the search goes on without it"))
-    return RecordWriter(database, plan, directory, observer, ends_at)
+    return RecordWriter(found, plan, directory, observer, ends_at)
 
 
 def _moment(file: Path) -> str:

@@ -12,7 +12,7 @@ from searching.tables import Table, TableTrial
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
-from autotune.storage.study import StudyTrials
+from autotune.storage.converter import TrialConverter
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
@@ -108,7 +108,7 @@ def searched(sampler: BaseSampler, table: Table, plan: SearchPlan, *, from_basel
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space, oracle = plan.search_space, Oracle(table, plan)
-    trials = StudyTrials(plan, space)
+    trials = TrialConverter(plan, space)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     if from_baseline:
         study.enqueue_trial(trials.params(plan.baseline))

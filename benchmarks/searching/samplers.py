@@ -19,7 +19,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
-from autotune.storage.study import StudyTrials
+from autotune.storage.converter import TrialConverter
 from autotune.values.config import TrainConfig
 
 # Configurations one by one; it is sent the samples/s that each gave, None for what failed.
@@ -75,7 +75,7 @@ class Scripted(BaseSampler):
     """A way to tune as a sampler: proposes what its script yields, and is done when that ends."""
 
     def __init__(self, plan: SearchPlan, script: Script) -> None:
-        self._trials = StudyTrials(plan, plan.search_space)
+        self._trials = TrialConverter(plan, plan.search_space)
         self._script = script
         self._next: TrainConfig | None = next(script, None)
 

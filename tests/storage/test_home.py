@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from at_once import run_at_once
-from factories import make_gpu, make_hardware, make_workload
+from factories import make_hardware, make_workload
 from profiles import make_family, make_profile
 
 from autotune.cost.corrections import Observation
@@ -58,20 +58,6 @@ def test_otherwise_the_xdg_specification_does(monkeypatch, tmp_path, data_home, 
     if data_home is not None:
         monkeypatch.setenv("XDG_DATA_HOME", data_home)
     assert home() == Path(expected.format(home=tmp_path))
-
-
-def test_nothing_is_made_by_asking(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "mine"))
-    home()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_is_made_to_be_written(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "mine"))
-    folder = writable("rates")
-    assert folder == tmp_path / "mine" / "rates"
-    assert folder.is_dir()
-    assert not list(folder.iterdir())
 
 
 def test_what_killed_processes_left_in_a_folder_is_removed_an_hour_later(monkeypatch, tmp_path):
@@ -135,11 +121,6 @@ def test_measured_rates_are_found_again_and_preferred():
     assert read_rates(hardware) == rates_of(hardware) == MEASURED
 
 
-def test_what_is_free_now_does_not_matter():
-    write_rates(MEASURED, make_hardware())
-    assert read_rates(make_hardware(free_bytes=1)) == MEASURED
-
-
 @pytest.mark.parametrize("other", [{"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}])
 def test_rates_of_another_device_or_installation_are_not_used(other):
     write_rates(MEASURED, make_hardware())
@@ -157,15 +138,6 @@ def test_broken_rates_are_ignored_with_a_warning(content, caplog):
     assert "\n" not in record.getMessage()
 
 
-def test_a_folder_in_place_of_rates_is_ignored_with_a_warning(caplog):
-    hardware = make_hardware()
-    rates_path(hardware).mkdir(parents=True)
-    assert read_rates(hardware) is None
-    assert "is ignored" in caplog.text
-    with pytest.raises(InputError, match="can't be written"):
-        write_rates(MEASURED, hardware)
-
-
 def test_a_home_that_is_none_holds_no_rates(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
@@ -180,17 +152,6 @@ def test_a_home_that_is_none_holds_no_rates(monkeypatch, tmp_path):
 def observation(*, key: str = "a", ratio: float = 1.0) -> Observation:
     features = {"fixed": 0.5, "constant": 0.1}
     return Observation(key=key, memory_features=features, memory={"device": ratio}, time_features={}, log_time=None)
-
-
-def test_observations_are_found_again():
-    add_observations(make_hardware(), "llama", [observation(key="a"), observation(key="b")])
-    assert read_observations(make_hardware(), "llama") == (observation(key="a"), observation(key="b"))
-
-
-@pytest.mark.parametrize(("hardware", "model_type"), [(make_gpu(), "llama"), (make_hardware(), "bert")])
-def test_another_device_or_type_of_model_does_not_see_it(hardware, model_type):
-    add_observations(make_hardware(), "llama", [observation()])
-    assert read_observations(hardware, model_type) == ()
 
 
 def test_a_configuration_that_was_measured_again_is_stored_once_and_the_latest():
@@ -245,11 +206,6 @@ def traced(monkeypatch, tmp_path):
     write_trace(make_workload(), 10, profile)
     (file,) = (tmp_path / "traces").iterdir()
     return profile, file
-
-
-def test_a_trace_is_read_as_it_was_written(traced):
-    profile, _ = traced
-    assert read_trace(make_workload(), 10, profile.family) == profile
 
 
 def test_a_trace_is_of_one_model_shape_family_and_software(traced, monkeypatch):

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, RunDirectoryError
-from autotune.storage.results import restore
-from autotune.storage.run_directory import RunDirectory, read_plan
+from autotune.storage.run_directory import RunDirectory, read_plan, restore
 
 IN_USE = "another search is running in it"
 
@@ -25,7 +24,6 @@ IN_USE = "another search is running in it"
 HOLD = """
 import sys
 from pathlib import Path
-from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory
 with RunDirectory.create(Path(sys.argv[1])):
     print("held", flush=True)
@@ -39,7 +37,6 @@ RACE = """
 import sys, time
 from pathlib import Path
 from autotune.errors import RunDirectoryError
-from autotune.storage.results import restore
 from autotune.storage.run_directory import RunDirectory
 folder, name = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
@@ -79,14 +76,6 @@ def test_a_new_directory_is_held_before_it_holds_a_search(tmp_path, hold):
     with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
         pass
     assert (tmp_path / "run" / "lock").exists()
-
-
-def test_who_is_refused_takes_the_lock_from_nobody(tmp_path, hold):
-    hold(tmp_path / "run")
-    for _ in range(2):
-        with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
-            pass
-    assert RunDirectory(tmp_path / "run").is_running()
 
 
 @pytest.mark.parametrize("attempt", range(5))
@@ -158,12 +147,6 @@ def test_a_search_that_came_to_its_end_meanwhile_is_not_begun_again(tmp_path, ho
     assert (path / "search.json").exists()
 
 
-def test_a_directory_that_was_there_stays(tmp_path):
-    with RunDirectory.create(tmp_path):
-        pass
-    assert tmp_path.exists()
-
-
 def test_what_can_not_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError, match="can't be written: File exists"):
@@ -172,14 +155,6 @@ def test_what_can_not_be_made_is_refused(tmp_path):
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "nowhere" / "lock")
     with pytest.raises(RunDirectoryError, match="can't be written: a link"):
         RunDirectory.create(tmp_path / "run")
-
-
-def test_who_has_written_the_plan_may_enter(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run")
-    directory.write_plan(make_plan())
-    with directory:
-        pass
-    assert (tmp_path / "run" / "search.json").exists()
 
 
 @pytest.fixture
@@ -196,13 +171,6 @@ def planned(tmp_path):
         return directory.path
 
     return rewrite
-
-
-def test_a_plan_says_its_version(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run")
-    directory.write_plan(make_plan())
-    assert json.loads((directory.path / "search.json").read_text())["schema_version"] == 2
-    assert read_plan(directory.path) == make_plan()
 
 
 @pytest.mark.parametrize("command", ["resume", "report", "explain", "dashboard"])

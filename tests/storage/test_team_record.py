@@ -66,8 +66,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 database = Record(sys.argv[1])
 for one, other in zip(mine.trials, ours.trials):
-    database.write(mine, stored(one))
-    database.write(ours, stored(other))
+    database.write(mine, stored(*mine.trials[: one.number + 1]))
+    database.write(ours, stored(*ours.trials[: other.number + 1]))
 """
 
 

@@ -5,7 +5,7 @@ import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
 from optuna.trial import TrialState
 
-from autotune.storage.study import MEMORY, StudyTrials
+from autotune.storage.converter import MEMORY, TrialConverter
 from autotune.units import GIB
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
@@ -19,21 +19,16 @@ CONFIG = make_config(2, precision="bf16", adapter={"rank": 64})
 
 
 @pytest.fixture
-def trials() -> StudyTrials:
+def trials() -> TrialConverter:
     plan = make_plan(space=make_space_file(PARAMETERS), memory_bytes=2 * GIB)
-    return StudyTrials(plan, plan.search_space)
+    return TrialConverter(plan, plan.search_space)
 
 
 def test_every_legal_configuration_is_that_of_its_parameters():
     plan = make_plan(space=make_space_file(PARAMETERS))
-    trials = StudyTrials(plan, plan.search_space)
+    trials = TrialConverter(plan, plan.search_space)
     for config in plan.every_config():
         assert trials.config(trials.params(config)) == config
-
-
-def test_a_parameter_exists_where_what_it_belongs_to_does(trials):
-    assert "adapter.rank" in trials.params(CONFIG)
-    assert "adapter.rank" not in trials.params(make_config())
 
 
 def test_a_completed_trial_is_told_with_its_throughput_and_its_headroom(trials):
@@ -54,7 +49,7 @@ def test_a_crash_is_told_as_failed_without_a_constraint(trials):
     assert (frozen.state, frozen.constraints) == (TrialState.FAIL, {})
 
 
-def told(trials: StudyTrials, state: TrialState, value: float | None = None, config=CONFIG, **constraints: float):
+def told(trials: TrialConverter, state: TrialState, value: float | None = None, config=CONFIG, **constraints: float):
     """A finished trial of a study that knows nothing of autotune."""
     params = trials.params(config)
     distributions = {name: trials.distributions[name] for name in params}
@@ -73,11 +68,6 @@ def test_value_and_constraint_are_samples_per_second_and_peak_memory(trials):
     assert result.measurement.samples_per_second == 8.0
     assert result.measurement.step_times_s == (2.0,)  # 16 samples
     assert result.measurement.memory.peak_bytes == 1.5 * GIB
-
-
-def test_without_a_constraint_nothing_is_known_of_memory(trials):
-    result = trials.result(told(trials, TrialState.COMPLETE, 8.0))
-    assert not result.measurement.memory.is_known
 
 
 @pytest.mark.parametrize(

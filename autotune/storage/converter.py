@@ -14,16 +14,7 @@ from autotune.space.space import Point, SearchSpace
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.result import TrialRow
-from autotune.values.trial import (
-    Failure,
-    Interval,
-    Measurement,
-    Memory,
-    Purpose,
-    TrialRequest,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.values.trial import Failure, Interval, Measurement, Memory, Outcome, Purpose, TrialResult, TrialStatus
 
 # The constraint's name: peak memory beyond the budget, as a share of the budget.
 MEMORY = "memory"
@@ -34,10 +25,13 @@ RESULT = "result"
 # Constraint of a trial that ran out of memory; the measured peak may lie below the budget and would say that it fits.
 _BEYOND_BUDGET = 0.01
 
+# States for samplers: TPE ranks pruned trials below completed ones, and ignores failed trials.
+_STATES = {TrialStatus.COMPLETED: TrialState.COMPLETE, TrialStatus.OUT_OF_MEMORY: TrialState.PRUNED}
+
 _UNKNOWN = Memory()
 
 
-class StudyTrials:
+class TrialConverter:
     """Converts parameters, which are those of `space`, to configurations, and results to values and constraints."""
 
     def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
@@ -46,14 +40,23 @@ class StudyTrials:
         self.distributions = {d.name: CategoricalDistribution(d.choices) for d in space.dimensions}
 
     def frozen(self, result: TrialResult) -> FrozenTrial:
-        """Return a result as a finished trial of a study."""
-        params, row = self.params(result.request.config), TrialRow.of(result)
+        """Return a result as a finished trial of a study.
+
+        Its value is the samples per second by the objective; None if the trial failed. Its constraint is the peak
+        divided by the budget, less 1, so that positive means too much; there is none if the peak isn't known.
+        """
+        params, row, measured = self.params(result.request.config), TrialRow.of(result), result.measurement
+        constraints = {}
+        if result.status is TrialStatus.OUT_OF_MEMORY:
+            constraints[MEMORY] = _BEYOND_BUDGET
+        elif measured is not None and measured.memory.is_known:
+            constraints[MEMORY] = measured.memory.peak_bytes / self._plan.memory_bytes - 1
         trial = optuna.create_trial(
-            state=self.state(result.status),
-            value=self.value(result),
+            state=_STATES.get(result.status, TrialState.FAIL),
+            value=self._plan.objective.rate(measured) if measured else None,
             params=params,
             distributions={name: self.distributions[name] for name in params},
-            constraints=self.constraints(result),
+            constraints=constraints,
             user_attrs={
                 "trial": row.number,
                 "purpose": str(row.purpose),
@@ -91,24 +94,6 @@ class StudyTrials:
         """Return the parameters of a configuration whose values are choices of the study."""
         return self._space.choices_of(config)
 
-    def value(self, result: TrialResult) -> float | None:
-        """Return the samples per second of a result by the objective; None if the trial failed."""
-        return self._plan.objective.rate(result.measurement) if result.measurement else None
-
-    def state(self, status: TrialStatus) -> TrialState:
-        """Return the state for samplers: TPE ranks pruned trials below completed ones, and ignores failed trials."""
-        if status is TrialStatus.COMPLETED:
-            return TrialState.COMPLETE
-        return TrialState.PRUNED if status is TrialStatus.OUT_OF_MEMORY else TrialState.FAIL
-
-    def constraints(self, result: TrialResult) -> dict[str, float]:
-        """Return the peak divided by the budget, less 1, so that positive means too much; empty if it isn't known."""
-        if result.status is TrialStatus.OUT_OF_MEMORY:
-            return {MEMORY: _BEYOND_BUDGET}
-        if result.measurement is None or not result.measurement.memory.is_known:
-            return {}
-        return {MEMORY: result.measurement.memory.peak_bytes / self._plan.memory_bytes - 1}
-
     def result(self, trial: FrozenTrial) -> TrialResult:
         """Return a finished trial of a study as a result.
 
@@ -124,27 +109,25 @@ class StudyTrials:
             except ValueError:  # of another version
                 pass
         config, share = self.config(trial.params), trial.constraints.get(MEMORY)
+        status = TrialStatus.COMPLETED
         if share is not None and share > 0:
-            return self._failed(config, trial.number, TrialStatus.OUT_OF_MEMORY)
-        if trial.state is TrialState.PRUNED:
-            return self._failed(config, trial.number, TrialStatus.TIMED_OUT)
-        if trial.state is TrialState.FAIL or trial.value is None or not 0 < trial.value < math.inf:
-            return self._failed(config, trial.number, TrialStatus.CRASHED)
+            status = TrialStatus.OUT_OF_MEMORY
+        elif trial.state is TrialState.PRUNED:
+            status = TrialStatus.TIMED_OUT
+        elif trial.state is TrialState.FAIL or trial.value is None or not 0 < trial.value < math.inf:
+            status = TrialStatus.CRASHED
+        if status is not TrialStatus.COMPLETED or trial.value is None:
+            return self._result(config, trial.number, Failure(status=status, cause="as the study says"))
         peak_bytes = None if share is None or share <= -1 else round((1 + share) * self._plan.memory_bytes)
         memory = Memory(**{"resident_bytes" if self._plan.hardware.is_cpu else "device_bytes": peak_bytes})
         return self.assumed(config, trial.value, memory, number=trial.number)
 
-    def _failed(self, config: TrainConfig, number: int, status: TrialStatus) -> TrialResult:
-        request = self._request(config, number)
-        return TrialResult(request=request, outcome=Failure(status=status, cause="as the study says"), duration_s=0.0)
-
     def assumed(self, config: TrainConfig, rate: float, memory: Memory = _UNKNOWN, *, number: int = 0) -> TrialResult:
         """Return a completed trial with the given samples per second and peak memory, and nothing else known."""
-        request = self._request(config, number)
-        step_s = request.workload.samples_per_step(config) / rate
+        step_s = self._plan.workload.samples_per_step(config) / rate
         measurement = Measurement(
             step_times_s=(step_s,),
-            accumulation_steps=request.accumulation_steps,
+            accumulation_steps=self._plan.workload.accumulation_steps(config),
             samples_per_second=rate,
             samples_per_second_interval=Interval(low=rate, high=rate),
             memory=memory,
@@ -154,8 +137,10 @@ class StudyTrials:
             loss=0.0,
             effects={},
         )
-        return TrialResult(request=request, outcome=measurement, duration_s=0.0)
+        return self._result(config, number, measurement)
 
-    def _request(self, config: TrainConfig, number: int) -> TrialRequest:
+    def _result(self, config: TrainConfig, number: int, outcome: Outcome) -> TrialResult:
         purpose = Purpose.BASELINE if config == self._plan.baseline else Purpose.SEARCH
-        return request_of(self._plan, config, purpose, number=number, timeout_s=self._plan.budget.trial_timeout_s)
+        limit_s = self._plan.budget.trial_timeout_s
+        request = request_of(self._plan, config, purpose, number=number, timeout_s=limit_s)
+        return TrialResult(request=request, outcome=outcome, duration_s=0.0)
