@@ -26,7 +26,7 @@ from factories import (
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 from recorded_searches import DAY, keep, recorded_search, recorded_trial
 
-from autotune.search.recall import Recall
+from autotune.search.earlier import EarlierSearches
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.history import History
 from autotune.storage.record import Record
@@ -62,32 +62,32 @@ def history_of(*measured: tuple[TrainConfig, object]) -> History:
     return history
 
 
-def recall_of(*searches, plan=PLAN, now=()) -> Recall:
-    """A recall after the trials of `now`, taken note of one by one."""
-    recall = Recall(plan, searches)
+def after(*searches, plan=PLAN, now=()) -> EarlierSearches:
+    """A earlier after the trials of `now`, taken note of one by one."""
+    earlier = EarlierSearches(plan, searches)
     for count in range(len(now) + 1):
-        recall.advance(history_of(*now[:count]))
-    return recall
+        earlier.compare(history_of(*now[:count]))
+    return earlier
 
 
 TYPICAL = kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0))
 
 
 def test_an_empty_record_changes_nothing():
-    recall = recall_of(now=[(BASE, 10.0), (FAST, 20.0)])
-    assert recall.candidate is None
-    assert recall.refusal(SECOND) is None
-    assert recall.lessons(History()) == recall.statements == []
-    assert not recall.is_enough(1000)
+    earlier = after(now=[(BASE, 10.0), (FAST, 20.0)])
+    assert earlier.winner is None
+    assert earlier.refusal(SECOND) is None
+    assert earlier.lessons(History()) == earlier.notes == []
+    assert not earlier.is_enough(1000)
 
 
 def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
     earlier = kept(recorded_trial(BASE, 10.0), recorded_trial(FAST, 20.0))
     two = PLAN.model_copy(update={"baseline": make_config(8, parallelism=Parallelism(world_size=2))})
-    assert not recall_of(earlier).is_empty
-    assert recall_of(earlier, plan=two).is_empty
+    assert not after(earlier).is_empty
+    assert after(earlier, plan=two).is_empty
     both = make_space_file({**PARAMETERS, "parallelism.world_size": [1, 2]})
-    assert not recall_of(earlier, plan=two.model_copy(update={"space": both})).is_empty
+    assert not after(earlier, plan=two.model_copy(update={"space": both})).is_empty
 
 
 def places(value, path=()):
@@ -109,65 +109,56 @@ def test_a_record_with_any_odd_value_ends_no_search(odd):
             search = RecordedSearch.model_validate(spoilt)
         except ValueError:
             continue  # which a reader of the record passes over
-        recall, history = Recall(PLAN, [search]), History()
+        earlier, history = EarlierSearches(PLAN, [search]), History()
         for number, (config, rate) in enumerate([(BASE, 10.0), (FAST, 20.0)]):
-            recall.advance(history)
+            earlier.compare(history)
             history.add(make_result(config, rate, number=number))
-            recall.lessons(history)
-            recall.refusal(SECOND)
+            earlier.lessons(history)
+            earlier.refusal(SECOND)
         assert search.best_samples_per_second is None or search.best_samples_per_second > 0
 
 
 class TestMemory:
-    def test_what_ran_out_of_memory_within_this_budget_is_refused_without_a_trial(self):
-        recall = Recall(PLAN, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
-        assert recall.refusal(FAST) == f"ran out of memory within 8.00 GiB on {DAY} (record)"
-
     @pytest.mark.parametrize(("budget", "refused"), [(4, True), (8, True), (9, False)])
     def test_within_a_larger_budget_it_may_fit(self, budget, refused):
         plan = PLAN.model_copy(update={"memory_bytes": budget * GIB})
-        recall = Recall(plan, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
-        assert (recall.refusal(FAST) is not None) == refused
+        earlier = EarlierSearches(plan, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
+        assert (earlier.refusal(FAST) is not None) == refused
 
     def test_so_is_what_is_harder_on_memory_and_not_what_is_easier(self):
-        recall = Recall(PLAN, [kept(recorded_trial(SECOND, OUT_OF_MEMORY))])
-        assert recall.refusal(FAST).startswith("a configuration no harder on memory ran out of memory within 8.00 GiB")
-        assert recall.refusal(make_config(4, precision="bf16")) is None
-        assert recall.refusal(make_config(16)) is None, "of another kind"
+        earlier = EarlierSearches(PLAN, [kept(recorded_trial(SECOND, OUT_OF_MEMORY))])
+        assert earlier.refusal(FAST).startswith("a configuration no harder on memory ran out of memory within 8.00 GiB")
+        assert earlier.refusal(make_config(4, precision="bf16")) is None
+        assert earlier.refusal(make_config(16)) is None, "of another kind"
 
     def test_what_fitted_later_is_not_refused(self):
         shortage = recorded_trial(FAST, OUT_OF_MEMORY, ended="2026-11-01T00:00:00+00:00")
         success = recorded_trial(FAST, 20.0, ended="2026-11-02T00:00:00+00:00")
-        assert Recall(PLAN, [kept(success), kept(shortage, id="b")]).refusal(FAST) is None
+        assert EarlierSearches(PLAN, [kept(success), kept(shortage, id="b")]).refusal(FAST) is None
         again = recorded_trial(FAST, OUT_OF_MEMORY, ended="2026-11-03T00:00:00+00:00")
-        assert Recall(PLAN, [kept(again), kept(success, id="b")]).refusal(FAST) is not None
+        assert EarlierSearches(PLAN, [kept(again), kept(success, id="b")]).refusal(FAST) is not None
 
     @pytest.mark.parametrize(("peak", "refused"), [(7.9, False), (8.05, False), (8.2, True)])
     def test_a_peak_beyond_the_budget_is_refused_where_it_is_beyond_the_noise(self, peak, refused):
         measured = make_measurement(20.0, memory=Memory(resident_bytes=int(peak * GIB)))
-        recall = Recall(PLAN, [kept(recorded_trial(FAST, measured))])
+        earlier = EarlierSearches(PLAN, [kept(recorded_trial(FAST, measured))])
         expected = f"took {peak:.2f} GiB on {DAY} (record)" if refused else None
-        assert recall.refusal(FAST) == expected
+        assert earlier.refusal(FAST) == expected
 
     def test_of_a_gpu_what_the_allocator_kept_unused_does_not_count(self):
         plan = make_plan(hardware=make_gpu(), space=make_space_file(PARAMETERS))
         memory = Memory(allocated_bytes=7 * GIB, reserved_bytes=9 * GIB, device_bytes=int(9.5 * GIB))
         tight = kept(recorded_trial(FAST, make_measurement(20.0, memory=memory)), plan=plan)
-        assert Recall(plan, [tight]).refusal(FAST) is None
+        assert EarlierSearches(plan, [tight]).refusal(FAST) is None
         less = plan.model_copy(update={"memory_bytes": 7 * GIB})
-        assert Recall(less, [tight]).refusal(FAST) == f"took 7.50 GiB on {DAY} (record)"
-
-    def test_it_is_refused_even_where_the_rates_have_changed(self):
-        search = kept(*map(recorded_trial, (FAST, make_config(16)), (20.0, OUT_OF_MEMORY)))
-        recall = recall_of(search, now=[(BASE, 10.0), (FAST, 5.0)])
-        assert recall.refusal(make_config(16)) is not None
+        assert EarlierSearches(less, [tight]).refusal(FAST) == f"took 7.50 GiB on {DAY} (record)"
 
 
 class TestTheOldWinner:
     def test_it_is_asked_for_once_the_baseline_is_known(self):
-        assert recall_of(TYPICAL).candidate is None
-        assert recall_of(TYPICAL, now=[(BASE, 10.0)]).candidate == FAST
-        assert recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, 20.0)]).candidate is None
+        assert after(TYPICAL).winner is None
+        assert after(TYPICAL, now=[(BASE, 10.0)]).winner == FAST
+        assert after(TYPICAL, now=[(BASE, 10.0), (FAST, 20.0)]).winner is None
 
     def test_it_is_the_answer_where_single_trials_can_not_tell(self):
         """Answers were measured again, in turn with the baseline."""
@@ -175,20 +166,20 @@ class TestTheOldWinner:
             recorded_trial(FAST, 20.0), recorded_trial(SECOND, 19.5),
             verdict="faster", best_config_id=SECOND.config_id,
         )  # fmt: skip
-        assert recall_of(search, now=[(BASE, 10.0)]).candidate == SECOND
+        assert after(search, now=[(BASE, 10.0)]).winner == SECOND
         unsure = search.model_copy(update={"verdict": "unconfirmed"})
-        assert recall_of(unsure, now=[(BASE, 10.0)]).candidate == FAST
+        assert after(unsure, now=[(BASE, 10.0)]).winner == FAST
 
     def test_something_clearly_faster_than_the_answer_comes_first(self):
         search = kept(recorded_trial(SECOND, 15.0), verdict="faster", best_config_id=SECOND.config_id)
         later = kept(recorded_trial(FAST, 20.0), id="b")
-        assert recall_of(later, search, now=[(BASE, 10.0)]).candidate == FAST
+        assert after(later, search, now=[(BASE, 10.0)]).winner == FAST
 
     def test_where_the_baseline_won_it_is_what_came_next(self):
         search = kept(recorded_trial(SECOND, 9.0), verdict="no_clear_winner", best_config_id=BASE.config_id)
-        recall = recall_of(search, now=[(BASE, 10.0)])
-        assert recall.candidate == SECOND
-        assert f"next is what came next to the baseline of {DAY}" in recall.statements[-1]
+        earlier = after(search, now=[(BASE, 10.0)])
+        assert earlier.winner == SECOND
+        assert f"next is what came next to the baseline of {DAY}" in earlier.notes[-1]
 
     @pytest.mark.parametrize(
         "change",
@@ -205,12 +196,12 @@ class TestTheOldWinner:
         checkpointed = make_config(16, checkpointing="full")
         search = kept(recorded_trial(FAST, 20.0), recorded_trial(checkpointed, fits))
         plan = PLAN.model_copy(update=change)
-        assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == checkpointed
+        assert after(search, plan=plan, now=[(BASE, 10.0)]).winner == checkpointed
 
     def test_rates_of_several_searches_are_compared_by_their_baselines(self):
         slow_day = kept(recorded_trial(BASE, 5.0, purpose=Purpose.BASELINE), recorded_trial(FAST, 10.0))
         fast_day = kept(recorded_trial(SECOND, 15.0), id="b")
-        assert recall_of(fast_day, slow_day, now=[(BASE, 10.0)]).candidate == FAST
+        assert after(fast_day, slow_day, now=[(BASE, 10.0)]).winner == FAST
 
     def test_a_compiled_one_counts_for_what_the_run_makes_of_it(self):
         compiled = make_config(8, torch_compile_backend="inductor")
@@ -218,50 +209,50 @@ class TestTheOldWinner:
         plan = make_plan(space=space, objective=Objective(run_samples=100.0))
         slow_start = make_measurement(30.0, first_step_s=60.0)
         search = kept(recorded_trial(compiled, slow_start), recorded_trial(SECOND, 15.0), plan=plan)
-        assert recall_of(search, plan=plan, now=[(BASE, 10.0)]).candidate == SECOND
+        assert after(search, plan=plan, now=[(BASE, 10.0)]).winner == SECOND
 
     def test_if_nothing_else_completed_there_is_none(self):
-        recall = recall_of(kept(recorded_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
-        assert recall.candidate is None
-        assert "it guides the predictions" in recall.statements[-1]
+        earlier = after(kept(recorded_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
+        assert earlier.winner is None
+        assert "it guides the predictions" in earlier.notes[-1]
 
 
 class TestConfirmation:
     @pytest.mark.parametrize("drift", [0.5, 1.0, 3.0])
     def test_a_machine_that_is_slower_or_faster_all_over_agrees(self, drift):
-        recall = recall_of(TYPICAL, now=[(BASE, 10.0 * drift), (FAST, 20.0 * drift)])
-        assert f"the winner of {DAY} (record) gives" in recall.statements[-1]
-        assert f"the machine {drift:.2f} times as fast: what was recorded is not measured" in recall.statements[-1]
-        assert recall.refusal(SECOND) == f"gave 15 samples/s on {DAY} (record)"
+        earlier = after(TYPICAL, now=[(BASE, 10.0 * drift), (FAST, 20.0 * drift)])
+        assert f"the winner of {DAY} (record) gives" in earlier.notes[-1]
+        assert f"the machine {drift:.2f} times as fast: what was recorded is not measured" in earlier.notes[-1]
+        assert earlier.refusal(SECOND) == f"gave 15 samples/s on {DAY} (record)"
 
     @pytest.mark.parametrize("rate", [13.0, 30.0])
     def test_another_ratio_to_the_baseline_disagrees(self, rate):
-        recall = recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, rate)])
-        assert recall.statements[-1].endswith("the record only guides the predictions")
-        assert recall.refusal(SECOND) is None
+        earlier = after(TYPICAL, now=[(BASE, 10.0), (FAST, rate)])
+        assert earlier.notes[-1].endswith("the record only guides the predictions")
+        assert earlier.refusal(SECOND) is None
 
     @pytest.mark.parametrize(("hardware", "agrees"), [("cpu", True), ("gpu", False)])
     def test_a_cpu_is_noisier_than_a_gpu(self, hardware, agrees):
         plan = make_plan(space=make_space_file(PARAMETERS), **({"hardware": make_gpu()} if hardware == "gpu" else {}))
         search = kept(recorded_trial(FAST, 20.0), plan=plan)
-        recall = recall_of(search, plan=plan, now=[(plan.baseline, 10.0), (FAST, 18.0)])
-        assert (recall.counted > 0 or recall.refusal(FAST) is not None) == agrees
+        earlier = after(search, plan=plan, now=[(plan.baseline, 10.0), (FAST, 18.0)])
+        assert (earlier.counted > 0 or earlier.refusal(FAST) is not None) == agrees
 
     def test_readings_that_spread_wider_agree_sooner(self):
         noisy = make_measurement(13.0, spread=0.3)
-        assert recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, noisy)]).refusal(SECOND) is not None
+        assert after(TYPICAL, now=[(BASE, 10.0), (FAST, noisy)]).refusal(SECOND) is not None
 
     def test_one_that_fails_now_disagrees(self):
-        recall = recall_of(TYPICAL, now=[(BASE, 10.0), (FAST, CRASHED)])
-        assert f"the winner of {DAY} (record) is crashed now" in recall.statements[-1]
-        assert recall.refusal(SECOND) is None
+        earlier = after(TYPICAL, now=[(BASE, 10.0), (FAST, CRASHED)])
+        assert f"the winner of {DAY} (record) is crashed now" in earlier.notes[-1]
+        assert earlier.refusal(SECOND) is None
 
     def test_without_a_baseline_in_common_rates_are_compared_as_they_are(self):
         other = make_config(2)
         search = kept(recorded_trial(other, 3.0, purpose=Purpose.BASELINE), recorded_trial(FAST, 20.0))
-        assert recall_of(search, now=[(BASE, 10.0), (FAST, 20.5)]).refusal(other) is not None
-        assert recall_of(search, now=[(BASE, OUT_OF_MEMORY), (FAST, 20.5)]).refusal(other) is not None
-        assert recall_of(search, now=[(BASE, 10.0), (FAST, 10.0)]).refusal(other) is None
+        assert after(search, now=[(BASE, 10.0), (FAST, 20.5)]).refusal(other) is not None
+        assert after(search, now=[(BASE, OUT_OF_MEMORY), (FAST, 20.5)]).refusal(other) is not None
+        assert after(search, now=[(BASE, 10.0), (FAST, 10.0)]).refusal(other) is None
 
     def test_what_failed_counts_as_tried_but_not_what_time_cut_short(self):
         crashed, slow, short = make_config(1), make_config(2), make_config(4)
@@ -269,27 +260,20 @@ class TestConfirmation:
             recorded_trial(FAST, 20.0), recorded_trial(crashed, CRASHED),
             recorded_trial(slow, TIMED_OUT, duration_s=40.0), recorded_trial(short, TIMED_OUT, duration_s=12.0),
         )  # fmt: skip
-        recall = recall_of(search, now=[(BASE, 10.0), (FAST, 20.0)])
-        assert recall.refusal(crashed) == f"crashed on {DAY} (record)"
-        assert recall.refusal(slow) == f"did not end within 40 s on {DAY} (record)"
-        assert recall.refusal(short) is None
+        earlier = after(search, now=[(BASE, 10.0), (FAST, 20.0)])
+        assert earlier.refusal(crashed) == f"crashed on {DAY} (record)"
+        assert earlier.refusal(slow) == f"did not end within 40 s on {DAY} (record)"
+        assert earlier.refusal(short) is None
 
     def test_with_all_that_counts_the_trials_of_a_search_can_be_used_up(self):
         plan = PLAN.model_copy(update={"budget": make_budget(max_trials=3)})
-        recall = recall_of(
+        earlier = after(
             kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0), recorded_trial(make_config(4), 8.0)),
             plan=plan, now=[(BASE, 10.0), (FAST, 20.0)],
         )  # fmt: skip
-        assert recall.counted == 2
-        assert recall.is_enough(1)
-        assert not recall.is_enough(0)
-
-    def test_taking_note_twice_says_nothing_twice(self):
-        recall = Recall(PLAN, [TYPICAL])
-        history = history_of((BASE, 10.0))
-        assert recall.advance(history)
-        assert not recall.advance(history)
-        assert len(recall.statements) == 1
+        assert earlier.counted == 2
+        assert earlier.is_enough(1)
+        assert not earlier.is_enough(0)
 
 
 class TestTime:
@@ -303,7 +287,7 @@ class TestTime:
             recorded_trial(BASE, then, purpose=Purpose.BASELINE),
             recorded_trial(self.SLOW, TIMED_OUT, duration_s=duration_s),
         )
-        return recall_of(search, plan=self.PLAN, now=[(BASE, now)]).refusal(self.SLOW)
+        return after(search, plan=self.PLAN, now=[(BASE, now)]).refusal(self.SLOW)
 
     def test_what_did_not_end_in_the_time_that_a_trial_has_is_not_tried_again(self):
         assert self.refusal(41.0) == f"did not end within 41 s on {DAY} (record)"
@@ -317,66 +301,56 @@ class TestTime:
         assert self.refusal(61.0, then=TIMED_OUT, now=TIMED_OUT) is not None
         assert self.refusal(59.0, then=TIMED_OUT, now=TIMED_OUT) is None
 
-    def test_a_baseline_that_ends_now_says_that_the_machine_was_slower(self):
-        assert self.refusal(61.0, then=TIMED_OUT, now=10.0) is None
-
-    def test_one_that_fails_otherwise_says_nothing(self):
-        assert self.refusal(61.0, now=CRASHED) is None
-
     def test_nothing_is_refused_before_the_baseline_has_run(self):
         search = kept(recorded_trial(self.SLOW, TIMED_OUT, duration_s=300.0))
-        assert Recall(self.PLAN, [search]).refusal(self.SLOW) is None
+        assert EarlierSearches(self.PLAN, [search]).refusal(self.SLOW) is None
 
     def test_how_many_are_left_out_is_said(self):
         search = kept(recorded_trial(self.SLOW, TIMED_OUT, duration_s=61.0))
-        recall = recall_of(search, plan=self.PLAN, now=[(BASE, 10.0)])
-        assert recall.statements[-1].endswith("; 1 that did not end in time left out")
+        earlier = after(search, plan=self.PLAN, now=[(BASE, 10.0)])
+        assert earlier.notes[-1].endswith("; 1 that did not end in time left out")
 
     def test_of_a_baseline_that_did_not_end_it_is_said_before_it_runs_with_what_helps(self):
         short = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
         said = f"the baseline did not end within 30 s on {DAY} (record); it is tried for 60 s now"
-        assert Recall(self.PLAN, [short]).foreword == said
+        assert EarlierSearches(self.PLAN, [short]).warning == said
         whole = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
-        assert Recall(self.PLAN, [whole]).foreword.endswith("or a smaller --global-batch may help")
-        assert Recall(self.PLAN, [TYPICAL]).foreword is None
+        assert EarlierSearches(self.PLAN, [whole]).warning.endswith("or a smaller --global-batch may help")
+        assert EarlierSearches(self.PLAN, [TYPICAL]).warning is None
 
 
 class TestLessons:
-    def rates(self, recall: Recall, *now) -> dict[TrainConfig, float]:
-        lessons = recall.lessons(history_of(*now))
+    def rates(self, earlier: EarlierSearches, *now) -> dict[TrainConfig, float]:
+        lessons = earlier.lessons(history_of(*now))
         return {r.request.config: r.measurement.samples_per_second for r in lessons if r.measurement}
 
     def test_they_are_at_the_speed_that_the_machine_has_now(self):
         now = [(BASE, 5.0)]
-        assert self.rates(recall_of(TYPICAL, now=now), *now) == {FAST: 10.0, SECOND: 7.5}
+        assert self.rates(after(TYPICAL, now=now), *now) == {FAST: 10.0, SECOND: 7.5}
 
     def test_what_was_measured_anew_teaches_by_itself(self):
         now = [(BASE, 10.0), (FAST, 20.0)]
-        assert self.rates(recall_of(TYPICAL, now=now), *now) == {SECOND: 15.0}
+        assert self.rates(after(TYPICAL, now=now), *now) == {SECOND: 15.0}
 
     def test_a_confirmed_winner_tells_of_the_speed_too(self):
         now = [(BASE, 10.0), (FAST, 22.0)]
-        assert self.rates(recall_of(TYPICAL, now=now), *now)[SECOND] == pytest.approx(15.0 * 1.1**0.5)
+        assert self.rates(after(TYPICAL, now=now), *now)[SECOND] == pytest.approx(15.0 * 1.1**0.5)
 
     def test_a_shortage_keeps_the_budget_it_met(self):
-        recall = Recall(PLAN, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))])
-        lesson = next(r for r in recall.lessons(History()) if r.status is TrialStatus.OUT_OF_MEMORY)
+        earlier = EarlierSearches(PLAN, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))])
+        lesson = next(r for r in earlier.lessons(History()) if r.status is TrialStatus.OUT_OF_MEMORY)
         assert lesson.request.limits.memory_bytes == 3 * GIB
 
     def test_the_latest_search_is_believed_and_of_repeats_the_middle_one(self):
         early = kept(recorded_trial(FAST, 18.0))
         late = kept(*(recorded_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
-        assert self.rates(Recall(PLAN, [late, early]))[FAST] == 20.0
-
-    def test_finals_are_not_trials_of_a_search(self):
-        search = kept(recorded_trial(FAST, 20.0), recorded_trial(FAST, 99.0, purpose=Purpose.FINAL))
-        assert self.rates(Recall(PLAN, [search]))[FAST] == 20.0
+        assert self.rates(EarlierSearches(PLAN, [late, early]))[FAST] == 20.0
 
     def test_what_another_version_wrote_is_passed_over(self):
         unknown = recorded_trial(FAST, 20.0).model_copy(update={"config": {"warp_drive": True}})
         odd = recorded_trial(make_config(3), 20.0)  # does not divide the global batch
-        recall = Recall(PLAN, [kept(unknown, odd, recorded_trial(SECOND, 15.0))])
-        assert set(self.rates(recall)) == {BASE, SECOND}
+        earlier = EarlierSearches(PLAN, [kept(unknown, odd, recorded_trial(SECOND, 15.0))])
+        assert set(self.rates(earlier)) == {BASE, SECOND}
 
 
 def profile_of(precision: str, checkpointing: str):
@@ -438,9 +412,9 @@ class Searches:
                 self.notes.append(event.text)
 
         with RecordWriter(self.database, plan, directory, listen) as writer:
-            recall = Recall(plan, writer.earlier())
+            earlier = EarlierSearches(plan, writer.earlier())
             model = self.model if self.guided else None
-            tuner = Tuner(plan, directory, runner, writer, model=model, recall=recall)
+            tuner = Tuner(plan, directory, runner, writer, model=model, earlier=earlier)
             return writer.end(tuner.run()), runner.searched
 
 
