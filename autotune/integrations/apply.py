@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import InputError
 from autotune.planning.user_trainer import code_of
-from autotune.storage.results import read_result
+from autotune.storage.run_directory import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData
 from autotune.values.workload import OwnCode

@@ -13,25 +13,30 @@ step before `step_begin`, so the time that it waits for them is known.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import resource
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field, NonNegativeInt
 from tqdm import tqdm
 from transformers import TrainerCallback
 
 from autotune.errors import AutotuneError, InputError
 from autotune.execution import noise
 from autotune.execution.noise import Clock, CudaClock, HostClock
-from autotune.integrations.promise import Production, Promise, other_arguments, other_course, other_machine, other_model
-from autotune.storage.results import read_result
-from autotune.units import visible
-from autotune.values.hardware import detect, installed_versions
+from autotune.storage.recorded import WITHOUT_COST
+from autotune.storage.run_directory import read_result
+from autotune.training.arguments import SEARCHED_ARGUMENTS
+from autotune.units import show_memory, show_rate, visible
+from autotune.value import Value
+from autotune.values.hardware import Hardware, detect
 from autotune.values.result import ResultData
-from autotune.values.trial import Memory
+from autotune.values.trial import Interval, Memory
 
 FILE_NAME = "autotune-production.jsonl"
 
@@ -43,6 +48,86 @@ _MOST_PENDING = 500
 
 # Steps between two readings of a GPU's clock and temperature.
 _LOOK_EVERY = 50
+
+# Waiting for data is a reason if its share of the time exceeds the promised share by this much.
+WORTH_TELLING = 0.05
+
+# Values of an argument that all mean off.
+_OFF = (None, False, "", "none", "no")
+
+# Arguments of evaluation, which isn't timed, and of the device, which is compared by itself.
+_ELSEWHERE = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
+
+# Packages whose version changes the time of a step.
+_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
+
+
+class Promise(Value):
+    """What a search measured of its winner."""
+
+    samples_per_second: float
+    interval: Interval = Field(description="of 95 % for the next run, where it was confirmed")
+    memory: Memory
+    data_wait_share: float | None
+    samples_per_step: NonNegativeInt
+
+    @classmethod
+    def of(cls, result: ResultData) -> Promise | None:
+        """Return what `result` promises; None if its best was never measured."""
+        measured = result.best.measurement
+        if measured is None:
+            return None
+        return cls(
+            samples_per_second=measured.samples_per_second,
+            interval=measured.shown_interval,
+            memory=measured.memory,
+            data_wait_share=measured.data_wait_share,
+            samples_per_step=result.workload.samples_per_step(result.best.config),
+        )
+
+    def __str__(self) -> str:
+        rate, interval = self.samples_per_second, self.interval
+        if not interval.is_narrow:
+            return f"about {show_rate(float(f'{rate:.2g}'))}"
+        return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
+
+
+class Production(Value):
+    """What a training attained in the steps that count."""
+
+    when: str = Field(description="end of the training, UTC, ISO 8601")
+    model: str
+    config_id: str
+    promise: Promise
+    steps: NonNegativeInt = Field(description="that count")
+    samples_per_step: NonNegativeInt
+    samples_per_second: float | None = Field(description="None: no step counts")
+    data_wait_share: float | None = None
+    memory: Memory = Field(description="peak of the whole training; of the whole process on a CPU")
+    reasons: tuple[str, ...] = Field(default=(), description="why it may differ from the promise")
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it is slower than the promise's interval."""
+        return self.samples_per_second is not None and self.samples_per_second < self.promise.interval.low
+
+    def __str__(self) -> str:
+        promise, rate = self.promise, self.samples_per_second
+        if rate is None:
+            return f"too few steps to tell the throughput; promised: {promise} samples/s"
+        line = f"{show_rate(rate)} samples/s over {self.steps} steps, "
+        if promise.interval.low <= rate <= promise.interval.high:
+            told = "as promised:" if promise.interval.is_narrow else "which can't be told from the promised"
+            line += f"{told} {promise}"
+        else:
+            line += f"{rate / promise.samples_per_second:.2f} times the promised {promise}"
+        if self.is_slower:
+            none = "no reason was seen (samples of other lengths? another load of the machine?)"
+            line += f": {'; '.join(self.reasons) or none}"
+        seen, promised = self.memory.reserved_bytes, promise.memory.reserved_bytes
+        if seen is None or promised is None:  # on a CPU: a process holds more than its training
+            return line
+        return f"{line}; peak {show_memory(seen)} reserved (promised {show_memory(promised)})"
 
 
 class _Step(NamedTuple):
@@ -152,13 +237,22 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     def _production(self, args: Any, model: Any) -> Production:
         result, promise = self._result, self._promise
-        samples = args.train_batch_size * args.gradient_accumulation_steps * _data_parallel(args)
+        shared = os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")  # which accelerate's launcher sets as well
+        others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", shared)
+        data_parallel = max(1, int(args.world_size) // int(others))  # ranks that see different samples
+        samples = args.train_batch_size * args.gradient_accumulation_steps * data_parallel
         share = self._waited_s / self._total_s if self._total_s else None
         reasons = [*other_arguments(result, args), *other_course(promise, samples, share)]
         reasons += other_model(result, model) if model is not None else ()
         with contextlib.suppress(AutotuneError):  # a device that NVML doesn't know is no reason
-            here = detect(str(args.device))
-            reasons += other_machine(result, here.name, here.cores, installed_versions())
+            reasons += other_machine(result, detect(str(args.device)))
+        memory = Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
+        if args.device.type == "cuda":
+            import torch
+
+            reserved_bytes = torch.cuda.max_memory_reserved(args.device)
+            allocated_bytes = torch.cuda.max_memory_allocated(args.device)
+            memory = Memory(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
         return Production(
             when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=result.workload.model.name,
@@ -168,7 +262,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             samples_per_step=samples,
             samples_per_second=self._steps * samples / self._total_s if self._total_s else None,
             data_wait_share=share,
-            memory=_peak(args.device),
+            memory=memory,
             reasons=(*reasons, *self._watch.conditions().warnings()),
         )
 
@@ -183,19 +277,64 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             sys.stderr.write(visible(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}") + "\n")
 
 
-def _data_parallel(args: Any) -> int:
-    """Return the number of ranks that see different samples."""
-    shared = os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")  # which accelerate's launcher sets as well
-    others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", shared)
-    return max(1, int(args.world_size) // int(others))
+def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
+    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step."""
+    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
+    promised = {_newest(name, defaults): value for name, value in result.arguments.training_arguments.items()}
+    named = {name for name, value in promised.items() if isinstance(value, str | int | float | bool)}
+    for name in sorted({_newest(n, defaults) for n in SEARCHED_ARGUMENTS | named} - WITHOUT_COST - _ELSEWHERE):
+        wanted = promised.get(name, defaults.get(name, dataclasses.MISSING))
+        seen = getattr(arguments, name, dataclasses.MISSING)
+        if dataclasses.MISSING not in (wanted, seen) and _plain(wanted) != _plain(seen):
+            yield f"{name} {_shown(seen)} (promised {_shown(wanted)})"
 
 
-def _peak(device: Any) -> Memory:
-    """Return the peak memory: torch's on a GPU, otherwise that of the process."""
-    if device.type != "cuda":
-        return Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
-    import torch
+def other_model(result: ResultData, model: Any) -> Iterator[str]:
+    """Yield how the model differs from the promised one: kernel, dtype, adapter."""
+    promised = result.arguments.model
+    kernel = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if None not in (kernel, promised.get("attn_implementation")) and kernel != promised["attn_implementation"]:
+        yield f"{kernel} attention (promised {promised['attn_implementation']})"
+    has_adapter = hasattr(model, "peft_config")
+    if has_adapter != (result.arguments.adapter is not None and result.arguments.adapter.get("peft_type") != "BITFIT"):
+        yield "with an adapter (promised without)" if has_adapter else "without the adapter (result.prepare_model)"
+    dtype = str(getattr(next(iter(model.parameters()), None), "dtype", "")).removeprefix("torch.")
+    if "float" in dtype and not has_adapter and dtype != promised.get("dtype", dtype):
+        yield f"weights in {dtype} (promised {promised['dtype']})"
 
-    return Memory(
-        allocated_bytes=torch.cuda.max_memory_allocated(device), reserved_bytes=torch.cuda.max_memory_reserved(device)
-    )
+
+def other_machine(result: ResultData, now: Hardware) -> Iterator[str]:
+    """Yield how the machine differs from that of the search."""
+    then = result.hardware
+    if now.name != then.name:
+        yield f"on {now.name} (promised on {then.name})"
+    elif then.is_cpu and now.cores != then.cores:
+        yield f"on {now.cores} cores (promised on {then.cores})"
+    for package in _LIBRARIES:
+        before, version = then.versions.get(package), now.versions.get(package)
+        if None not in (before, version) and before != version:
+            yield f"{package} {version} (promised with {before})"
+
+
+def other_course(promise: Promise, samples_per_step: int, data_wait_share: float | None) -> Iterator[str]:
+    """Yield how steps differ from the promised ones: their samples, and waiting for data."""
+    if samples_per_step != promise.samples_per_step:
+        yield f"{samples_per_step} samples a step (promised {promise.samples_per_step})"
+    if data_wait_share is not None and data_wait_share > (promise.data_wait_share or 0.0) + WORTH_TELLING:
+        known = "" if promise.data_wait_share is None else f" (promised {promise.data_wait_share:.0%})"
+        yield f"steps wait for data {data_wait_share:.0%} of their time{known}"
+
+
+def _newest(name: str, known: Collection[str]) -> str:
+    """Return the name of an argument in the installed transformers, which may have its older name as well."""
+    newer = name.replace("gradient_checkpointing", "activation_checkpointing")
+    return newer if newer in known else name
+
+
+def _plain(value: Any) -> Any:
+    value = getattr(value, "value", value)
+    return None if value in _OFF or value in ([], {}) else value
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "value", value))

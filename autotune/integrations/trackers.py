@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autotune.errors import InputError, MachineError, one_line, suggestion
 from autotune.planning.plan import SearchPlan
@@ -31,7 +31,7 @@ from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData
-from autotune.values.trial import Failure, Measurement, Outcome, TrialResult
+from autotune.values.trial import Failure, Measurement, TrialResult
 
 # The longest text that is written. MLflow refuses 6,000 characters (MAX_PARAM_VAL_LENGTH), older servers 500.
 _LONGEST_TEXT = 500
@@ -160,13 +160,15 @@ def run_of(plan: SearchPlan, result: TrialResult) -> Run:
     """Return the run of a trial that has ended."""
     request, outcome, prediction = result.request, result.outcome, result.request.prediction
     config = _config(plan, request.config, str(request.purpose), str(result.status))
+    metrics = {"duration_s": result.duration_s}
     if isinstance(outcome, Failure):
         config["cause"] = outcome.cause[:_LONGEST_TEXT]
-    metrics = {"duration_s": result.duration_s, **_figures(outcome)}
+        if outcome.memory is not None and outcome.memory.is_known:
+            metrics["peak_memory_gib"] = outcome.memory.peak_bytes / GIB
     if prediction is not None:
         metrics["predicted_samples_per_second"] = prediction.samples_per_second
         metrics["predicted_peak_memory_gib"] = prediction.peak_bytes / GIB
-    return Run(f"trial-{request.number:04d}", request.number, config, metrics)
+    return Run(f"trial-{request.number:04d}", request.number, config, metrics | _figures(result.measurement))
 
 
 def answer_of(plan: SearchPlan, result: ResultData) -> Run:
@@ -181,9 +183,14 @@ def answer_of(plan: SearchPlan, result: ResultData) -> Run:
 
 
 def _config(plan: SearchPlan, config: TrainConfig, purpose: str, status: str) -> dict[str, bool | int | float | str]:
-    """Return a configuration with what it was tried for, and with what all runs of the search have in common."""
+    """Return a configuration with what it was tried for, and with what all runs of the search have in common.
+
+    Its knobs are parameters, nested ones as `name.field`; those of parallelism are there for several devices only.
+    """
+    is_single = config.parallelism.is_single
+    knobs = {n: v for n, v in make_point(config).items() if not (is_single and n.startswith("parallelism."))}
     return {
-        **params_of(config),
+        **{name: "none" if value is None else value for name, value in knobs.items()},
         "purpose": purpose,
         "status": status,
         "changes": shown_changes(changes(config, plan))[:_LONGEST_TEXT],
@@ -198,19 +205,11 @@ def _config(plan: SearchPlan, config: TrainConfig, purpose: str, status: str) ->
     }
 
 
-def params_of(config: TrainConfig) -> dict[str, bool | int | float | str]:
-    """Return a configuration as parameters, nested ones as `name.field`; parallelism only for several devices."""
-    point = make_point(config)
-    shown = {n: v for n, v in point.items() if not (config.parallelism.is_single and n.startswith("parallelism."))}
-    return {name: "none" if value is None else value for name, value in shown.items()}
-
-
-def _figures(outcome: Outcome | None) -> dict[str, float]:
-    memory = outcome.memory if outcome is not None else None
-    figures: dict[str, Any] = {}
-    if memory is not None and memory.is_known:
-        figures["peak_memory_gib"] = memory.peak_bytes / GIB
-    if isinstance(outcome, Measurement):
-        names = ("samples_per_second", "tokens_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
-        figures |= {"step_time_s": statistics.fmean(outcome.step_times_s), **{n: getattr(outcome, n) for n in names}}
+def _figures(measured: Measurement | None) -> dict[str, float]:
+    if measured is None:
+        return {}
+    names = ("samples_per_second", "tokens_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
+    figures = {"step_time_s": statistics.fmean(measured.step_times_s), **{n: getattr(measured, n) for n in names}}
+    if measured.memory.is_known:
+        figures["peak_memory_gib"] = measured.memory.peak_bytes / GIB
     return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}

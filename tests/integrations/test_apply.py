@@ -12,7 +12,7 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from autotune.errors import InputError
 from autotune.integrations.apply import prepared, run
 from autotune.planning.plan import SearchState
-from autotune.storage.results import read_result
+from autotune.storage.run_directory import read_result
 from autotune.values.config import Parallelism
 from autotune.values.trial import Purpose
 from autotune.values.workload import OwnCode
@@ -160,11 +160,3 @@ def test_a_scripts_own_failure_and_exit_code_stay_its_own(autotune, answer, here
     failed = autotune("script", "--apply", path, "--", "python", "fails.py")
     assert failed.returncode == 1
     assert "ZeroDivisionError" in failed.stderr
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_an_answer_that_was_never_measured_trains_and_is_compared_with_nothing(answer, here, capfd):
-    best = make_config(4, attn_implementation=None)
-    words = ["python", "train.py", "--output_dir", "out", "--max_steps", "2", "--disable_tqdm", "True"]
-    run(prepared(answer(best, measurement=None), words))
-    assert "trained to step 2" in capfd.readouterr().out

@@ -1,9 +1,10 @@
-"""`AutotuneCallback` in real trainings of a tiny model, and by a clock of the test's own."""
+"""`AutotuneCallback` in real trainings of a tiny model, by a clock of the test's own, and what it says in the end."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from autotune import AutotuneCallback
 from autotune.errors import InputError
-from autotune.integrations.callback import DISCARDED_STEPS, FILE_NAME
-from autotune.integrations.promise import Production
+from autotune.integrations.callback import (
+    DISCARDED_STEPS,
+    FILE_NAME,
+    Production,
+    Promise,
+    other_arguments,
+    other_course,
+    other_machine,
+    other_model,
+)
 from autotune.tuning_result import TuningResult
+from autotune.units import GIB
+from autotune.values.trial import Interval, Memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,16 +59,8 @@ class Texts(torch.utils.data.Dataset):
 def trained(callback: AutotuneCallback, folder, *, samples: int = 64, **arguments) -> Trainer:
     """Train a tiny model, two samples a step."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-        )
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
     usual = {
         "per_device_train_batch_size": 2, "max_steps": 12, "logging_steps": 4, "save_strategy": "no", "use_cpu": True,
         "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False,
@@ -200,13 +203,144 @@ def test_the_first_step_of_an_epoch_doesnt_count(result):
 def test_a_long_training_doesnt_pile_up_marks(result, monkeypatch):
     monkeypatch.setattr("autotune.integrations.callback._MOST_PENDING", 4)
     course = Course(result)
-    for number in itertools.count():
+    for _ in range(31):
         course.step()
         assert len(course.callback._pending) < 4
-        if number == 30:
-            break
     assert course.seen()[0] == 30 - DISCARDED_STEPS
 
 
-def test_the_promise_of_a_result_is_that_of_its_file(result, path):
-    assert AutotuneCallback(path)._promise == AutotuneCallback(result)._promise
+def make_promise(**fields):
+    usual = {
+        "samples_per_second": 100.0,
+        "interval": Interval(low=95.0, high=105.0),
+        "memory": Memory(reserved_bytes=3 * GIB),
+        "data_wait_share": 0.01,
+        "samples_per_step": 16,
+    }
+    return Promise(**{**usual, **fields})
+
+
+def make_production(rate: float | None, **fields):
+    usual = {
+        "when": "2026-01-01T08:00:00+00:00",
+        "model": "tiny",
+        "config_id": "abc",
+        "promise": make_promise(),
+        "steps": 40,
+        "samples_per_step": 16,
+        "samples_per_second": rate,
+        "memory": Memory(),
+    }
+    return Production(**{**usual, **fields})
+
+
+def arguments_of(result, **changes):
+    """TrainingArguments as a dataclass with the promised values."""
+    names = {**result.arguments.training_arguments, "gradient_checkpointing": False, "report_to": "none", **changes}
+    made = dataclasses.make_dataclass("Arguments", [(n, object, dataclasses.field(default=None)) for n in names])
+    return made(**names)
+
+
+def test_the_promise_is_the_measurement_of_the_best(result):
+    promise = Promise.of(result)
+    assert promise.samples_per_second == result.best.measurement.samples_per_second
+    assert promise.samples_per_step == 16
+    nothing = result.model_copy(update={"best": result.best.model_copy(update={"measurement": None})})
+    assert Promise.of(nothing) is None
+
+
+def test_within_the_interval_it_is_as_promised():
+    assert str(make_production(97.0, reasons=("torch 2.14",))) == (
+        "97 samples/s over 40 steps, as promised: 100 (95 to 105)"
+    )
+
+
+def test_below_the_interval_the_reasons_are_named():
+    seen = make_production(80.0, reasons=("optim sgd (promised adamw_torch)", "steps wait for data 30% of their time"))
+    assert seen.is_slower
+    assert str(seen) == (
+        "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): "
+        "optim sgd (promised adamw_torch); steps wait for data 30% of their time"
+    )
+    assert "no reason was seen" in str(make_production(80.0))
+
+
+def test_above_the_interval_there_is_nothing_to_explain():
+    seen = make_production(130.0, reasons=("torch 2.14",))
+    assert not seen.is_slower
+    assert str(seen).endswith("1.30 times the promised 100 (95 to 105)")
+
+
+def test_too_few_steps_tell_nothing():
+    assert (
+        str(make_production(None, steps=0))
+        == "too few steps to tell the throughput; promised: 100 (95 to 105) samples/s"
+    )
+
+
+def test_an_interval_without_end():
+    promise = make_promise(interval=Interval(low=0.0, high=math.inf))
+    assert str(make_production(10.0, promise=promise)).endswith("which can't be told from the promised about 100")
+
+
+def test_memory_is_compared_where_both_are_of_a_device():
+    assert str(make_production(100.0, memory=Memory(reserved_bytes=4 * GIB))).endswith(
+        "; peak 4.00 GiB reserved (promised 3.00 GiB)"
+    )
+    assert "peak" not in str(make_production(100.0, memory=Memory(resident_bytes=GIB)))
+
+
+def test_arguments_that_cost_time_are_named_and_others_arent(result):
+    assert list(other_arguments(result, arguments_of(result))) == []
+    changed = arguments_of(result, optim="sgd", bf16=False, learning_rate=1.0, per_device_eval_batch_size=99)
+    assert list(other_arguments(result, changed)) == ["bf16 False (promised True)", "optim sgd (promised adamw_torch)"]
+
+
+def test_what_was_switched_on_without_being_promised_is_named(result):
+    on = arguments_of(result, torch_compile=True)
+    assert list(other_arguments(result, on)) == ["torch_compile True (promised None)"]
+
+
+def test_the_older_name_of_checkpointing_isnt_told_twice(result):
+    changed = arguments_of(result, gradient_checkpointing=True, activation_checkpointing=True)
+    assert list(other_arguments(result, changed)) == ["activation_checkpointing True (promised False)"]
+
+
+def a_model(dtype: str = "torch.float32", **fields):
+    config = SimpleNamespace(_attn_implementation="sdpa")
+    weights = SimpleNamespace(dtype=dtype)
+    return SimpleNamespace(**{"config": config, "parameters": lambda: iter([weights]), **fields})
+
+
+def test_a_model_of_another_kind_is_named(result):
+    assert list(other_model(result, a_model())) == []
+    assert list(other_model(result, a_model("torch.bfloat16"))) == ["weights in bfloat16 (promised float32)"]
+    eager = a_model(config=SimpleNamespace(_attn_implementation="eager"))
+    assert list(other_model(result, eager)) == ["eager attention (promised sdpa)"]
+    assert list(other_model(result, a_model(peft_config={}))) == ["with an adapter (promised without)"]
+    adapted = result.model_copy(
+        update={"arguments": result.arguments.model_copy(update={"adapter": {"peft_type": "LORA"}})}
+    )
+    assert list(other_model(adapted, a_model())) == ["without the adapter (result.prepare_model)"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, []),
+        ({"name": "another", "cores": 99}, ["on another (promised on a CPU)"]),
+        ({"cores": 99}, ["on 99 cores (promised on 2)"]),
+        ({"versions": {"torch": "3.0"}}, ["torch 3.0 (promised with 2.13.0)"]),
+    ],
+)
+def test_another_machine_is_named(result, change, said):
+    assert list(other_machine(result, result.hardware.model_copy(update=change))) == said
+
+
+def test_another_course_is_named():
+    promise = make_promise()
+    assert list(other_course(promise, 16, 0.02)) == []
+    assert list(other_course(promise, 32, None)) == ["32 samples a step (promised 16)"]
+    assert list(other_course(promise, 16, 0.3)) == ["steps wait for data 30% of their time (promised 1%)"]
+    unknown = make_promise(data_wait_share=None)
+    assert list(other_course(unknown, 16, 0.3)) == ["steps wait for data 30% of their time"]

@@ -29,12 +29,6 @@ def test_which_addresses_are_this_machines_own(host, expected):
     assert is_loopback(host) is expected
 
 
-def test_a_directory_without_a_search_is_refused(tmp_path):
-    done = CliRunner().invoke(app, ["dashboard", str(tmp_path)])
-    assert done.exit_code == 2
-    assert f"autotune: {tmp_path}: holds no search" in done.stderr
-
-
 def test_a_missing_package_is_said_in_one_line(tmp_path, monkeypatch):
     make_search(tmp_path / "run", without_memory)
     (tmp_path / "run" / "study.journal").touch()
