@@ -30,7 +30,7 @@ from autotune.estimates.profiles import TraceRequest, Traces, traces_left, trace
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.search.guide import Guide
+from autotune.search.candidates import Candidates
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import (
     add_observations,
@@ -111,28 +111,30 @@ def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, o
         NothingFitsError: The least that each configuration needs is more than the memory budget.
     """
     space, reason = plan.search_space, too_large(plan, plan.baseline)
-    guide = None if model is None else Guide(model, plan, space)
-    if guide is None:
-        fits = reason is None or any(too_large(plan, config) is None for config in space.legal)
+    if model is None:
+        fits, lightest = reason is None or any(too_large(plan, config) is None for config in space.legal), None
     else:
-        fits = guide.may_fit or (reason is None and guide.refusal(plan.baseline) is None)
+        candidates = Candidates(model, plan, space)
+        fits = candidates.may_fit or (reason is None and candidates.refusal(plan.baseline) is None)
+        lightest = candidates.lightest
     if not fits:
-        raise _nothing_fits(plan, model, runner, [plan.baseline, *space.legal])
+        raise _nothing_fits(plan, model, runner, reason)
     if reason is None:
         return
     observer(Note(text=f"the baseline is not run: {reason}"))
-    if model is not None and guide is not None and (lightest := guide.lightest) is not None:
+    if model is not None and lightest is not None:
         what, needed = shown_changes(changes(lightest, plan)), int(model.predict([lightest]).needed_bytes[0])
         text = f"the lightest configuration predicted to fit, {what}, takes {show_memory(needed)} and is tried first"
         observer(Note(text=text))
 
 
 def _nothing_fits(
-    plan: SearchPlan, model: CostModel | None, runner: LocalRunner, configs: Sequence[TrainConfig]
+    plan: SearchPlan, model: CostModel | None, runner: LocalRunner, reason: str | None
 ) -> NothingFitsError:
     """Return the error of a search in which nothing fits; a child process predicts what would make it fit."""
     if model is not None and not plan.workload.is_users_own:
         # Of each optimizer and micro-batch the lightest, and the baseline, which is traced if anything is.
+        configs = [plan.baseline, *plan.search_space.legal]
         lightest: dict[tuple[str, int], TrainConfig] = {}
         needed = model.predict(configs).needed_bytes
         for row in np.argsort(needed, kind="stable").tolist():
@@ -147,7 +149,6 @@ def _nothing_fits(
         with contextlib.suppress(OSError, ValidationError):  # it was ended, or failed
             path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=_FITTING_S) / "answer.json"
             return NothingFitsError(read_value(FitAnswer, path).text)
-    reason = too_large(plan, plan.baseline)
     return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
 
 
@@ -189,7 +190,11 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     if missing:
         update = {"families": missing, "within_s": _ANSWERED * timeout_s}
         path = runner.ask("trace", TRACING, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
-        answer = _read(path) or traces_left(path.parent, _untraced(path.with_name("log.txt"), timeout_s))
+        log = path.with_name("log.txt")
+        why = f"tracing the model took more than {timeout_s:.0f} s"  # ended without a word
+        if log.exists() and log.stat().st_size:
+            why = "tracing failed: see trace/log.txt"
+        answer = _read(path) or traces_left(path.parent, why)
         failures = answer.failures
         for profile in answer.profiles:
             write_trace(*what, profile)
@@ -199,12 +204,6 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         directory.mkdir(exist_ok=True)
         write_value(traces, directory / "answer.json")
     return traces
-
-
-def _untraced(log: Path, timeout_s: float) -> str:
-    """Return why a child gave no answer: it was ended without a word, or its log says more."""
-    is_silent = not log.exists() or log.stat().st_size == 0
-    return f"tracing the model took more than {timeout_s:.0f} s" if is_silent else "tracing failed: see trace/log.txt"
 
 
 def wanted_timings(

@@ -8,7 +8,7 @@ round, except those that the finals have measured beside the winner and those th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autotune.errors import InputError
@@ -18,8 +18,7 @@ from autotune.search.progress import standing_of_answer
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
-from autotune.storage.results import read_result, restore
-from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan
+from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan, read_result, restore
 from autotune.units import show_time
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
@@ -136,10 +135,6 @@ class Explainer:
         known = [r.config for r in removals(self._result) if r.config is not None]
         return [config for config in known if config in left or config in begun]
 
-    def waiting(self) -> list[TrainConfig]:
-        """Return the configurations that are still to run, in order, each as often as it will run."""
-        return list(self._schedule())
-
     def run(self, runner: Runner) -> Explanation:
         """Run the missing trials as far as the time allows, and return the explanation by all trials."""
         waiting = self.waiting()
@@ -148,10 +143,10 @@ class Explainer:
             f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials: roughly "
             f"{show_time(whole_s)}, at most {show_time(self._limit_s)} (--max-time)"
         )
-        while (config := next(self._schedule(), None)) is not None:
+        while waiting := self.waiting():
+            config = waiting[0]
             if self._left_s() < self._expected_s(config):
-                left = len(self.waiting())
-                self._say(f"the time is spent; {left} trials were not run: `autotune explain` goes on")
+                self._say(f"the time is spent; {len(waiting)} trials were not run: `autotune explain` goes on")
                 break
             if self._run(config, runner).measurement is None and config == self._result.best.config:
                 self._say("the winner itself failed when it was measured again, so nothing can be compared with it")
@@ -161,17 +156,19 @@ class Explainer:
     def _say(self, text: str) -> None:
         self._observer(Note(text=text))
 
-    def _schedule(self) -> Iterator[TrainConfig]:
-        """Yield what is still to run, round by round and the winner first; others that have failed are left out."""
-        if not self._wanted:
-            return
-        winner = self._result.best.config
-        for round_number in range(self._plan.budget.final_rounds):
+    def waiting(self) -> list[TrainConfig]:
+        """Return the configurations that are still to run, each as often as it will run.
+
+        They come round by round and the winner first; others that have failed are left out.
+        """
+        winner, found = self._result.best.config, []
+        for round_number in range(self._plan.budget.final_rounds if self._wanted else 0):
             for config in (winner, *self._wanted):
                 own = [t for t in self._own if t.request.config == config]
                 measured = sum(t.measurement is not None for t in own)
                 if measured <= round_number and (config == winner or measured == len(own)):
-                    yield config
+                    found.append(config)
+        return found
 
     def _left_s(self) -> float:
         return self._limit_s - (self._clock() - self._started)

@@ -59,13 +59,17 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
             refused[reason] += len(space.loadings)
     if too_large := sampler.beyond_memory:
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
+    options = {knob.parameter: knob.option for knob in knobs()}
+    left_out: dict[str, tuple[str, ...]] = {}
+    for (name, value), reason in space.left_out.items():
+        left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
     first = sampler.foreseen(min(_FIRST_TRIALS, plan.budget.max_trials + 1))
     return Preview(
         **plan.problem_fields(),
         budget=plan.budget,
         configurations=len(legal) * len(space.loadings) + (plan.baseline not in legal) - too_large,
         knobs=_values(space, [plan.baseline, *legal]),
-        values_refused=_values_refused(space),
+        values_refused=left_out,
         refused=dict(refused.most_common()),
         first_trials=tuple(
             ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
@@ -86,15 +90,6 @@ def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[s
         there = {point[dimension.name] for point in points if dimension.name in point}
         if len(there) > 1:
             found[options[dimension.name]] = tuple(_written(choice) for choice in dimension.choices if choice in there)
-    return found
-
-
-def _values_refused(space: SearchSpace) -> dict[str, tuple[str, ...]]:
-    """Return the values that the space leaves out, such as 'precision fp16', by reason."""
-    options = {knob.parameter: knob.option for knob in knobs()}
-    found: dict[str, tuple[str, ...]] = {}
-    for (name, value), reason in space.left_out.items():
-        found[reason] = (*found.get(reason, ()), f"{options[name]} {_written(value)}")
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from autotune.space.knobs import changes, shown_changes
 from autotune.values.config import TrainConfig
@@ -166,7 +165,12 @@ class Teller:
 
     def started(self, request: TrialRequest) -> None:
         """Report a trial that is about to run, and what was refused before it."""
-        self._report_refusals()
+        fresh = list(self._refused.items())[self._refusals_reported :]
+        for config, reason in fresh[:_NAMED]:
+            self._observer(Detail(text=f"refused: {shown_changes(changes(config, self._plan))}: {reason}"))
+        if len(fresh) > _NAMED:
+            self._observer(Detail(text=f"refused: {len(fresh) - _NAMED} more (the report has them all)"))
+        self._refusals_reported = len(self._refused)
         self._observer(
             TrialStarted(
                 number=request.number,
@@ -185,18 +189,6 @@ class Teller:
         changed = changes(result.request.config, self._plan)
         self._observer(TrialEnded(result=result, changes=changed, standing=self._standing()))
 
-    def _report_refusals(self) -> None:
-        """Report as details how many configurations were refused since the last trial, and why."""
-        fresh = len(self._refused) - self._refusals_reported
-        if not fresh:
-            return
-        named = islice(self._refused.items(), self._refusals_reported, self._refusals_reported + _NAMED)
-        for config, reason in named:
-            self._observer(Detail(text=f"refused: {shown_changes(changes(config, self._plan))}: {reason}"))
-        if fresh > _NAMED:
-            self._observer(Detail(text=f"refused: {fresh - _NAMED} more (the report has them all)"))
-        self._refusals_reported = len(self._refused)
-
     def _standing(self) -> Standing:
         return _standing(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
 
@@ -212,15 +204,12 @@ class Teller:
         measured = measurement_of(self._finals, config)
         if measured is None:
             return None
-        speedup = proven.ratio if proven is not None else self._seen_speedup(config)
+        speedup, baseline = proven.ratio if proven is not None else None, self._plan.baseline
+        if proven is None and config != baseline and (base := measurement_of(self._finals, baseline)) is not None:
+            corrections, rate = self._finals.corrections(), self._plan.objective.rate  # single trials are noisy
+            expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in ((config, measured), (baseline, base)))
+            speedup = expected / reference
         return _leader(changes(config, self._plan), measured, speedup)
-
-    def _seen_speedup(self, config: TrainConfig) -> float | None:
-        """Return the expected speedup over the baseline by single trials; None for the baseline, or if unknown."""
-        measured = [(c, measurement_of(self._finals, c)) for c in (config, self._plan.baseline)]
-        corrections, rate = self._finals.corrections(), self._plan.objective.rate
-        rates = [rate(m) * corrections.get(c, 1.0) for c, m in measured if m is not None]
-        return rates[0] / rates[1] if len(rates) == 2 and config != self._plan.baseline else None
 
 
 def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:

@@ -23,7 +23,7 @@ from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, is_over
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
-from autotune.search.recall import Recall
+from autotune.search.earlier import EarlierSearches
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
@@ -125,7 +125,13 @@ def conduct(
     left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     trackers = Tracking(plan, directory, observer)
     with record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer:
-        model = _predicted(plan, directory, backend, writer, stopwatch)
+        stopwatch.enter("tracing")
+        writer(PhaseBegan(phase=Phase.PREDICTING))
+        left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+        model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
+        stopwatch.enter("planning")
+        if not directory.results():
+            check_fits(plan, model, backend.asker, writer)
         _wait_for_quiet(plan, directory, writer, stopwatch)
         try:
             result = writer.end(_searched(plan, directory, backend, writer, model, stopwatch))
@@ -135,24 +141,6 @@ def conduct(
         trackers.end(result)
     deliver(result, plan.output)
     return result
-
-
-def _predicted(
-    plan: SearchPlan, directory: RunDirectory, backend: Backend, writer: RecordWriter, stopwatch: Stopwatch
-) -> CostModel | None:
-    """Return the cost model, None if nothing can be predicted.
-
-    Raises:
-        NothingFitsError: The least that each configuration needs is more than the memory budget.
-    """
-    stopwatch.enter("tracing")
-    writer(PhaseBegan(phase=Phase.PREDICTING))
-    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
-    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
-    stopwatch.enter("planning")
-    if not directory.results():
-        check_fits(plan, model, backend.asker, writer)
-    return model
 
 
 def _wait_for_quiet(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> None:
@@ -192,10 +180,9 @@ def _searched(
     model: CostModel | None,
     stopwatch: Stopwatch,
 ) -> ResultData:
-    """Run the search with cost model and lasting record."""
-    recall = Recall(plan, writer.earlier())
-    if recall.foreword is not None and not directory.results():
-        writer(Note(text=recall.foreword))
+    earlier = EarlierSearches(plan, writer.earlier())
+    if earlier.warning is not None and not directory.results():
+        writer(Note(text=earlier.warning))
     if model is not None:
         stopwatch.enter("measuring operators")
         left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
@@ -204,7 +191,7 @@ def _searched(
     backend.asker.check_time()
     starting = stopwatch.laps()
     try:
-        return Tuner(plan, directory, backend.pool, writer, model=model, recall=recall, starting=starting).run()
+        return Tuner(plan, directory, backend.pool, writer, model=model, earlier=earlier, starting=starting).run()
     finally:
         if not plan.is_shared:  # trials that disturb each other would mislead the next search
             learn(plan, model, directory.results())

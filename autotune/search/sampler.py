@@ -5,9 +5,9 @@ space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
 1. the baseline; if its weights, gradients and optimizer states alone exceed the budget, it isn't run, and the
    configuration with the least predicted memory comes in its place;
-2. the winner of earlier searches, if the lasting record has any (see `recall`);
-3. the configuration with the highest worth by the cost model, until none is worth a trial (see `guide`);
-4. if the cost model can't predict all of the space: a neighbour of the leader (see `guide`), then a sample of
+2. the winner of earlier searches, if the lasting record has any (see `earlier`);
+3. the configuration with the highest worth by the cost model, until none is worth a trial (see `candidates`);
+4. if the cost model can't predict all of the space: a neighbour of the leader (see `candidates`), then a sample of
    Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
 It learns from the finished trials of the study; those of another space are passed over. Running trials are assumed to
@@ -28,7 +28,7 @@ import random
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -38,10 +38,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
-from autotune.search.guide import SAME_FAILURES, Guide, common_cause, proposals
-from autotune.search.recall import Recall
+from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
+from autotune.search.earlier import EarlierSearches
 from autotune.space.space import Point
-from autotune.storage.study import RESULT, StudyTrials
+from autotune.storage.converter import TrialConverter
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, Purpose, TrialResult
 
@@ -54,15 +54,8 @@ _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _DEAD_AFTER = 2.0
 
 
-class _Next(NamedTuple):
-    """The choice of the next trial.
-
-    It is `config`, or if that is None a draw of TPE, or if TPE draws nothing new `one_of`. If both fields are None, no
-    configuration is worth a trial.
-    """
-
-    config: TrainConfig | None
-    one_of: TrainConfig | None
+# The configuration of the next trial, and whether a draw of TPE that is new comes first; None: none is worth a trial.
+_Choice = tuple[TrainConfig, bool] | None
 
 
 class CostModelSampler(BaseSampler):
@@ -75,7 +68,7 @@ class CostModelSampler(BaseSampler):
     Args:
         plan: The plan of the search: space, baseline, memory budget, objective and seed.
         model: The cost model; None to search without predictions.
-        recall: The trials of earlier searches; none by default.
+        earlier: The trials of earlier searches; none by default.
 
     Attributes:
         state: The trials that the sampler has learned from, and the refused configurations.
@@ -83,13 +76,15 @@ class CostModelSampler(BaseSampler):
         conclusion: Why no configuration is worth a trial any more; None if simply all were tried.
     """
 
-    def __init__(self, plan: SearchPlan, model: CostModel | None = None, *, recall: Recall | None = None) -> None:
+    def __init__(
+        self, plan: SearchPlan, model: CostModel | None = None, *, earlier: EarlierSearches | None = None
+    ) -> None:
         self.space = plan.search_space
         self._plan = plan
-        self._recall = recall or Recall(plan)
-        self._trials = StudyTrials(plan, self.space)
+        self._earlier = earlier or EarlierSearches(plan)
+        self._converter = TrialConverter(plan, self.space)
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
-        self._unlearned = Guide(model, plan, self.space) if model is not None else None
+        self._unlearned = Candidates(model, plan, self.space) if model is not None else None
         self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
         self._begin()
 
@@ -98,10 +93,10 @@ class CostModelSampler(BaseSampler):
         self.state = SearchState(self._plan)
         self.conclusion: str | None = None
         self._history = self.state.history
-        self._guide = copy.copy(self._unlearned)
+        self._candidates = copy.copy(self._unlearned)
         self._learned: set[int] = set()  # numbers of the study's trials
         self._observed = 0  # calls of `observe`; with the pending trials, the key of `_found`
-        self._found: tuple[object, _Next] | None = None
+        self._found: tuple[object, _Choice] | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._tpe = TPESampler(
@@ -124,8 +119,7 @@ class CostModelSampler(BaseSampler):
             ValueError: The study doesn't maximise a single value.
         """
         self._check_direction(study)
-        found = self._next(study)
-        return found.config is None and found.one_of is None
+        return self._next(study) is None
 
     def suggest(self, trial: Trial) -> TrainConfig:
         """Return the configuration of a trial that the study has begun, after suggesting its parameters.
@@ -138,7 +132,7 @@ class CostModelSampler(BaseSampler):
         for dimension in self.space.dimensions:
             if self.space.is_active(dimension, point):
                 point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
-        return self._trials.config(point)
+        return self._converter.config(point)
 
     def foreseen(self, most: int) -> list[TrainConfig]:
         """Return the configurations of the first trials, at most so many, if each gives what is predicted."""
@@ -151,14 +145,16 @@ class CostModelSampler(BaseSampler):
 
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
         """Tell the study the result of a trial, and learn from it."""
-        trial.set_user_attr(RESULT, result.model_dump_json())
-        for name, value in self._trials.constraints(result).items():
+        frozen = self._converter.frozen(result)
+        for name, value in frozen.user_attrs.items():
+            trial.set_user_attr(name, value)
+        for name, value in frozen.constraints.items():
             trial.set_constraint(name, value)
-        study.tell(trial, values=self._trials.value(result), state=self._trials.state(result.status))
+        study.tell(trial, values=frozen.value, state=frozen.state)
 
     def add(self, study: Study, result: TrialResult) -> None:
         """Add a finished trial that the study has not begun, and learn from it."""
-        study.add_trial(self._trials.frozen(result))
+        study.add_trial(self._converter.frozen(result))
         self.learn(study)
 
     def learn(self, study: Study) -> None:
@@ -172,26 +168,26 @@ class CostModelSampler(BaseSampler):
         if trial.number in self._learned:
             return
         self._learned.add(trial.number)
-        if self._trials.is_ours(trial):
+        if self._converter.is_ours(trial):
             with contextlib.suppress(ValueError):  # of another space
-                result = self._trials.result(trial)
+                result = self._converter.result(trial)
                 self.state.take_in(result)
                 self.observe(result)
 
     def observe(self, *results: TrialResult) -> None:
         """Correct the cost model by trials, without adding them to the state of the search."""
         self._observed += 1
-        if self._guide is not None:
-            self._guide.observe(*results)
+        if self._candidates is not None:
+            self._candidates.observe(*results)
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
         """Return the current prediction for a configuration; None if there is none."""
-        return self._guide.prediction(config) if self._guide is not None else None
+        return self._candidates.prediction(config) if self._candidates is not None else None
 
     @property
     def beyond_memory(self) -> int:
         """How many configurations are predicted to exceed the memory surely."""
-        return self._guide.count_beyond_memory() if self._guide is not None else 0
+        return self._candidates.count_beyond_memory() if self._candidates is not None else 0
 
     def _check_direction(self, study: Study) -> None:
         if not _maximises(study):
@@ -206,13 +202,13 @@ class CostModelSampler(BaseSampler):
             ended = copy.copy(trial)
             ended.state, ended.values = state, values
             self._learn_from(ended)
-            if self._next(study, trial.number) == (None, None) and not self._pending(study, trial.number):
+            if self._next(study, trial.number) is None and not self._pending(study, trial.number):
                 with contextlib.suppress(RuntimeError):  # asked and told in a loop of somebody's own
                     study.stop()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters of the space: a configuration is proposed as a whole."""
-        return dict(self._trials.distributions) if _maximises(study) else {}
+        return dict(self._converter.distributions) if _maximises(study) else {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -220,22 +216,21 @@ class CostModelSampler(BaseSampler):
         """Return the values of the next trial: those of the space are a whole point of it."""
         self._raise_error_if_multi_objective(study)
         with self._lock:
-            ours = self._trials.distributions
+            ours = self._converter.distributions
             others = {n: d for n, d in search_space.items() if ours.get(n) != d or not _maximises(study)}
             point = self._sampled(study, trial) if others.keys() != search_space.keys() else {}
             point = {name: value for name, value in point.items() if name in search_space and name not in others}
             return point | {n: self.sample_independent(study, trial, n, d) for n, d in others.items()}
 
     def _sampled(self, study: Study, trial: FrozenTrial) -> Point:
-        config, one_of = self._next(study, trial.number)
-        if config is not None:
-            return self._trials.params(config)
-        if one_of is None:
+        choice = self._next(study, trial.number)
+        if choice is None:
             return self._drawn(study, trial)
+        config, may_be_drawn = choice
         pending = self._pending(study, trial.number)
-        draws = (self._drawn(study, trial) for _ in range(PATIENCE_DRAWS))
-        found = next((point for point in draws if self._is_open(self._trials.config(point), pending)), None)
-        return found or self._trials.params(one_of)
+        draws = (self._drawn(study, trial) for _ in range(PATIENCE_DRAWS if may_be_drawn else 0))
+        found = next((point for point in draws if self._is_open(self._converter.config(point), pending)), None)
+        return found or self._converter.params(config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -250,7 +245,7 @@ class CostModelSampler(BaseSampler):
         """Reseed TPE, as Optuna does when several processes or threads share a study."""
         self._tpe.reseed_rng()
 
-    def _next(self, study: Study, asked: int | None = None) -> _Next:
+    def _next(self, study: Study, asked: int | None = None) -> _Choice:
         """Return the choice of the next trial, cached until a trial ends or begins."""
         with self._lock:
             self.learn(study)
@@ -258,82 +253,74 @@ class CostModelSampler(BaseSampler):
             known = (self._observed, frozenset(pending))
             if self._found is None or self._found[0] != known:
                 self.conclusion = None
-                config = self._proposed(pending)
-                self._found = known, _Next(config, None if config is not None else self._one_of(pending))
+                self._found = known, self._chosen(pending)
             return self._found[1]
 
-    def _proposed(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return the configuration to try next; None if only TPE may have one, or none is worth a trial."""
-        baseline = self._plan.baseline
+    def _chosen(self, pending: Sequence[TrainConfig]) -> _Choice:
+        baseline, has_begun = self._plan.baseline, True
         if self._history.known(baseline) is None:
             if baseline not in pending:
-                return baseline
-            if self._guide is None or not self._recall.is_empty:
+                return baseline, False
+            has_begun = self._candidates is not None and self._earlier.is_empty
+        if has_begun:
+            if (cause := common_cause(self._history)) is not None:
+                self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
                 return None
-        if (cause := common_cause(self._history)) is not None:
-            self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
-            return None
-        if self._guide is not None and self._history.best() is None and too_large(self._plan, baseline):
-            lightest = self._guide.lightest
-            if lightest is not None and self._is_open(lightest, pending):
-                return lightest
-        candidate = self._recall.candidate
-        if candidate is not None and self._is_open(candidate, pending):
-            return candidate
-        guided = self._guided(pending)
-        if guided is not None or self._is_content(pending):
-            return guided
-        if self._recall.is_enough(self._searched()):
-            return None
-        steps = map(self.space.config, proposals(self.space, self._history))
-        return next((config for config in steps if self._is_open(config, pending)), None)
-
-    def _guided(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return the next configuration by the cost model, if all running trials return their predictions."""
-        if self._guide is None:
-            return None
-        assumed = [
-            self._trials.assumed(config, prediction.samples_per_second)
-            for config in pending
-            if (prediction := self._guide.prediction(config)) is not None
-        ]
-        guide = self._guide.assuming(assumed) if assumed else self._guide
-        history = self._history.with_results(assumed) if assumed else self._history
-        return guide.next(history, lambda config: self._is_open(config, pending), recalled=self._recall.counted)
-
-    def _is_content(self, pending: Sequence[TrainConfig]) -> bool:
-        """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
-        if self._guide is None or not self._guide.knows_all:
-            return False
-        if not pending and self._history.best() is None:
-            return False
-        self.conclusion = self._guide.conclusion(self._history)
-        return True
-
-    def _one_of(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return an untried configuration in case TPE draws none; None if nothing has completed or none is left."""
-        if self._history.best() is None or self._is_content(pending) or self._recall.is_enough(self._searched()):
+            first = [self._earlier.winner]
+            if self._candidates is not None and self._history.best() is None and too_large(self._plan, baseline):
+                first.insert(0, self._candidates.lightest)
+            config = next((c for c in first if c is not None and self._is_open(c, pending)), None)
+            if config is None:
+                config = self._by_prediction(pending)
+            if config is None and not self._ends(pending):
+                steps = map(self.space.config, proposals(self.space, self._history))
+                config = next((config for config in steps if self._is_open(config, pending)), None)
+            if config is not None:
+                return config, False
+        if self._history.best() is None or self._ends(pending):
             return None
         left = (config for config in self._in_any_order if config not in self.state.refused)
-        return next((config for config in left if self._is_open(config, pending)), None)
+        config = next((config for config in left if self._is_open(config, pending)), None)
+        return None if config is None else (config, True)
 
-    def _searched(self) -> int:
-        return sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
+    def _by_prediction(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return the next configuration by the cost model, if all running trials return their predictions."""
+        if self._candidates is None:
+            return None
+        assumed = [
+            self._converter.assumed(config, prediction.samples_per_second)
+            for config in pending
+            if (prediction := self._candidates.prediction(config)) is not None
+        ]
+        candidates = self._candidates.assuming(assumed) if assumed else self._candidates
+        history = self._history.with_results(assumed) if assumed else self._history
+        return candidates.next(
+            history, lambda config: self._is_open(config, pending), known_before=self._earlier.counted
+        )
+
+    def _ends(self, pending: Sequence[TrainConfig]) -> bool:
+        """Whether no trial is worthwhile, by the cost model if it predicts all of the space, or by the record."""
+        candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
+        if candidates is not None and candidates.knows_all and has_begun:
+            self.conclusion = candidates.conclusion(self._history)
+            return True
+        searched = sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
+        return self._earlier.is_enough(searched)
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
         """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""
         if self._history.known(config) is not None or config in pending:
             return False
-        if config in (self._plan.baseline, self._recall.candidate):
+        if config in (self._plan.baseline, self._earlier.winner):
             return True
         reason = (
             self.space.refusal(config)
             or too_large(self._plan, config)
             or self._history.refusal(config)
-            or self._recall.refusal(config)
+            or self._earlier.refusal(config)
         )
-        if reason is None and self._guide is not None:
-            reason = self._guide.refusal(config)
+        if reason is None and self._candidates is not None:
+            reason = self._candidates.refusal(config)
         if reason is not None:
             self.state.refused[config] = reason
         return reason is None
@@ -347,7 +334,7 @@ class CostModelSampler(BaseSampler):
 
     def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
         """Return a whole point drawn by TPE, which may be tried or refused."""
-        ours, point = self._trials.distributions, Point()
+        ours, point = self._converter.distributions, Point()
         try:
             found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
         except ValueError:  # a trial of another space has a parameter of the same name with other values
@@ -372,9 +359,9 @@ class CostModelSampler(BaseSampler):
         pending = []
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             is_dead = trial.datetime_start is None or trial.datetime_start < dead_before
-            if trial.number != asked and not is_dead and self._trials.is_ours(trial):
+            if trial.number != asked and not is_dead and self._converter.is_ours(trial):
                 with contextlib.suppress(ValueError):  # of another space
-                    pending.append(self._trials.config(trial.params))
+                    pending.append(self._converter.config(trial.params))
         return pending
 
 

@@ -19,9 +19,10 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
+from autotune.planning.plan import SearchPlan, request_of, too_large
+from autotune.planning.reopen import is_over, outlived
+from autotune.search.earlier import EarlierSearches
 from autotune.search.progress import Pace, Teller
-from autotune.search.recall import Recall
 from autotune.search.sampler import CostModelSampler
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.values.config import TrainConfig
@@ -52,7 +53,7 @@ class SearchInterrupted(AutotuneError):
 class Tuner:
     """One search in one run directory, which the caller has locked; its trials run in `pool`.
 
-    Without a cost model nothing is predicted, without `recall` no earlier search is used. `starting` are the seconds
+    Without a cost model nothing is predicted, without `earlier` no earlier search is used. `starting` are the seconds
     before the first trial, by activity, which count towards the time limit.
 
     Attributes:
@@ -68,7 +69,7 @@ class Tuner:
         *,
         clock: Callable[[], float] = time.monotonic,
         model: CostModel | None = None,
-        recall: Recall | None = None,
+        earlier: EarlierSearches | None = None,
         starting: Mapping[str, float] | None = None,
     ) -> None:
         self._plan = plan
@@ -76,8 +77,8 @@ class Tuner:
         self._pool = pool
         self._observer = observer
         self._starting = starting
-        self._recall = recall or Recall(plan)
-        self._sampler = CostModelSampler(plan, model, recall=self._recall)
+        self._earlier = earlier or EarlierSearches(plan)
+        self._sampler = CostModelSampler(plan, model, earlier=self._earlier)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state
@@ -142,10 +143,21 @@ class Tuner:
             while goes_on and self._pool.free() and not self._sampler.is_done(self.study) and self._pace.may_go_on():
                 self._ask(Purpose.SEARCH)
             if not self._running:
-                break
+                flags_alone = self._untried_flags()
+                if not goes_on or flags_alone is None:
+                    break
+                self.study.enqueue_trial(self._sampler.space.choices_of(flags_alone))
+                self._ask(Purpose.SEARCH)
             self._take_next()
         if goes_on and self._sampler.conclusion is not None:
             self._observer(Note(text=self._sampler.conclusion))
+
+    def _untried_flags(self) -> TrainConfig | None:
+        """Return the leader as flags alone say it, for the finals, if it wasn't tried and there is time for it."""
+        history, baseline = self._state.history, self._plan.baseline
+        leaders = [config for r in history.ranking() if (config := r.request.config) != baseline]
+        found = self._finals.flags_alone(leaders) if self._pace.may_go_on() else None
+        return found if found is not None and history.known(found) is None else None
 
     def _ask(self, purpose: Purpose) -> None:
         """Ask the study for a configuration and begin a trial of it."""
@@ -180,9 +192,9 @@ class Tuner:
 
     def _consult(self) -> None:
         """Let the sampler learn from the lasting record, whenever the trials have changed its standing."""
-        if self._recall.advance(self._state.history):
-            self._observer(Note(text=self._recall.statements[-1]))
-            self._sampler.observe(*self._recall.lessons(self._state.history))
+        if self._earlier.compare(self._state.history):
+            self._observer(Note(text=self._earlier.notes[-1]))
+            self._sampler.observe(*self._earlier.lessons(self._state.history))
 
     def _measure_again(self) -> None:
         """Measure the leaders and the baseline again in turn, then check the winner; if it fails, check the next.
@@ -281,6 +293,6 @@ class Tuner:
         if result is None:  # nothing that was refused meanwhile is handed out
             (self._directory.path / ANSWER_FILE).unlink(missing_ok=True)
         else:
-            result = result.model_copy(update={"notes": (*result.notes, *self._recall.statements)})
+            result = result.model_copy(update={"notes": (*result.notes, *self._earlier.notes)})
             self._directory.write_answer(result)
         return result

@@ -82,15 +82,13 @@ def explanation_of(
     evidence = Evidence(result, trials)
     found = [_contribution(evidence, removal, refused or {}) for removal in removals(result)]
     ours, theirs = (c.rate(result.objective) or None for c in (result.best, result.baseline))
-    total = ours / theirs if ours is not None and theirs is not None else None
-    if result.speedup is not None:
-        total = result.speedup.ratio
+    seen, proven = ours / theirs if ours is not None and theirs is not None else None, result.speedup
     return Explanation(
         winner=result.best.config,
         winner_samples_per_second=ours,
         baseline_samples_per_second=theirs,
-        total=total,
-        total_interval=result.speedup.interval if result.speedup is not None else None,
+        total=proven.ratio if proven is not None else seen,
+        total_interval=proven.interval if proven is not None else None,
         contributions=tuple(sorted(found, key=lambda c: -(c.ratio or 0.0))),
     )
 
@@ -128,7 +126,11 @@ class Evidence:
         best, baseline = self.result.best.config, self.result.baseline.config
         purposes = (Purpose.BASELINE, Purpose.SEARCH)
         measured = dict.fromkeys(t.request.config for t in self._completed(purposes))
-        pairs = []
+        pairs: list[tuple[TrainConfig, TrainConfig]] = []
+
+        def distance(config: TrainConfig) -> int:
+            return sum(getattr(config, name) != getattr(best, name) for name in TrainConfig.model_fields)
+
         for config in measured:
             try:
                 has_it = put_back(config, best, knobs) == config
@@ -136,10 +138,10 @@ class Evidence:
             except ValueError:
                 continue
             if has_it and without in measured and without != config:
-                pairs.append((_distance(config, best), config, without))
+                pairs.append((config, without))
         if not pairs:
             return None
-        _, config, without = min(pairs, key=lambda pair: pair[0])
+        config, without = min(pairs, key=lambda pair: distance(pair[0]))
         return self._compare(config, without, purposes)
 
     def failure(self, config: TrainConfig) -> TrialResult | None:
@@ -150,10 +152,6 @@ class Evidence:
             ):
                 return trial
         return None
-
-    def refusal(self, config: TrainConfig) -> str | None:
-        """Return why the search did not try `config`."""
-        return next((t.cause for t in self.result.trials if t.number is None and t.config == config), None)
 
     def _completed(self, purposes: tuple[Purpose, ...], config: TrainConfig | None = None) -> list[TrialResult]:
         found = [t for t in self._trials if t.measurement is not None and t.request.purpose in purposes]
@@ -200,11 +198,6 @@ def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainCo
         return found("once", **reading._asdict())
     if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
         return found("elsewhere", **{**reading._asdict(), "samples_per_second": None})
-    why = evidence.refusal(config)
+    why = next((t.cause for t in evidence.result.trials if t.number is None and t.config == config), None)
     cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
     return found("unknown", cause=cause)
-
-
-def _distance(config: TrainConfig, other: TrainConfig) -> int:
-    """Return the number of fields in which two configurations differ."""
-    return sum(getattr(config, f) != getattr(other, f) for f in TrainConfig.model_fields)

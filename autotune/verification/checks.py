@@ -61,8 +61,7 @@ class Proof:
         """Return the next trial to check `winner` with; None if it passed, failed, or can't be checked further."""
         if self.refusal(winner) is not None:
             return None
-        soak = self._next_soak(winner)
-        if soak is not None:
+        if (soak := self._next_soak(winner)) is not None:
             return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
         if self._not_compared(winner) is not None:
             return None
@@ -153,25 +152,22 @@ class Proof:
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
         """Return the task of the next soak: all sizes; after a failure those up to the micro-batch, then the smallest.
 
-        A soak tries the next smaller size by itself, unless its process dies or has several ranks.
+        Sizes descend to one, none above the user's own. A soak tries the next smaller size by itself, unless its
+        process dies or has several ranks.
         """
         if not self._plan.soak:
             return None
-        sizes, soaks = self._eval_sizes(config), self._state.trials(config, Purpose.SOAK)
+        largest = config.per_device_train_batch_size * EVAL_MULTIPLE
+        ascending = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
+        own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
+        if own is not None:
+            ascending = [*(s for s in ascending if s < own), own]
+        sizes, soaks = tuple(reversed(ascending)), self._state.trials(config, Purpose.SOAK)
         least = tuple(size for size in sizes if size <= config.per_device_train_batch_size)
         ladders = list(dict.fromkeys((sizes, least, sizes[-1:])))
         if len(soaks) < len(ladders) and all(r.has_failed for r in soaks):
             return SoakTask(eval_batch_sizes=ladders[len(soaks)])
         return None
-
-    def _eval_sizes(self, config: TrainConfig) -> tuple[int, ...]:
-        """Return the evaluation batch sizes to try, in descending order to one, none above the user's own."""
-        largest = config.per_device_train_batch_size * EVAL_MULTIPLE
-        sizes = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
-        own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
-        if own is not None:
-            sizes = [*(s for s in sizes if s < own), own]
-        return tuple(reversed(sizes))
 
     def _loss_task(self, seed: int = 0) -> LossTask:
         steps = max(1, self._plan.loss_steps)

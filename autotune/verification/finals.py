@@ -9,7 +9,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchState
+from autotune.space.knobs import changes
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.statistics import (
@@ -27,6 +29,7 @@ from autotune.values.statistics import (
     trial_spread,
 )
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
+from autotune.verification.attribution import put_back
 from autotune.verification.checks import Proof
 
 # Finalists have at least this share of the leader's throughput in the search.
@@ -66,7 +69,8 @@ class Finals:
         """Return the baseline, if it completed, and then the finalists, the fastest first.
 
         A finalist that fails is replaced by the next fastest. For a finalist that was slower than in the search, the
-        next fastest is added: its trial in the search was lucky, or the whole machine has become slower.
+        next fastest is added: its trial in the search was lucky, or the whole machine has become slower. The leader as
+        flags alone say it comes last, where it isn't the leader itself.
         """
         again = dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes)
         failed = [config for config in again if self.has_failed(config)]
@@ -79,15 +83,32 @@ class Finals:
         ]
         first = able[: self.finalists]
         finalists = able[: len(first) + sum(map(self._has_fallen, first))]
-        completed = any(r.request.config == self.plan.baseline for r in ranking)
-        return ([self.plan.baseline] if completed else []) + finalists
+        measured = [r.request.config for r in ranking]
+        if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
+            finalists = list(dict.fromkeys([*finalists, flags_alone]))
+        return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists
+
+    def flags_alone(self, leaders: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return the first of `leaders` less what a user's own training can't be told by flags.
+
+        None if flags say all of it, if nothing but the baseline is left, or if there is no such configuration.
+        """
+        plan, leader = self.plan, next(iter(leaders), self.plan.baseline)
+        in_code = [change.knob for change in changes(leader, plan) if needs_code(change)]
+        if plan.workload.own_code is None or not in_code:
+            return None
+        try:
+            found = put_back(leader, plan.baseline, in_code)
+        except ValueError:
+            return None
+        return found if found != plan.baseline and plan.search_space().refusal(found) is None else None
 
     def _has_fallen(self, config: TrainConfig) -> bool:
         """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search.
 
         One that ran in turn with the baseline and is clearly faster is good enough.
         """
-        seen, times = self.state.measured(config), self._step_times(config)
+        seen, times = self.state.measured(config), [m.step_times_s for m in self._measured(config)]
         if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
             return False
         if (lead := self._in_turn(config, self.plan.baseline)) is not None and lead.interval.low > 1.0:
@@ -266,7 +287,8 @@ class Finals:
 
     def _next_run(self, config: TrainConfig, samples: int) -> Interval:
         """Return the 95 % interval of samples per second for the next run of `config`."""
-        sides = [t for c in dict.fromkeys((config, *self.contenders())) if (t := self._step_times(c))]
+        measured = map(self._measured, dict.fromkeys((config, *self.contenders())))
+        sides = [[m.step_times_s for m in side] for side in measured if side]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
         later = CPU_DRIFT if self.plan.hardware.is_cpu else 0.0
         if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
@@ -325,9 +347,6 @@ class Finals:
         found = [r.measurement for r in self.trials(config) if r.measurement is not None]
         taken = [_share_of_others(m) for m in found]
         return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + FAR_MORE]
-
-    def _step_times(self, config: TrainConfig) -> list[tuple[float, ...]]:
-        return [m.step_times_s for m in self._measured(config)]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""

@@ -72,9 +72,11 @@ class Yardstick(StrEnum):
 def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
     """Return the criterion for a configuration with these changes."""
     deepest = deepest_class(c.allowance for c in changed)
+    # A loss scaler that only one of the two has skips some of the first steps until it has a scale.
+    is_scaled = any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
     if deepest is Allowance.METHOD:
         return Yardstick.SOUND
-    if deepest is Allowance.OPTIMIZER or _is_rebatched(changed, facts) or _is_scaled(changed):
+    if deepest is Allowance.OPTIMIZER or _is_rebatched(changed, facts) or is_scaled:
         return Yardstick.NO_WORSE
     return Yardstick.SAME_CURVE
 
@@ -83,19 +85,6 @@ def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
     """Whether batch norm or routers, which depend on whole micro-batches, get other ones."""
     balanced = any("batch_rebalance" in (c.before, c.after) for c in changed)
     return facts.batch_coupled is not None and (balanced or any(c.knob in _BATCH_KNOBS for c in changed))
-
-
-def _is_scaled(changed: Sequence[Change]) -> bool:
-    """Whether only one of the two uses a loss scaler, which skips some of the first steps until it has a scale."""
-    return any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
-
-
-def _is_short(changed: Sequence[Change]) -> bool:
-    """Whether the loss has 16 bits and the reference's more."""
-    return any(
-        c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
-        for c in changed
-    )
 
 
 def compare(
@@ -113,7 +102,11 @@ def compare(
     """
     ours, theirs, others = (smoothed(c.losses, window) for c in (curve, reference, again))
     scale = statistics.fmean(map(abs, reference.losses))
-    floor = max(_FLOOR[deepest_class(c.allowance for c in changed)], _SHORT_LOSS if _is_short(changed) else 0.0) * scale
+    is_short = any(
+        c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
+        for c in changed
+    )
+    floor = max(_FLOOR[deepest_class(c.allowance for c in changed)], _SHORT_LOSS if is_short else 0.0) * scale
     spread, progress = _distance(theirs, others), theirs[0] - theirs[-1]
     noise = _SPREADS * spread + floor
     kind, difference = yardstick(changed, facts), _distance(ours, theirs)
@@ -121,13 +114,21 @@ def compare(
         fault: str | None = "its loss is not a number"
         difference = math.inf
     elif kind is Yardstick.SOUND:
-        fault = _rises(ours, noise)
+        fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}" if ours[-1] > ours[0] + noise else None
     elif kind is Yardstick.NO_WORSE:
         share = _COUPLED_START if _is_rebatched(changed, facts) else _START
-        allowed = _SPREADS * abs(reference.losses[0] - again.losses[0]) + share * scale
-        fault = _starts_elsewhere(reference, curve, allowed) or _learns_less(ours, theirs, noise)
+        first, same = curve.losses[0], reference.losses[0]
+        fault = _learns_less(ours, theirs, noise)
+        if abs(first - same) > _SPREADS * abs(same - again.losses[0]) + share * scale:
+            fault = f"its first loss is {first:.4g}, the baseline's from the same weights {same:.4g}"
     else:
-        fault = _leaves_the_curve(difference, spread, progress, floor)
+        allowed = _SPREADS * spread + max(SAME_SHARE * max(progress, 0.0), floor)
+        fault = None
+        if difference > allowed:
+            fault = (
+                f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed "
+                f"and the baseline's fell by {progress:.2g}"
+            )
     if kind is not Yardstick.SOUND:
         fault = fault or _other_dropout(reference, again, curve, scale)
     steps = len(curve.losses)
@@ -150,23 +151,6 @@ def _distance(a: Sequence[float], b: Sequence[float]) -> float:
     return statistics.fmean(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-def _leaves_the_curve(difference: float, spread: float, progress: float, floor: float) -> str | None:
-    allowed = _SPREADS * spread + max(SAME_SHARE * max(progress, 0.0), floor)
-    if difference <= allowed:
-        return None
-    return (
-        f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed and the "
-        f"baseline's fell by {progress:.2g}"
-    )
-
-
-def _starts_elsewhere(reference: LossCurve, curve: LossCurve, allowed: float) -> str | None:
-    ours, theirs = curve.losses[0], reference.losses[0]
-    if abs(ours - theirs) <= allowed:
-        return None
-    return f"its first loss is {ours:.4g}, the baseline's from the same weights {theirs:.4g}"
-
-
 def _learns_less(ours: Sequence[float], theirs: Sequence[float], noise: float) -> str | None:
     progress = theirs[0] - theirs[-1]
     allowed = (1 - LEAST_SHARE) * max(progress, 0.0) + noise
@@ -176,12 +160,6 @@ def _learns_less(ours: Sequence[float], theirs: Sequence[float], noise: float) -
         f"it learns too little: its loss ended {ours[-1] - theirs[-1]:.2g} above the baseline's, which fell by "
         f"{progress:.2g}"
     )
-
-
-def _rises(ours: Sequence[float], noise: float) -> str | None:
-    if ours[-1] <= ours[0] + noise:
-        return None
-    return f"its loss rises, by {ours[-1] - ours[0]:.2g}"
 
 
 def _other_dropout(reference: LossCurve, again: LossCurve, curve: LossCurve, scale: float) -> str | None:

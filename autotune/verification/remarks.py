@@ -5,14 +5,14 @@ Disturbances of a single trial are reported when it ends (`autotune.values.condi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from autotune.errors import AutotuneError, InfrastructureError, InputError, NothingFitsError, NothingPassedError
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.units import show_memory, show_rate
-from autotune.values.conditions import WORTH_A_WARNING, Conditions
+from autotune.values.conditions import WORTH_A_WARNING
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.result import shown_rate
 from autotune.values.statistics import drift
@@ -112,50 +112,32 @@ def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
 def disturbance_notes(results: Sequence[TrialResult], baseline_finals: Sequence[TrialResult]) -> tuple[str, ...]:
     """Return a line for each kind of disturbance of the trials, of which the baseline's finals show a drift."""
     seen = [m.conditions for r in results if (m := r.measurement) is not None and m.conditions is not None]
-    return (*_shares(seen), *_throttling(seen), *_drift(baseline_finals))
-
-
-def _shares(seen: Sequence[Conditions]) -> list[str]:
-    kinds: list[tuple[str, Callable[[Conditions], float | None]]] = [
-        ("other processes took", lambda c: c.others_share),
-        ("the hypervisor took", lambda c: c.stolen_share),
-    ]
     lines = []
-    for who, share_of in kinds:
-        counting = (c for c in seen if (c.could_cost(share_of(c)) or 0.0) >= WORTH_A_WARNING)
-        shares = sorted(s for c in counting if (s := share_of(c)) is not None)
-        if shares:
-            most = f"{shares[0]:.0%} to {shares[-1]:.0%}" if len(shares) > 1 else f"{shares[0]:.0%}"
+    for who, share in (("other processes", "others_share"), ("the hypervisor", "stolen_share")):
+        taken = [getattr(c, share) for c in seen if (c.could_cost(getattr(c, share)) or 0.0) >= WORTH_A_WARNING]
+        if taken:
+            most = f"{min(taken):.0%} to {max(taken):.0%}" if len(taken) > 1 else f"{taken[0]:.0%}"
             lines.append(
-                f"noise: {who} {most} of the cores' time during {len(shares)} of {len(seen)} measurements; "
+                f"noise: {who} took {most} of the cores' time during {len(taken)} of {len(seen)} measurements; "
                 "a quiet machine would tell more surely"
             )
-    return lines
-
-
-def _throttling(seen: Sequence[Conditions]) -> list[str]:
-    slowed = [c for c in seen if c.throttled]
-    if not slowed:
-        return []
-    reasons = ", ".join(sorted({reason for c in slowed for reason in c.throttled}))
-    hottest = max((c.temperature_c for c in slowed if c.temperature_c is not None), default=None)
-    heat = f", at up to {hottest:.0f} °C" if hottest is not None else ""
-    return [f"noise: the GPU was slowed down by {reasons}{heat} during {len(slowed)} of {len(seen)} measurements"]
-
-
-def _drift(baseline_finals: Sequence[TrialResult]) -> list[str]:
-    """Return how far apart the baseline's final trials were: the work is the same, so the machine's speed changed."""
-    measured = [(r.request.number, r.measurement.step_times_s) for r in baseline_finals if r.measurement]
-    change = drift([times for _, times in measured])
-    if change < WORTH_TELLING:
-        return []
-    *others, last = (str(number) for number, _ in measured)
-    numbers = f"{', '.join(others)} and {last}"
-    far = f"{change:.0%}" if change < 1 else f"a factor of {show_rate(1 + change)}"
-    return [
-        f"noise: the machine's speed drifted by {far} between trials of the baseline ({numbers}); "
-        "the finals are compared round by round, the trials of the search are not"
-    ]
+    if slowed := [c for c in seen if c.throttled]:
+        reasons = ", ".join(sorted({reason for c in slowed for reason in c.throttled}))
+        hottest = max((c.temperature_c for c in slowed if c.temperature_c is not None), default=None)
+        heat = f", at up to {hottest:.0f} °C" if hottest is not None else ""
+        lines.append(
+            f"noise: the GPU was slowed down by {reasons}{heat} during {len(slowed)} of {len(seen)} measurements"
+        )
+    # The baseline's work is the same in each of its finals, so that the machine's speed has changed between them.
+    again = [(r.request.number, r.measurement.step_times_s) for r in baseline_finals if r.measurement]
+    if (change := drift([times for _, times in again])) >= WORTH_TELLING:
+        *others, last = (str(number) for number, _ in again)
+        far = f"{change:.0%}" if change < 1 else f"a factor of {show_rate(1 + change)}"
+        lines.append(
+            f"noise: the machine's speed drifted by {far} between trials of the baseline ({', '.join(others)} and "
+            f"{last}); the finals are compared round by round, the trials of the search are not"
+        )
+    return tuple(lines)
 
 
 def drifts_apart(finals: Finals) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ which changes less of the user's training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from autotune.exports.launch_files import needs_code
@@ -45,7 +45,12 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
     ranked = [r.request.config for r in finals.history.ranking() if not finals.has_failed(r.request.config)]
     contenders = [_contender(finals, c, corrections) for c in ranked]
     contenders.sort(key=lambda c: c.rate(plan.objective), reverse=True)
+    others = [c for c in contenders if c.config not in (best, plan.baseline)]
     mapping = training_plan(best, plan.workload, plan.hardware)
+    ours, reference, compilation = finals.merged(best), finals.merged(plan.baseline), None
+    if best.torch_compile_backend is not None and ours is not None:
+        steps = break_even_steps(ours, reference) if reference is not None else None
+        compilation = Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
     return ResultData(
         autotune_version=__version__,
         verdict=decision.verdict,
@@ -62,13 +67,13 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         loss_check=proof.verdict(best),
         proof_notes=proof_notes(finals, best),
         objective=plan.objective,
-        compilation=_compilation(finals, best, plan.baseline),
+        compilation=compilation,
         speedup=speedup,
         challenger=_challenger(finals) if best == plan.baseline else None,
         kept_because=decision.kept_because,
         others_share=decision.others_share,
         best_by_allowance=_by_allowance(plan.allowance, contenders, best),
-        runners_up=_runners_up(contenders, (best, plan.baseline)),
+        runners_up=tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP],  # those of the finals first
         trials=(
             *trial_rows(finals, corrections),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
@@ -139,31 +144,21 @@ def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     """Return which measurements put the unconfirmed `config` below the baseline; None if none do."""
     plan = finals.plan
+    measured, theirs_all = (
+        [(r.request.number, r.measurement) for r in finals.tried(c) if r.measurement is not None]
+        for c in (config, plan.baseline)
+    )
     if finals.runs_short(config):
-        number = _measurements(finals, config)[0][0]
-        return f"the allocator ran short in trial {number}, which was not measured again"
+        return f"the allocator ran short in trial {measured[0][0]}, which was not measured again"
     rate = plan.objective.rate
-    their_trial, theirs = max(_measurements(finals, plan.baseline), key=lambda m: rate(m[1]))
-    our_trial, ours = min(_measurements(finals, config), key=lambda m: rate(m[1]))
+    their_trial, theirs = max(theirs_all, key=lambda m: rate(m[1]))
+    our_trial, ours = min(measured, key=lambda m: rate(m[1]))
     if rate(ours) >= rate(theirs):
         return None
     return (
         f"the baseline gave {show_rate(theirs.samples_per_second)} samples/s in trial {their_trial}, "
         f"{shown_changes(changes(config, plan))} {show_rate(ours.samples_per_second)} in trial {our_trial}"
     )
-
-
-def _measurements(finals: Finals, config: TrainConfig) -> list[tuple[int, Measurement]]:
-    """Return the measurements of `config` in search and finals, with the numbers of the trials."""
-    return [(r.request.number, r.measurement) for r in finals.tried(config) if r.measurement is not None]
-
-
-def _compilation(finals: Finals, best: TrainConfig, baseline: TrainConfig) -> Compilation | None:
-    ours, reference = finals.merged(best), finals.merged(baseline)
-    if best.torch_compile_backend is None or ours is None:
-        return None
-    steps = break_even_steps(ours, reference) if reference is not None else None
-    return Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
 
 
 def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
@@ -249,12 +244,6 @@ def _by_allowance(allowed: Allowance, contenders: list[Contender], best: TrainCo
         if admitted:
             found[allowance] = next((c for c in admitted if c.config == best), admitted[0])
     return found
-
-
-def _runners_up(contenders: list[Contender], shown: Sequence[TrainConfig]) -> tuple[Contender, ...]:
-    """Return the fastest contenders that aren't `shown` elsewhere: those measured in the finals, then the others."""
-    others = (c for c in contenders if c.config not in shown)
-    return tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP]
 
 
 def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None = None) -> list[TrialRow]:

@@ -15,17 +15,16 @@ from factories import (
     make_result,
     make_space_file,
 )
-from profiles import make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
+from profiles import make_family, make_group, make_model, make_point, make_profile, make_work
 
-from autotune.cost.family import family_of
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.estimates.profiles import ENTRY, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
+from autotune.search.candidates import Candidates
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
-from autotune.search.guide import Guide
-from autotune.storage.home import read_observations, read_timings, write_rates, write_trace
+from autotune.storage.home import read_observations, read_timings, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.conditions import Conditions
@@ -123,11 +122,6 @@ def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_
     assert timeout_s == at_most_s
 
 
-def test_a_family_is_asked_for_once_whatever_the_micro_batch(predict):
-    _, asker = predict()
-    assert len(asker.request.families) == len(set(asker.request.families)) == 2
-
-
 def test_the_child_is_told_what_to_trace_and_for_how_long(predict):
     _, asker = predict()
     ((name, entry, request, timeout_s),) = asker.asked
@@ -141,12 +135,6 @@ def test_tracing_takes_a_small_share_of_a_short_search(predict):
     short = make_plan().budget.model_copy(update={"max_time_s": 300.0})
     _, asker = predict(budget=short)
     assert asker.request.limit_s < 0.1 * 300
-
-
-def test_the_model_has_the_childs_profiles(predict):
-    model, _ = predict()
-    assert model.profiles == {FP32: make_profile(FP32)}
-    assert model.estimate(make_config()) is not None
 
 
 def test_what_an_earlier_search_traced_is_not_traced_again(predict, tmp_path):
@@ -163,11 +151,6 @@ def test_what_an_earlier_search_traced_is_not_traced_again(predict, tmp_path):
     assert model is not None
     assert set(model.profiles) == {FP32, BF16}
     assert read_value(Traces, again / "trace" / "answer.json").profiles == (make_profile(FP32), make_profile(BF16))
-
-
-def test_what_could_not_be_traced_is_said(predict, notes):
-    predict(Traces(profiles=(make_profile(FP32),), failures=("tiny: no kernel",)))
-    assert notes == ["no prediction: tiny: no kernel"]
 
 
 @pytest.mark.parametrize("answer", [None, "{"])
@@ -200,10 +183,6 @@ def test_a_child_that_says_why_it_dies_is_read_in_its_log(notes, tmp_path):
     assert notes == ["no prediction: tracing failed: see trace/log.txt"]
 
 
-def test_nothing_traced_is_no_model(predict):
-    assert predict(Traces(profiles=(), failures=("tiny: no kernel",)))[0] is None
-
-
 def test_a_device_whose_rates_nobody_knows_has_no_model(predict, notes):
     model, _ = predict(hardware=make_gpu(name="NVIDIA of next year"))
     assert model is None
@@ -216,11 +195,6 @@ def test_a_resumed_search_reads_what_was_traced_and_asks_nobody(predict, tmp_pat
     again = cost_model(make_plan(space=SPACE), nobody, tmp_path, print)
     assert nobody.asked == []
     assert again.profiles == first.profiles
-
-
-def test_rates_that_were_measured_are_used(predict):
-    write_rates(make_rates(bandwidth=123.0), make_plan().hardware)
-    assert predict()[0].rates.bandwidth == 123.0
 
 
 def finished(model, config=make_config(), *, slower: float = 2.0):  # noqa: B008
@@ -239,21 +213,10 @@ def test_what_a_search_learned_the_next_one_knows(predict, tmp_path):
     assert step_s[1] == pytest.approx(2 * step_s[0], rel=0.2)
 
 
-def test_a_search_without_a_model_learns_nothing():
-    learn(make_plan(), None, [make_result()])
-    assert read_observations(make_plan().hardware, "llama") == ()
-
-
 def test_a_search_in_which_nothing_was_predicted_keeps_nothing(predict):
     model, _ = predict()
     learn(make_plan(), model, [make_result(make_config(precision="bf16"))])
     assert read_observations(model.hardware, "llama") == ()
-
-
-def test_families_are_those_of_the_configurations(predict):
-    _, asker = predict()
-    plan = make_plan(space=SPACE)
-    assert set(asker.request.families) == {family_of(c, plan.hardware) for c in plan.every_config()}
 
 
 def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(tmp_path, notes):
@@ -280,15 +243,9 @@ def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
     needed = int(model.predict([make_config()]).needed_bytes[0])
     check_fits(make_plan(space=space, memory_bytes=needed), model, Asker(tmp_path, None), notes.append)
     plan = make_plan(space=space, memory_bytes=int(0.8 * needed))
-    assert Guide(model, plan, plan.search_space).refusal(make_config(torch_compile_backend="inductor")) is None
+    assert Candidates(model, plan, plan.search_space).refusal(make_config(torch_compile_backend="inductor")) is None
     with pytest.raises(NothingFitsError):
         check_fits(plan, model, Asker(tmp_path, None, fitting="nothing fits"), notes.append)
-
-
-def test_what_fits_is_searched_without_a_word(predict, notes):
-    plan = make_plan(space=SPACE)
-    check_fits(plan, *predict(), notes.append)
-    assert notes == []
 
 
 def test_the_lightest_configuration_takes_the_place_of_a_baseline_that_can_not_fit(tmp_path, notes):

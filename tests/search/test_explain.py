@@ -7,7 +7,7 @@ import pytest
 from factories import OUT_OF_MEMORY, Clock, ScriptedRunner, make_config, make_hardware
 from finished_searches import BEST, make_search, nothing_helps, outcome, rate, without_memory
 
-from autotune.errors import InputError, MachineError, RunDirectoryError
+from autotune.errors import InputError, MachineError
 from autotune.planning.plan import SearchPlan
 from autotune.search import explain
 from autotune.search.explain import Explainer
@@ -64,10 +64,6 @@ def explained(tmp_path) -> Explained:
     return Explained(tmp_path / "run")
 
 
-def test_the_search_found_what_is_explained(explained):
-    assert (explained.result.best.config, explained.result.verdict) == (BEST, "faster")
-
-
 def test_the_winner_and_each_removal_are_run_in_turn(explained):
     explained.run()
     once = [BEST, MICRO_BATCH, PRECISION, OPTIMIZER]
@@ -84,15 +80,6 @@ def test_what_a_knob_brought_is_what_its_removal_costs(explained):
     }
     assert {c.basis for c in found.contributions} == {"in turn"}
     assert found.together == pytest.approx(found.total / (1.5 * 1.1 / 1.2 * 1.2 * 1.1))
-
-
-def test_trials_are_run_as_finals_are(explained):
-    explained.run()
-    request = explained.runner.requests[0]
-    assert request.purpose is Purpose.EXPLAIN
-    assert request.accumulation_steps == explained.plan.workload.accumulation_steps(BEST)
-    assert not request.cold_compile
-    assert request.limits.timeout_s == explained.plan.budget.trial_timeout_s
 
 
 def test_trials_lie_apart_from_the_search(explained):
@@ -198,11 +185,6 @@ def test_events_tell_of_each_trial(explained):
     assert [e.result.request.number for e in ended] == list(range(8))
     assert all(e.result.status is TrialStatus.COMPLETED for e in ended)
     assert explained.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
-
-
-def test_a_directory_without_a_search_is_refused(tmp_path):
-    with pytest.raises(RunDirectoryError, match="holds no search"):
-        explain.explain(tmp_path)
 
 
 def test_a_search_without_an_answer_is_refused(tmp_path):

@@ -154,11 +154,6 @@ def test_every_place_is_kept_busy_and_none_runs_two_trials(done):
     assert explored[1:].count(PLACES) > len(explored) / 2
 
 
-def test_no_configuration_runs_twice_however_many_run_at_once(done):
-    explored = done.configs(*EXPLORING)
-    assert len(set(explored)) == len(explored) == 21
-
-
 def test_results_are_taken_in_as_they_come(done):
     told = [e.result.request.number for e in done.events if isinstance(e, TrialEnded)]
     assert told == done.pool.ends
@@ -170,11 +165,6 @@ def test_finals_run_one_at_a_time_in_turn(done):
     begun = zip(done.pool.together, done.pool.requests, strict=True)
     finals = [(together, r.config) for together, r in begun if not r.purpose.explores]
     assert finals == [(1, BASE), (1, BEST), (1, BASE), (1, BEST)]
-
-
-def test_without_a_prediction_the_others_wait_for_the_baseline(done):
-    assert done.pool.together[:2] == [1, 1]
-    assert done.pool.ends[0] == 0
 
 
 def test_the_time_of_a_search_is_the_clocks_and_trials_at_once_are_told(done):

@@ -6,7 +6,7 @@ from predicted_space import GB, SPACE, make_model_of
 from profiles import make_model, make_profile
 
 from autotune.cost.family import family_of
-from autotune.search.guide import Guide
+from autotune.search.candidates import Candidates
 from autotune.search.preview import preview
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
@@ -44,13 +44,6 @@ def test_what_is_refused_is_grouped_by_reason():
     assert 0 < found.configurations < 10
 
 
-def test_without_a_cost_model_the_baseline_alone_is_foreseen():
-    plan = make_plan(space=SPACE)
-    found = preview(plan, None)
-    assert [trial.config for trial in found.first_trials] == [plan.baseline]
-    assert found.first_trials[0].predicted is None
-
-
 def everything_known(plan):
     """A cost model that has traced all families of a plan."""
     families = dict.fromkeys(family_of(config, plan.hardware) for config in plan.search_space.legal)
@@ -75,9 +68,9 @@ def test_every_legal_point_is_ranked_and_counted(facts, device):
     plan = make_plan(**made, workload=make_workload(global_batch_size=2), baseline=make_config(1))
     model, space = everything_known(plan), plan.search_space
     legal = sum(1 for _ in space.points())
-    guide = Guide(model, plan, space)
-    assert len(guide.ranked) * len(space.loadings) == legal
-    assert guide.knows_all
+    ranked = Candidates(model, plan, space)
+    assert len(ranked.ranked) * len(space.loadings) == legal
+    assert ranked.knows_all
     assert preview(plan, model).configurations == legal + (space.refusal(plan.baseline) is not None)
 
 

@@ -79,11 +79,6 @@ def test_the_leader_is_the_fastest_of_the_search_beside_the_baseline(told):
     assert (leader.samples_per_second, leader.speedup, leader.peak_bytes) == (25.0, 2.5, GIB)
 
 
-def test_a_baseline_that_leads_is_no_faster_than_itself(told):
-    leader = told.ended(BASE, 10.0).leader
-    assert (leader.changes, leader.speedup) == ((), None)
-
-
 def test_beside_a_baseline_that_did_not_complete_there_is_no_speedup(told):
     assert told.ended(BASE, OUT_OF_MEMORY).leader is None
     assert told.ended(FAST, 25.0).leader.speedup is None
@@ -116,10 +111,6 @@ def test_a_leader_that_fails_its_final_leads_no_more(told):
     told.ended(FAST, 25.0)
     leader = told.ended(FAST, OUT_OF_MEMORY, Purpose.FINAL).leader
     assert [c.after for c in leader.changes] == ["4"]
-
-
-def test_a_trial_is_told_with_what_is_predicted_of_it(told):
-    assert told.started(prediction=PREDICTION).prediction == PREDICTION
 
 
 def test_refusals_are_told_once_with_the_first_reasons(told):

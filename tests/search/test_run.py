@@ -45,14 +45,6 @@ def test_what_can_not_go_together_is_refused(fields, said):
         check(SearchOptions(model="m", **fields))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"workers": 1}, {"workers": 4}, {"engine": "ray", "address": "auto", "kind": "A"}],
-)
-def test_anything_else_is_not(fields):
-    check(SearchOptions(model="m", **fields))
-
-
 @pytest.mark.parametrize("workers", [None, 1])
 def test_one_place_is_a_pool_of_one(tmp_path, workers):
     with backend_of(Fleet(workers=workers), tmp_path, device="cpu") as made:

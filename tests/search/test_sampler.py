@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
+from factories import make_config, make_measurement, make_plan, make_result, make_space_file
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayClock, ReplayRunner
@@ -66,10 +66,6 @@ def predicted(config: TrainConfig) -> float:
     return make_model_of().estimate(config).samples_per_second
 
 
-def test_the_baseline_comes_first_and_the_best_predicted_next():
-    assert plain_loop(make_sampler(), predicted, most=2) == [BASE, BEST]
-
-
 def test_a_plain_loop_finds_the_best_and_is_told_when_nothing_is_worth_a_trial():
     sampler = make_sampler()
     tried = plain_loop(sampler, predicted)
@@ -85,13 +81,6 @@ def test_whoever_asks_although_it_is_done_gets_a_point_of_the_space():
         trial, config = asked(sampler, study)
         study.tell(trial, predicted(config))
     assert sampler.is_done(study)
-
-
-def test_it_works_in_optuna_s_own_loop():
-    sampler = make_sampler()
-    study = study_of(sampler)
-    study.optimize(lambda trial: predicted(sampler.suggest(trial)), n_trials=4)
-    assert study.best_value == predicted(BEST)
 
 
 @pytest.mark.parametrize("guided", [True, False])
@@ -113,19 +102,6 @@ def test_what_ran_out_of_memory_makes_it_try_less():
     tried = plain_loop(sampler, lambda config: None if config == BEST else predicted(config), most=3)
     assert tried[:2] == [BASE, BEST]
     assert tried[2].per_device_train_batch_size < 16
-
-
-def test_what_surely_does_not_fit_is_refused_with_its_reason_and_never_proposed():
-    sampler = make_sampler(memory_bytes=6 * GB)
-    tried = plain_loop(sampler, predicted)
-    assert BEST not in tried
-    assert all("predicted to need" in reason for reason in sampler.state.refused.values())
-
-
-def test_an_exhausted_space_is_done_without_a_model():
-    sampler = make_sampler(guided=False, space=make_space_file({"precision": ["fp32", "bf16"]}))
-    tried = plain_loop(sampler, lambda config: 10.0)
-    assert [config.precision for config in tried] == ["fp32", "bf16"]
 
 
 def test_without_a_model_every_point_is_tried_in_the_end():
@@ -179,15 +155,6 @@ def test_a_whole_result_is_handed_over_and_learned_from():
     assert frozen.constraints["memory"] == pytest.approx(GIB / ROOMY - 1)
     assert sampler.state.history.known(BASE).request.number == 7
     assert sampler.prediction(BASE).samples_per_second == pytest.approx(12.0, rel=0.1)
-
-
-def test_a_finished_trial_that_is_added_is_known():
-    sampler = make_sampler()
-    study = study_of(sampler)
-    sampler.add(study, make_result(BASE, predicted(BASE)))
-    sampler.add(study, make_result(BEST, OUT_OF_MEMORY, number=1))
-    assert [t.state for t in study.trials] == [TrialState.COMPLETE, TrialState.PRUNED]
-    assert asked(sampler, study)[1] not in (BASE, BEST)
 
 
 def test_lessons_from_elsewhere_do_not_count_as_run():

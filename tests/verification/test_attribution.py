@@ -10,7 +10,7 @@ from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
-from autotune.verification.attribution import explanation_of, put_back, removals
+from autotune.verification.attribution import explanation_of, removals
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
@@ -52,10 +52,6 @@ def of(found: Explanation, knob: str) -> Contribution:
     return next(c for c in found.contributions if c.changes[0].knob == knob)
 
 
-def test_each_knob_is_taken_away_alone():
-    assert [r.config for r in removals(Search().answer())] == [SMALL, PLAIN]
-
-
 def test_a_baseline_that_won_has_nothing_to_explain():
     search = Search(best=BASE, rate=11.0)
     assert explanation_of(search.answer(), search.trials) is None
@@ -95,12 +91,6 @@ def test_devices_are_taken_away_with_all_that_is_spread_over_them():
     assert found[1].config == make_config(4)
 
 
-def test_values_that_do_not_go_together_are_no_configuration():
-    best, baseline = make_config(adapter={"rank": 8}), make_config().model_copy(update={"adapter": "none"})
-    with pytest.raises(ValueError, match="adapter"):
-        put_back(best, baseline, ["adapter"])
-
-
 def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
     search = Search(workload=make_workload(global_batch_size=16))
     result = search.answer()
@@ -128,14 +118,6 @@ def test_trials_of_explain_come_before_the_finals():
     told = of(search.explain(), "precision")
     assert told.ratio == pytest.approx(2.0)
     assert all(label.startswith("explain ") for label in told.trials)
-
-
-def test_a_trial_of_the_search_tells_where_nothing_was_run_in_turn():
-    search = Search()
-    search.run(PLAIN, 20.0)
-    search.finals((BASE, 10.0), (BEST, 60.0))
-    told = of(search.explain(), "precision")
-    assert (told.basis, told.ratio) == ("once", pytest.approx(1.5))  # of trials alike, not of a final
 
 
 def test_two_others_tell_what_the_winner_does_not():
@@ -171,11 +153,6 @@ def test_a_trial_that_the_search_cut_short_tells_nothing():
     search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT), Purpose.EXPLAIN)
     told = of(search.explain(), "precision")
     assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
-
-
-def test_what_may_not_run_says_why():
-    told = of(Search().explain({PLAIN: "no such kernel"}), "precision")
-    assert (told.basis, told.cause) == ("fails", "no such kernel")
 
 
 def test_what_the_search_refused_says_why():
@@ -220,15 +197,6 @@ def test_a_part_without_an_end_leaves_the_rest_without_one():
     found = search.explain()
     assert found.together is not None
     assert found.together_interval is None
-
-
-def test_what_has_no_factor_is_in_the_rest():
-    search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
-    found = search.explain()
-    assert [c.ratio for c in found.contributions] == [pytest.approx(1.5), None]  # the largest first
-    assert found.together == pytest.approx(2.0)
-    assert not found.is_settled
 
 
 def test_a_single_knob_is_the_whole():

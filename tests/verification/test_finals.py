@@ -63,14 +63,6 @@ def test_contenders_are_the_baseline_and_the_fastest_near_the_leader():
     assert Search(SEARCHED, finalists=9).finals.contenders() == [BASE, FAST, NEAR]
 
 
-def test_a_baseline_that_did_not_complete_is_no_contender():
-    assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).finals.contenders() == [FAST]
-
-
-def test_contenders_are_measured_in_turn_round_by_round():
-    assert Search(SEARCHED).run() == [BASE, FAST, NEAR, BASE, FAST, NEAR]
-
-
 def test_a_baseline_that_nothing_comes_near_needs_no_round():
     assert Search([(BASE, 10.0), (SLOW, 5.0)]).run() == []
 
@@ -104,12 +96,6 @@ def test_for_a_finalist_that_was_slower_than_in_the_search_the_next_comes_as_wel
     assert search.run() == [NEAR, NEAR]
 
 
-def test_a_finalist_as_fast_as_in_the_search_brings_nobody_in():
-    search = Search(SEARCHED, finalists=1)
-    assert search.run() == [BASE, FAST, BASE, FAST]
-    assert search.finals.contenders() == [BASE, FAST]
-
-
 def steps(rate, *factors):
     """Return a measurement whose steps take these multiples of what the rate says."""
     return make_measurement(step_times_s=tuple(16 / rate * f for f in factors))
@@ -124,10 +110,6 @@ def measured(base, fast, **budget):
     return search
 
 
-def test_a_clear_lead_needs_no_further_round():
-    assert measured((1.0, 1.01), (1.0, 0.99)).finals.further() == []
-
-
 def test_a_lead_within_the_noise_gets_a_round_more_and_another_up_to_twice_the_planned():
     base, fast = (1.0, 1.5, 1.0, 1.5), (1.6, 1.1, 1.1, 1.6)
     for rounds, further in ((2, [BASE]), (3, [BASE]), (4, [])):
@@ -139,10 +121,6 @@ def test_a_sure_lead_of_unknown_size_gets_a_round_more():
     lead = search.finals.speedup(FAST, BASE)
     assert 1.0 < lead.interval.low < lead.interval.high / 2
     assert search.finals.further() == [BASE]
-
-
-def test_no_lead_needs_no_further_round():
-    assert measured((1.0, 1.5), (2.1, 2.9)).finals.further() == []
 
 
 def test_a_round_more_is_run_to_its_end():
@@ -253,22 +231,6 @@ def test_the_finals_of_a_configuration_become_one_measurement():
     assert merged.memory.peak_bytes == 2 * GIB
 
 
-def test_what_was_not_measured_again_has_no_measurement_and_no_speedup():
-    search = Search(SEARCHED)
-    search.measure(BASE)
-    assert search.finals.merged(FAST) is None
-    assert search.finals.speedup(FAST, BASE) is None
-
-
-def test_a_speedup_is_the_ratio_of_throughputs():
-    search = Search(SEARCHED)
-    search.measure(BASE, 10.0)
-    search.measure(FAST, 25.0)
-    comparison = search.finals.speedup(FAST, BASE)
-    assert comparison.ratio == pytest.approx(2.5)
-    assert comparison.interval.low < 2.5 < comparison.interval.high
-
-
 def test_a_speedup_between_different_global_batches_is_per_sample():
     plan = make_plan(workload=make_workload(global_batch_size=None), baseline=BASE)
     results = [
@@ -340,13 +302,6 @@ def test_what_computes_while_another_is_measured_or_is_unknown_runs_alone(field)
     if field == "devices":
         config = make_config(8, parallelism={"world_size": 2})
     assert len(InTurn([(BASE, 10.0), (config, outcome)]).finals.next_trials()) == 1
-
-
-def test_one_run_in_turn_is_all_planned_rounds():
-    search = InTurn(SEARCHED, finalists=1)
-    search.take_turns({BASE: DRIFTING, FAST: tuple(t / 2 for t in DRIFTING)})
-    assert search.finals.next_trials() == []
-    assert search.finals.further() == []
 
 
 def test_a_speedup_in_turn_is_that_of_the_pairs_however_the_machine_drifts():

@@ -99,12 +99,6 @@ def test_so_is_one_whose_start_is_not_won_back():
     assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
 
 
-def test_where_the_answer_is_the_fastest_there_is_nothing_to_explain():
-    assert answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None
-    assert answer([(BASE, 10.0), (BIG, 16.0)], [(BASE, 10.0), (BIG, 15.0)] * 2).outshone is None, "of the answer itself"
-    assert answer([(BASE, 10.0), (BIG, 15.0)]).outshone is None, "nothing was measured again"
-
-
 def refused(trials: Trials, **fields) -> Exception:
     results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
     return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
@@ -128,11 +122,6 @@ def test_what_the_users_code_raised_is_no_fault_of_the_machine():
     assert isinstance(refused([(BASE, raised), (BIG, raised)], **own), InputError)
     assert isinstance(refused([(BASE, raised), (BIG, killed)], **own), InfrastructureError)
     assert isinstance(refused([(BASE, raised)]), InfrastructureError), "a named model has no code of the user's"
-
-
-def test_what_is_allowed_already_is_no_advice():
-    assert "--allow" not in str(refused([(BASE, OUT_OF_MEMORY)], allowance=Allowance.METHOD))
-    assert "the closest, the baseline, still ran out;" in str(refused([(BASE, OUT_OF_MEMORY)]))
 
 
 def test_one_lack_of_memory_among_crashes_is_nothing_fits():

@@ -18,14 +18,14 @@ from factories import (
     make_space_file,
 )
 from predicted_space import GB, PROFILES, SPACE, make_model_of
-from profiles import MB, make_model
+from profiles import make_model
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.guide import SAME_FAILURES, Guide, common_cause, proposals
+from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
 from autotune.space.history import History
 from autotune.space.space import SearchSpace
-from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome
 
@@ -37,24 +37,24 @@ class Search:
         self.plan: SearchPlan = make_plan(space=space, memory_bytes=memory_bytes, **fields)
         self.space = self.plan.search_space
         self.model = model or make_model_of()
-        self.guide = Guide(self.model, self.plan, self.space)
+        self.candidates = Candidates(self.model, self.plan, self.space)
         self.history = History()
 
     def is_open(self, config: TrainConfig) -> bool:
         return self.history.known(config) is None and self.space.refusal(config) is None
 
     def next(self) -> TrainConfig | None:
-        return self.guide.next(self.history, self.is_open)
+        return self.candidates.next(self.history, self.is_open)
 
     def end(self, config: TrainConfig, outcome: Outcome) -> None:
         """Take in a trial."""
         limits = make_limits(memory_bytes=self.plan.memory_bytes)
         result = make_result(config, outcome, limits=limits, number=len(self.history))
         self.history.add(result)
-        self.guide.observe(result)
+        self.candidates.observe(result)
 
     def run(self, outcome: Callable[[TrainConfig], Outcome]) -> list[TrainConfig]:
-        """Follow the guide until it stops; return what it proposed."""
+        """Try what comes next until nothing is worth a trial; return what it proposed."""
         proposed = []
         while (config := self.next()) is not None:
             proposed.append(config)
@@ -71,13 +71,6 @@ class Search:
 BEST = make_config(16, precision="bf16")
 
 
-def test_it_starts_with_the_best_predicted():
-    search = Search()
-    first = search.next()
-    rates = {c: search.model.estimate(c).samples_per_second for c in map(search.space.config, search.space.points())}
-    assert first == max(rates, key=rates.__getitem__) == BEST
-
-
 @pytest.mark.parametrize(("run_samples", "first"), [(None, "inductor"), (1e9, "inductor"), (100.0, None)])
 def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, first):
     space = make_space_file({"torch_compile_backend": [None, "inductor"]})
@@ -85,17 +78,11 @@ def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, 
     assert search.next().torch_compile_backend == first
 
 
-def test_what_ran_is_not_proposed_again():
-    search = Search()
-    proposed = search.run(search.as_predicted)
-    assert len(proposed) == len(set(proposed))
-
-
 def test_what_is_not_open_is_passed_over():
     search = Search()
-    refused = search.guide.next(search.history, lambda config: config.precision == "fp32")
+    refused = search.candidates.next(search.history, lambda config: config.precision == "fp32")
     assert refused.precision == "fp32"
-    assert search.guide.next(search.history, lambda config: False) is None
+    assert search.candidates.next(search.history, lambda config: False) is None
 
 
 def test_what_is_predicted_not_to_fit_is_never_proposed():
@@ -105,10 +92,6 @@ def test_what_is_predicted_not_to_fit_is_never_proposed():
     for config in proposed:
         assert search.model.predict([config]).least_bytes[0] <= 6 * GB
     assert BEST not in proposed
-
-
-def test_nothing_is_proposed_where_nothing_fits():
-    assert Search(memory_bytes=100 * MB).next() is None
 
 
 def test_of_two_that_are_as_fast_the_one_that_surely_fits_comes_first():
@@ -122,7 +105,7 @@ def test_of_two_that_are_as_fast_the_one_that_surely_fits_comes_first():
 def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed():
     needed = make_model_of().predict([BEST]).needed_bytes[0]
     search = Search(memory_bytes=int(0.99 * needed))
-    assert search.guide.refusal(BEST) is None
+    assert search.candidates.refusal(BEST) is None
     lighter = make_config(8, precision="bf16")
     search.end(lighter, search.as_predicted(lighter))
     assert BEST not in search.run(search.as_predicted)
@@ -161,18 +144,11 @@ def test_it_turns_away_from_a_knob_that_proves_slow():
     assert search.next().precision == "fp32"
 
 
-def test_it_tries_less_after_running_out_of_memory():
-    search = Search(memory_bytes=19 * GB)
-    assert search.next() == BEST
-    search.end(BEST, OUT_OF_MEMORY)
-    assert search.next().per_device_train_batch_size < 16
-
-
 def test_a_crash_changes_nothing_but_that_it_is_known():
     search = Search()
-    before = search.guide.prediction(make_config())
+    before = search.candidates.prediction(make_config())
     search.end(BEST, CRASHED)
-    assert search.guide.prediction(make_config()) == before
+    assert search.candidates.prediction(make_config()) == before
     assert search.next() != BEST
 
 
@@ -180,17 +156,17 @@ def test_what_is_expected_is_what_the_model_says_now():
     search = Search()
     config = make_config(8)
     estimate = search.model.estimate(config)
-    prediction = search.guide.prediction(config)
+    prediction = search.candidates.prediction(config)
     assert prediction.samples_per_second == estimate.samples_per_second
     assert prediction.peak_bytes == estimate.memory.device_peak_bytes
     search.end(config, search.as_predicted(config, slower=2.0))
-    assert search.guide.prediction(config).samples_per_second < 0.6 * estimate.samples_per_second
+    assert search.candidates.prediction(config).samples_per_second < 0.6 * estimate.samples_per_second
 
 
 def test_a_refusal_says_how_much_it_would_take():
     search = Search(memory_bytes=6 * GB)
-    assert search.guide.refusal(make_config(1)) is None
-    refusal = search.guide.refusal(make_config(16))
+    assert search.candidates.refusal(make_config(1)) is None
+    refusal = search.candidates.refusal(make_config(16))
     assert re.fullmatch(r"predicted to need at least 1\d\.\d+ GiB; the budget is 5\.59 GiB", refusal)
 
 
@@ -201,17 +177,13 @@ class TestWithoutAPredictionForAll:
     def search(self) -> Search:
         return Search(make_model_of([p for p in PROFILES if p.family.autocast is None]))
 
-    def test_it_is_known(self, search):
-        assert Search().guide.knows_all
-        assert not search.guide.knows_all
-
     def test_only_what_is_predicted_is_proposed(self, search):
         assert search.next() == make_config(16)
         assert all(config.precision == "fp32" for config in search.run(search.as_predicted))
 
     def test_the_others_are_neither_refused_nor_predicted(self, search):
-        assert search.guide.refusal(BEST) is None
-        assert search.guide.prediction(BEST) is None
+        assert search.candidates.refusal(BEST) is None
+        assert search.candidates.prediction(BEST) is None
 
     def test_their_trials_teach_nothing_and_are_the_bar_all_the_same(self, search):
         for size in (1, 2):  # a search isn't ended by predictions alone
@@ -236,20 +208,20 @@ def test_configurations_of_several_devices_are_predicted_and_refused_like_others
     model = make_model_of([*PROFILES, *several])
     search = Search(model)
     sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_3", "none"))
-    memory = {c: search.guide.prediction(c).peak_bytes for c in (sharded, whole)}
+    memory = {c: search.candidates.prediction(c).peak_bytes for c in (sharded, whole)}
     assert memory[sharded] < memory[whole]
     small = Search(model, memory_bytes=memory[sharded] // 10)
     for config in (sharded, whole):
-        assert search.guide.refusal(config) is None
-        assert "predicted to need at least" in small.guide.refusal(config)
+        assert search.candidates.refusal(config) is None
+        assert "predicted to need at least" in small.candidates.refusal(config)
 
 
 def test_offload_is_refused_where_the_host_has_not_the_memory():
     search = Search()
     config = over_two(sharding="zero_2", offload="optimizer")
-    assert search.guide.refusal(config) is None or "host" in search.guide.refusal(config)
+    assert search.candidates.refusal(config) is None or "host" in search.candidates.refusal(config)
     hardware = search.plan.hardware.model_copy(update={"host_memory_bytes": 1000})
-    small = Guide(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
+    small = Candidates(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
     assert re.match(r"offload is predicted to take .* of the host's memory; it has", small.refusal(config))
 
 
@@ -281,20 +253,6 @@ def test_neighbours_of_the_leader_come_in_the_order_of_the_space():
     ]
 
 
-def test_the_leader_is_the_fastest_and_not_the_baseline():
-    found = proposed(make_space(PARAMETERS), (make_config(4), 10.0), (make_config(8, precision="bf16"), 20.0))
-    assert found[0] == make_config(8)
-    assert make_config(16, precision="bf16") in found
-
-
-def test_the_micro_batch_goes_up_one_step_before_it_goes_down_one():
-    sizes = [
-        c.per_device_train_batch_size
-        for c in proposed(make_space({"per_device_train_batch_size": {"choices": "lattice"}}), (make_config(4), 1.0))
-    ]
-    assert sizes == [8, 2]
-
-
 def test_checkpointing_is_not_tried_while_memory_is_no_bound():
     space = make_space({"checkpointing": ["none", "full"]})
     assert proposed(space, (make_config(), 10.0)) == []
@@ -313,11 +271,6 @@ def test_workers_are_tried_only_where_a_step_waits_for_data():
     assert proposed(space, (make_config(), make_measurement(data_wait_share=0.01))) == []
     waiting = proposed(space, (make_config(), make_measurement(data_wait_share=0.3)))
     assert waiting == [make_config(dataloader_num_workers=2)]
-
-
-def test_a_neighbour_with_an_adapter_has_the_first_choice_of_each_of_its_fields():
-    space = make_space(ADAPTERS)
-    assert proposed(space, (make_config(), 10.0)) == [make_config(adapter={"rank": 8})]
 
 
 def test_a_leader_with_an_adapter_has_neighbours_in_its_fields_and_one_without():
@@ -350,30 +303,12 @@ def test_16_bit_weights_are_tried_even_where_no_lighter_optimizer_is():
     assert proposed(space, (make_config(), OUT_OF_MEMORY)) == [make_config(precision="pure_bf16")]
 
 
-def test_an_adapter_space_without_full_training_is_searched_when_full_training_does_not_fit():
-    space = make_space({**ADAPTERS, "adapter": ["lora"]})
-    assert proposed(space, (make_config(), OUT_OF_MEMORY)) == [make_config(adapter={"rank": 8})]
-
-
-def test_lighter_points_are_those_that_the_allowance_admits():
-    space = make_space({**PARAMETERS, **ADAPTERS, "precision": ["pure_bf16"]}, allowance=Allowance.EXACT)
-    for config in proposed(space, (make_config(), OUT_OF_MEMORY)):
-        assert space.refusal(config) is None
-
-
 def test_a_baseline_that_crashes_is_changed_one_knob_at_a_time():
     space = make_space({**PARAMETERS, "attn_implementation": ["sdpa", "eager"]})
     found = proposed(space, (make_config(), CRASHED))
     assert make_config(attn_implementation="eager") in found
     assert make_config(precision="bf16") in found
     assert len(found) == len(space.dimensions)
-
-
-def test_crashes_beside_lack_of_memory_are_met_with_both():
-    space = make_space({**PARAMETERS, "attn_implementation": ["sdpa", "eager"]})
-    found = proposed(space, (make_config(), CRASHED), (make_config(precision="bf16"), OUT_OF_MEMORY))
-    assert make_config(1, checkpointing="full") in found
-    assert make_config(attn_implementation="eager") in found
 
 
 def test_one_cause_of_many_different_configurations_is_not_theirs_unless_one_completed():
@@ -403,9 +338,9 @@ def test_what_is_left_untried_is_counted_with_what_rather_does_not_fit():
     lighter = make_config(8, precision="bf16", checkpointing="full")
     search.end(lighter, search.as_predicted(lighter))
     search.run(search.as_predicted)
-    untried = [c for c in search.guide.ranked if search.history.known(c) is None]
-    may_fit = sum(search.guide.refusal(config) is None for config in untried)
-    said = search.guide.conclusion(search.history)
+    untried = [c for c in search.candidates.ranked if search.history.known(c) is None]
+    may_fit = sum(search.candidates.refusal(config) is None for config in untried)
+    said = search.candidates.conclusion(search.history)
     assert sum(map(int, re.findall(r"(\d+) (?:configurations left|that may be)", said))) == may_fit > 0
     assert "precision bf16" in said.partition("rather don't fit")[2]
 

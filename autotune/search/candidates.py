@@ -1,7 +1,7 @@
 """Chooses trials: what to refuse without one, what to try next, and when to stop.
 
-By the cost model (:class:`Guide`) the next trial is the untried configuration with the largest expected improvement
-over the leader, times its chance to fit. Before a trial has completed, it is the one with the highest predicted
+By the cost model the next trial is the untried configuration with the largest expected improvement over the leader,
+times its chance to fit. Before a trial has completed, it is the one with the highest predicted
 throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the next choice. The
 search ends when no untried configuration has a chance of at least `WORTHWHILE_CHANCE` to be faster by
 `WORTHWHILE_GAIN`.
@@ -60,7 +60,7 @@ SAME_FAILURES = 4
 _LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
 
 
-class Guide:
+class Candidates:
     """The cost model of one search, and its predictions for all configurations of the space.
 
     Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
@@ -112,14 +112,14 @@ class Guide:
         learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned
-            self._forget()
+            self._forget_predictions()
 
-    def _forget(self) -> None:
+    def _forget_predictions(self) -> None:
         for outdated in ("_predicted", "_rates", "_fits"):
             self.__dict__.pop(outdated, None)
 
-    def assuming(self, results: Sequence[TrialResult]) -> Guide:
-        """Return a copy of this guide that has also learned from `results`."""
+    def assuming(self, results: Sequence[TrialResult]) -> Candidates:
+        """Return a copy that has also learned from `results`."""
         other = copy.copy(self)
         other.observe(*results)
         return other
@@ -168,11 +168,11 @@ class Guide:
         return bool((~beyond).any())
 
     def next(
-        self, history: History, is_open: Callable[[TrainConfig], bool], *, recalled: int = 0
+        self, history: History, is_open: Callable[[TrainConfig], bool], *, known_before: int = 0
     ) -> TrainConfig | None:
         """Return the configuration to try next, of those that are open; None if none is worth a trial.
 
-        So many `recalled` trials of earlier searches count as run.
+        `known_before` is how many trials of earlier searches count as run.
         """
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
@@ -180,7 +180,7 @@ class Guide:
         trust = self._trust(history)
         scores, chances = scores * trust, chances * trust
         least_fit = _LEAST_FIT if best is None else _FAIR_FIT
-        least_chance = WORTHWHILE_CHANCE if len(history) + recalled > LEAST_TRIALS else 0.0
+        least_chance = WORTHWHILE_CHANCE if len(history) + known_before > LEAST_TRIALS else 0.0
         with np.errstate(invalid="ignore"):
             worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
@@ -235,7 +235,7 @@ class Guide:
             ranked = [*ranked, *(leader.model_copy(update=loading) for loading in self._loadings)]
         if ranked != self.ranked:
             self.ranked = ranked
-            self._forget()
+            self._forget_predictions()
 
     def _worth(self, history: History) -> tuple[Vector, Vector]:
         """Return for each configuration the worth of a trial, and the chance that it beats the leader by 1 %.
@@ -291,42 +291,40 @@ def common_cause(history: History) -> str | None:
 
 
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
-    """Yield points to try, the most promising first; tried and refused ones are among them."""
+    """Yield points to try, the most promising first; tried and refused ones are among them.
+
+    Around the leader they are its neighbours, in the order of the space. Without one they depend on why trials failed:
+    lighter ones, and if another reason than memory is among them, the baseline with one parameter at its first other
+    value, as a value of the baseline may not work here.
+    """
     leader = history.best()
-    found = _first_steps(space, history) if leader is None else _neighbours(space, history, leader)
-    return (space.complete(point) for point in found)
-
-
-def _first_steps(space: SearchSpace, history: History) -> Iterator[Point]:
-    """Yield points to try while no trial has completed, depending on why the trials failed."""
+    if leader is not None:
+        found = _neighbours(space, leader.request.config, lambda d: not _is_pointless(d, history, leader))
+        yield from map(space.complete, found)
+        return
     causes = failures(history)
     if history.memory_bound or not causes:
-        yield from _lighter(space)
+        yield from map(space.complete, _lighter(space))
     if causes:
-        yield from _other_ways(space)
+        yield from map(space.complete, _neighbours(space, space.baseline, lambda dimension: True, most=1))
 
 
-def _neighbours(space: SearchSpace, history: History, leader: TrialResult) -> Iterator[Point]:
-    """Yield the points that differ from the leader in one parameter, in the order of the space."""
-    origin = space.point(leader.request.config)
+def _neighbours(
+    space: SearchSpace, origin: TrainConfig, counts: Callable[[Dimension], bool], most: int | None = None
+) -> Iterator[Point]:
+    """Yield the points that differ from `origin` in one parameter that counts, `most` of each; None: all.
+
+    Of the micro-batch these are the two next sizes.
+    """
+    point = space.point(origin)
     for dimension in space.dimensions:
-        if space.is_active(dimension, origin) and not _is_pointless(dimension, history, leader):
-            yield from ({**origin, dimension.name: value} for value in _other_choices(dimension, origin))
-
-
-def _other_choices(dimension: Dimension, origin: Point) -> list[Scalar]:
-    """Return the other values of a dimension in the order of the space; of the micro-batch only the two next ones."""
-    here = origin.get(dimension.name)
-    if dimension.name != MICRO_BATCH:
-        return [value for value in dimension.choices if value != here]
-    sizes = _micro_batches(dimension)
-    larger = [s for s in sizes if s > int(here or 0)]
-    smaller = [s for s in sizes if s < int(here or 0)]
-    return [*larger[:1], *smaller[-1:]]
-
-
-def _micro_batches(dimension: Dimension) -> list[int]:
-    return sorted(int(value) for value in dimension.choices if value is not None)
+        if space.is_active(dimension, point) and counts(dimension):
+            here = point.get(dimension.name)
+            others: list[Scalar] = [value for value in dimension.choices if value != here]
+            if dimension.name == MICRO_BATCH:
+                sizes, now = sorted(int(size or 1) for size in dimension.choices), int(here or 0)
+                others = [*[s for s in sizes if s > now][:1], *[s for s in sizes if s < now][-1:]]
+            yield from ({**point, dimension.name: value} for value in others[:most])
 
 
 def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -> bool:
@@ -339,42 +337,29 @@ def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -
     return False
 
 
-def _other_ways(space: SearchSpace) -> Iterator[Point]:
-    """Yield the baseline with one parameter at its first other value: a value of the baseline may not work here."""
-    origin = space.point(space.baseline)
-    for dimension in space.dimensions:
-        if space.is_active(dimension, origin):
-            yield from ({**origin, dimension.name: value} for value in _other_choices(dimension, origin)[:1])
-
-
 def _lighter(space: SearchSpace) -> Iterator[Point]:
     """Yield points that need ever less memory, starting from the baseline.
 
     First come checkpointing, smaller micro-batches and lighter optimizers, which leave the method as it is; then 16-bit
     weights, adapters, and both together; at last adapters on quantized weights.
     """
-    names = {d.name: d for d in space.dimensions}
+    choices: dict[str, list[Scalar]] = {d.name: [c for c in d.choices if c is not None] for d in space.dimensions}
     point = space.point(space.baseline)
-    if "checkpointing" in names and "full" in names["checkpointing"].choices:
+    if "full" in choices.get("checkpointing", ()):
         point = {**point, "checkpointing": "full"}
         yield point
-    smaller = (
-        [s for s in _micro_batches(names[MICRO_BATCH]) if s < int(point[MICRO_BATCH] or 1)]
-        if MICRO_BATCH in names
-        else []
-    )
+    sizes = sorted(int(size or 1) for size in choices.get(MICRO_BATCH, ()))
+    smaller = [size for size in sizes if size < int(point[MICRO_BATCH] or 1)]
     for size in dict.fromkeys([*smaller[len(smaller) // 2 :][:1], *smaller[:1]]):
         point = {**point, MICRO_BATCH: size}
         yield point
-    optimizers: list[Scalar] = [o for o in _LIGHT_OPTIMIZERS if "optim" in names and o in names["optim"].choices]
+    optimizers: list[Scalar] = [o for o in _LIGHT_OPTIMIZERS if o in choices.get("optim", ())]
     yield from ({**point, "optim": optimizer} for optimizer in optimizers)
-    adapters = [a for a in (names["adapter"].choices if "adapter" in names else ()) if a is not None]
     ways: tuple[Point, ...] = (point,)
-    if "precision" in names and "pure_bf16" in names["precision"].choices:
+    if "pure_bf16" in choices.get("precision", ()):
         pure: Point = {**point, "precision": "pure_bf16"}
         yield from ({**pure, "optim": optimizer} for optimizer in optimizers or [point["optim"]])
         ways = (point, pure)
-    lightest: list[Point] = [{**at, "adapter": adapter} for at in ways for adapter in adapters]
+    lightest: list[Point] = [{**at, "adapter": adapter} for at in ways for adapter in choices.get("adapter", ())]
     yield from lightest
-    packed = [q for q in (names["quantization"].choices if "quantization" in names else ()) if q is not None]
-    yield from ({**at, "quantization": quantization} for at in lightest for quantization in packed)
+    yield from ({**at, "quantization": packed} for at in lightest for packed in choices.get("quantization", ()))
