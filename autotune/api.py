@@ -23,8 +23,7 @@ from autotune.search.preview import Preview
 from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
-from autotune.storage.results import restore
-from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan
+from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
 from autotune.training.trainer_pickle import aside
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import show_memory

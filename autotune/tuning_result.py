@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
-from autotune.storage.results import read_result
+from autotune.storage.run_directory import read_result
 from autotune.values.result import ResultData
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from autotune.planning.plan import SearchPlan, SearchState
 from autotune.search.explain import answer_in, refusals
 from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
-from autotune.storage.results import trial_folders
-from autotune.storage.run_directory import RunDirectory, read_plan
+from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
 from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
 from autotune.values.time_spent import Spent, spent_on

@@ -210,7 +210,7 @@ class EarlierSearches:
 
     def _may_be_tried(self, config: TrainConfig) -> bool:
         """Whether a configuration is a legal point of this search, isn't the baseline, and isn't known not to fit."""
-        space = self._plan.search_space()
+        space = self._plan.search_space
         point = space.complete(space.point(config))
         choices = {dimension.name: dimension.choices for dimension in space.dimensions}
         if config == self._plan.baseline or any(value not in choices[name] for name, value in point.items()):

@@ -19,8 +19,7 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, request_of, too_large
-from autotune.planning.reopen import is_over, outlived
+from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
 from autotune.search.earlier import EarlierSearches
 from autotune.search.progress import Pace, Teller
 from autotune.search.sampler import CostModelSampler

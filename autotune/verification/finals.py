@@ -101,7 +101,7 @@ class Finals:
             found = put_back(leader, plan.baseline, in_code)
         except ValueError:
             return None
-        return found if found != plan.baseline and plan.search_space().refusal(found) is None else None
+        return found if found != plan.baseline and plan.search_space.refusal(found) is None else None
 
     def _has_fallen(self, config: TrainConfig) -> bool:
         """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search.

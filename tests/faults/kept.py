@@ -15,8 +15,7 @@ from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.execution.processes import marked
 from autotune.storage.record import Record
-from autotune.storage.results import read_result
-from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, STUDY_FILE, RunDirectory, read_plan
+from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, STUDY_FILE, RunDirectory, read_plan, read_result
 from autotune.storage.writer import IDENTITY_FILE, Identity
 from autotune.value import read_value
 from autotune.values.trial import Purpose, TrialResult

@@ -13,7 +13,7 @@ import pytest
 from faults.kept import Kept
 from faults.replaying import LIMIT_S, Search, finish, said
 
-from autotune.storage.results import read_result
+from autotune.storage.run_directory import read_result
 from autotune.values import hardware
 
 DAMAGE = {

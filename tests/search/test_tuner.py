@@ -28,8 +28,7 @@ from profiles import MB, make_family, make_model, make_profile, make_work
 from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan
-from autotune.planning.reopen import reopened
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, reopened
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
