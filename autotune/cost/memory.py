@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
-from autotune.cost.network import NCCL_BYTES
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import MemoryPoint, Profile
 from autotune.cost.reserve import Held, held_bytes
@@ -223,6 +223,8 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
         return 0.0
     width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
     each, trained = width if config.quantization is None else _PACKED_BYTES, 0.0
+    if config.adapter is not None and config.precision is not Precision.FP32 and spread.sharding.startswith("zero"):
+        each = min(each, 2.0)  # DeepSpeed keeps fp32 copies of trained weights alone
     if config.adapter is None and config.quantization is None:
         trained += 0.0 if row is not None and row.in_backward else width  # else all gradients are there at once
         if row is not None and not (row.paged or row.projection) and row.temporaries != "adafactor":

@@ -19,7 +19,7 @@ Z = 1.96
 
 
 class Counted(NamedTuple):
-    """What micro-batches of one kind of configuration take, uncorrected, a row for each."""
+    """Time and memory of micro-batches of one kind of configuration, uncorrected, a row for each."""
 
     seconds: Vector  # of an optimizer step
     allocated: Vector  # bytes at the peak
@@ -41,7 +41,7 @@ class Predictions:
     @property
     def least_bytes(self) -> Vector:
         """Lower bound of what the budget has to hold."""
-        return np.fmax(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
+        return np.maximum(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
 
     def chance_to_fit(self, budget_bytes: float) -> Vector:
         """Return how probable it is that each configuration stays within a budget."""
@@ -55,7 +55,7 @@ def is_compiled(config: TrainConfig) -> bool:
 
 
 def notes_on(config: TrainConfig) -> tuple[str, ...]:
-    """Return what a prediction leaves out of what other kernels do."""
+    """Return lines on what a prediction leaves out."""
     compiled = (
         "compiled: memory and time are those of the model as written, fused by a rule of thumb; "
         "activations may take a small part of what is predicted, or three times as much"

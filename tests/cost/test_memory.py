@@ -177,6 +177,8 @@ def test_weights_gradients_and_states_need_no_trace():
     assert states_bytes(10**6, make_config(optim="paged_adamw_8bit")) == 8 * MB
     assert states_bytes(10**6, make_config(adapter=LoraAdapter())) == 4 * MB
     assert states_bytes(10**6, make_config(adapter=LoraAdapter(), quantization="nf4")) == MB / 2
+    zero = {"parallelism": Parallelism(world_size=2, sharding="zero_3"), "precision": "bf16"}
+    assert states_bytes(10**6, make_config(adapter=LoraAdapter(), **zero)) == MB  # frozen weights in 16 bits, shared
     assert states_bytes(10**6, make_config(optim="galore_adamw")) == 8 * MB
     assert states_bytes(10**6, make_config(), frozen=250_000) == 13 * MB  # those have neither gradient nor state
 

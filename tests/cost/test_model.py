@@ -17,14 +17,12 @@ from factories import (
 )
 from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
 
-from autotune.cost.family import family_of
+from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
-from autotune.cost.network import NCCL_BYTES
 from autotune.cost.predictions import Z
 from autotune.cost.profile import Excerpt, ForwardPass
 from autotune.cost.reserve import held_bytes
-from autotune.cost.time import StepCost
 from autotune.units import GIB
 from autotune.values.config import Parallelism
 from autotune.values.trial import Memory
@@ -93,12 +91,6 @@ def test_an_estimate_is_the_prediction_in_detail(model, config):
     assert estimate.tokens_per_second == pytest.approx(128 * estimate.samples_per_second)
 
 
-def test_before_anything_is_measured_the_time_is_that_of_the_rates(model):
-    config = make_config(4, optim="sgd")
-    expected = StepCost(make_profile(), make_rates(), "sgd").seconds(np.array([4.0]), np.array([4.0]))
-    assert model.estimate(config).step_time_s == pytest.approx(expected[0])
-
-
 def test_the_components_are_those_of_the_profile(model):
     parts = components(make_profile(), "adamw_torch", 4, 4)
     memory = model.estimate(make_config(4, optim="adamw_torch")).memory
@@ -115,15 +107,6 @@ def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
     assert memory.reserved_peak_bytes == pytest.approx(memory.allocated_peak_bytes + unused, abs=2)
     assert memory.framework_bytes == round(framework_bytes(make_gpu())[0])
     assert memory.device_peak_bytes == pytest.approx(memory.reserved_peak_bytes + memory.framework_bytes, rel=1e-3)
-
-
-def test_intervals_hold_what_is_expected(model, on_gpu):
-    for estimate in (model.estimate(make_config()), on_gpu.estimate(make_config())):
-        memory = estimate.memory
-        assert estimate.samples_per_second_interval.low < estimate.samples_per_second
-        assert estimate.samples_per_second < estimate.samples_per_second_interval.high
-        assert memory.device_interval.low < memory.device_peak_bytes < memory.device_interval.high
-        assert memory.allocated_interval.low < memory.allocated_peak_bytes < memory.allocated_interval.high
 
 
 def test_without_a_global_batch_a_step_is_one_micro_batch():
@@ -205,7 +188,7 @@ def test_an_unknown_family_has_no_prediction(model):
     assert model.profile(unknown) is None
     assert model.estimate(unknown) is None
     predicted = model.predict([make_config(), unknown])
-    for array in (predicted.samples_per_second, predicted.needed_bytes, predicted.chance_to_fit(GIB)):
+    for array in (predicted.samples_per_second, predicted.least_bytes, predicted.chance_to_fit(GIB)):
         assert np.isnan(array).tolist() == [False, True]
 
 
@@ -214,20 +197,6 @@ def test_nothing_is_predicted_of_nothing(model):
 
 
 # Fitting
-
-
-def test_what_surely_fits_and_what_surely_does_not(on_gpu):
-    config = make_config(8)
-    needed = on_gpu.estimate(config).memory.allocated_peak_bytes
-    chance = on_gpu.predict([config]).chance_to_fit
-    assert chance(2 * needed)[0] > 0.999
-    assert chance(0.5 * needed)[0] < 0.001
-    assert chance(on_gpu.predict([config]).needed_bytes[0])[0] == pytest.approx(0.5)
-
-
-def test_the_least_is_below_what_is_needed(on_gpu):
-    predicted = on_gpu.predict([make_config(8)])
-    assert predicted.least_bytes[0] < predicted.needed_bytes[0]
 
 
 def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
@@ -247,20 +216,7 @@ def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
     )
 
 
-def test_a_larger_micro_batch_never_needs_less(model, on_gpu):
-    for one in (model, on_gpu):
-        needed = one.predict([make_config(size) for size in (1, 2, 4, 8, 16)]).needed_bytes
-        assert needed.tolist() == sorted(needed.tolist())
-
-
 # Real data
-
-
-def test_short_samples_are_faster_than_the_longest_but_need_as_much_memory(model):
-    padded = make_model(workload=make_workload(lengths=LENGTHS))
-    config = make_config(1)
-    assert padded.predict([config]).samples_per_second[0] > model.predict([config]).samples_per_second[0]
-    assert padded.predict([config]).needed_bytes[0] == model.predict([config]).needed_bytes[0]
 
 
 # Learning
@@ -301,53 +257,10 @@ def test_a_measurement_moves_the_prediction_towards_it(model):
     assert interval[0].high / interval[0].low < interval[1].high / interval[1].low
 
 
-def test_what_is_learned_holds_for_others_too(model):
-    learned = model.observe(measured(model, make_config(8), slower=2.0))
-    other = make_config(4, precision="bf16")
-    assert learned.estimate(other).step_time_s > 1.4 * model.estimate(other).step_time_s
-
-
-def test_memory_is_learned():
-    model = make_model([large_profile()])
-    config, other = make_config(8), make_config(4)
-    learned = model.observe(measured(model, config, more=1.1))
-    before, after = (one.predict([config, other]).needed_bytes for one in (model, learned))
-    assert after[0] / before[0] == pytest.approx(1.1, abs=0.03)
-    assert after[1] > before[1]
-
-
-def test_all_figures_of_a_gpu_are_learned(on_gpu):
-    config = make_config(8)
-    memory = on_gpu.estimate(config).memory
-    seen = Memory(
-        allocated_bytes=int(1.05 * memory.allocated_peak_bytes),
-        reserved_bytes=int(1.06 * memory.reserved_peak_bytes),
-        device_bytes=int(1.07 * memory.device_peak_bytes),
-    )
-    observation = on_gpu.observation(make_result(config, make_measurement(1.0, memory=seen)))
-    assert observation.memory["allocated"] == pytest.approx(1.05, rel=1e-3)
-    assert observation.memory["reserved"] == pytest.approx(1.06, rel=1e-3)
-    assert observation.memory.keys() == {"allocated", "reserved", "device"}
-
-
-def test_the_model_itself_does_not_change(model):
-    before = model.estimate(make_config())
-    model.observe(measured(model, make_config(), slower=3.0))
-    assert model.estimate(make_config()) == before
-
-
 def test_observations_are_of_the_uncorrected_prediction(model):
     """Otherwise what is kept for the next search would depend on the order of trials."""
     result = measured(model, make_config(8), slower=2.0)
     assert model.observe(result).observation(result) == model.observation(result)
-
-
-def test_what_was_observed_before_is_known_from_the_start(model):
-    observation = model.observation(measured(model, make_config(8), slower=2.0))
-    knowing = make_model(list(model.profiles.values()), observations=[observation])
-    assert knowing.estimate(make_config(8)).step_time_s == pytest.approx(
-        model.observe(measured(model, make_config(8), slower=2.0)).estimate(make_config(8)).step_time_s
-    )
 
 
 def test_where_no_memory_is_known_the_time_alone_teaches(model):
@@ -360,10 +273,6 @@ def test_where_no_memory_is_known_the_time_alone_teaches(model):
 
 def test_a_crash_teaches_nothing(model):
     assert model.observe(make_result(make_config(), CRASHED)) is model
-
-
-def test_a_trial_of_an_unknown_family_teaches_nothing(model):
-    assert model.observe(make_result(make_config(attn_implementation="eager"), 5.0)) is model
 
 
 def test_running_out_of_memory_where_it_was_expected_teaches_nothing():
@@ -418,12 +327,6 @@ def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, mon
         replace(model, rates=make_rates(launch_s=1.0)).predict(configs)
 
 
-def test_a_family_is_looked_up_by_its_configuration(model):
-    config = make_config(precision="bf16")
-    assert model.profile(config).family == family_of(config, model.hardware)
-    assert model.profile(config).needed_flops == line(0, 10 * MB)
-
-
 # Several devices
 
 
@@ -454,13 +357,6 @@ def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
     assert model.estimate(configs[2]).communication_s > 0
 
 
-def test_processes_of_a_cpu_share_its_cores():
-    model = make_model(on_one_and_several("cpu"))
-    one, two = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
-    rates = model.predict([one, two]).samples_per_second
-    assert rates[1] <= rates[0]
-
-
 def test_what_nccl_takes_is_counted_for_each_direction():
     model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
     alone, spread = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
@@ -473,14 +369,6 @@ def test_offloaded_states_are_said_by_host_and_device():
     config = make_config(parallelism=Parallelism(world_size=2, sharding="zero_2", offload="optimizer"))
     assert model.host_bytes(config) == model.estimate(config).host_bytes > 0
     assert model.estimate(config).memory.optimizer_state_bytes == 0
-
-
-def test_trials_on_several_devices_correct_what_is_predicted_of_them():
-    model = make_model(on_one_and_several("cpu"))
-    config = make_config(parallelism=Parallelism(world_size=2))
-    before = model.estimate(config)
-    slower = make_result(config, before.samples_per_second / 3)
-    assert model.observe(slower).estimate(config).samples_per_second < before.samples_per_second / 2
 
 
 def test_the_evaluation_that_is_shown_has_the_users_own_batch():
