@@ -33,8 +33,8 @@ from published.setups import Setup, setup_of
 from published.software import as_of
 from published.speed import Timed, timed
 
+from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.memory import components
-from autotune.cost.network import NCCL_BYTES
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import Held, held_bytes

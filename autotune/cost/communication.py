@@ -6,7 +6,9 @@ all-gather or a reduce-scatter of S bytes over n ranks (n-1)/n S, an all-reduce 
 sends 2 Psi a step and ZeRO 3 sends 3 Psi, as in the paper (arXiv:1910.02054, section 7); ZeRO 1 and 2 could do with 2,
 but DeepSpeed all-reduces their gradients (`use_multi_rank_bucket_allreduce` in `zero/stage_1_and_2.py`), 3 Psi in all.
 Tensor parallelism takes two all-reduces a layer forward and two backward (arXiv:1909.08053, section 3). Pure
-arithmetic; a link is taken to be idle otherwise.
+arithmetic; a link is taken to be idle otherwise. Ranks are dealt out as Megatron-LM does: those of a tensor-parallel
+group next to each other, then the data-parallel ones (arXiv:2104.04473, section 3). A group of ranks is as slow as the
+slowest link between them; bandwidths are those that collectives attain.
 
 With offload a step also waits for the host, where optimizer states or weights lie. Each rank updates its share of the
 states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam (two states
@@ -22,12 +24,35 @@ from typing import Literal
 
 import numpy as np
 
-from autotune.cost.network import Channel, Network
 from autotune.cost.predictions import Vector
 from autotune.cost.profile import Profile, total_bytes
 from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.estimate import Rates
+from autotune.values.hardware import Hardware
+
+# Share of a link that large collectives attain: 230 to 250 of the 300 GB/s of A100's NVLink 3 in all-reduces over 8
+# (https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), 376 of H100's 450
+# (https://github.com/NVIDIA/nccl/issues/1264); of PCIe 35 to 45 of 63 (the first source).
+NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE = 0.8, 0.6, 0.8
+
+# A node's adapters where nothing is said: one of 200 Gb/s for each device, as in NVIDIA's DGX A100 (eight ConnectX-6,
+# https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html). DGX H100 has twice that.
+ADAPTER_GB_S = 25.0
+
+# Seconds that a collective takes at the least: 14 hops of some 3 us over 8 devices of a node, and over 4 nodes 68 us
+# (32 KiB at 0.48 GB/s, https://github.com/stas00/ml-engineering/tree/master/network/benchmarks).
+_NODE_LATENCY_S, _NETWORK_LATENCY_S = 30e-6, 70e-6
+
+# Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: bytes/s, taken
+# as a fifth of what copying memory attains.
+_LOOPBACK_SHARE, _LOOPBACK_LATENCY_S = 0.2, 200e-6
+
+# NCCL's buffers of a communicator: device memory fell from 2.00 to 1.28 GiB when it was destroyed (two ranks,
+# https://github.com/stas00/ml-engineering, training/performance, torch-dist-mem-usage.py).
+NCCL_BYTES = 0.72 * (1 << 30)
+
 
 # DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)
@@ -45,8 +70,72 @@ _REDUCTIONS = 2
 # Tensors that are exchanged around attention under sequence parallelism: queries, keys, values and outputs.
 _EXCHANGED = 4
 
-When = Literal["forward", "backward", "last backward", "step"]
-Part = Literal["weights", "gradients"]
+
+@dataclass(frozen=True)
+class Channel:
+    """The link between the ranks of a group."""
+
+    bandwidth: float  # bytes/s, attained, one way
+    latency_s: float
+    overlaps: bool = True  # whether a device can go on computing
+
+
+@dataclass(frozen=True)
+class Network:
+    """The nodes of a training.
+
+    Attributes:
+        devices_per_node: How many devices each has.
+        link: Bytes/s that a device attains to the others of its node, one way.
+        node: Bytes/s that a node attains to the others, one way.
+        on_cpu: Whether the devices are processes of one CPU.
+    """
+
+    devices_per_node: int
+    link: float
+    node: float
+    on_cpu: bool = False
+
+    def channel(self, members: int, *, stride: int) -> Channel:
+        """Return the channel of `members` ranks whose numbers are `stride` apart.
+
+        A ring over several nodes leaves each of them once, and so do those of the ranks between: a group has the share
+        of the node's adapters that it has of its devices.
+        """
+        if self.on_cpu:
+            return Channel(self.link, _LOOPBACK_LATENCY_S, overlaps=False)
+        if members * stride <= self.devices_per_node:
+            return Channel(self.link, _NODE_LATENCY_S)
+        inside = max(1, min(members, self.devices_per_node // stride))
+        return Channel(min(self.link, self.node * inside / self.devices_per_node), _NETWORK_LATENCY_S)
+
+
+# One device, which sends nothing.
+ALONE = Network(devices_per_node=1, link=1.0, node=1.0)
+
+
+def network_of(
+    hardware: Hardware, world: int, *, nodes: int = 1, gb_s: float | None = None, host_bandwidth: float
+) -> Network:
+    """Return the network of `world` devices like `hardware` on `nodes` nodes; the link is that of the GPU table.
+
+    Args:
+        hardware: One of the devices.
+        world: How many there are.
+        nodes: On how many machines.
+        gb_s: Of a node's adapters together, one way; None: :data:`ADAPTER_GB_S` for each device.
+        host_bandwidth: Bytes/s between device and host, for a device whose link isn't known.
+    """
+    each = max(1, -(-world // nodes))
+    if hardware.is_cpu:
+        return Network(each, host_bandwidth * _LOOPBACK_SHARE, host_bandwidth * _LOOPBACK_SHARE, on_cpu=True)
+    gpu = gpu_of(hardware.name)
+    if gpu is None:
+        link = host_bandwidth * PCIE_SHARE
+    else:
+        link = gpu.link.gb_s * 1e9 * (PCIE_SHARE if gpu.link.kind.startswith("PCIe") else NVLINK_SHARE)
+    adapters = ADAPTER_GB_S * each if gb_s is None else gb_s
+    return Network(each, link, adapters * 1e9 * NETWORK_SHARE)
 
 
 @dataclass(frozen=True)
@@ -60,8 +149,8 @@ class Exchange:
         hidden: Whether it goes on while the device computes.
     """
 
-    when: When
-    part: Part
+    when: Literal["forward", "backward", "last backward", "step"]
+    part: Literal["weights", "gradients"]
     factor: int
     hidden: bool
 
@@ -84,53 +173,38 @@ EXCHANGES: dict[Sharding, tuple[Exchange, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Seconds that a micro-batch's passes compute, for each micro-batch."""
-
-    forward: Vector
-    backward: Vector
-
-
 def exposed_seconds(
-    profile: Profile, parallelism: Parallelism, network: Network, passes: Passes, samples: Vector, accumulation: Vector
+    profile: Profile, parallelism: Parallelism, network: Network, micro: Vector, samples: Vector, accumulation: Vector
 ) -> Vector:
     """Return the seconds of a step that communication adds, for each micro-batch.
+
+    Messages are hidden behind the computing of their pass, but for the first or the last one of it.
 
     Args:
         profile: Of one device's part of the model.
         parallelism: How it is spread.
         network: The devices.
-        passes: What there is to hide behind.
+        micro: Seconds that a micro-batch computes.
         samples: Micro-batches.
         accumulation: Micro-batches of a step.
     """
+    backward = 2 + profile.family.recomputed  # twice the forward pass, and what is recomputed
+    forward_s = micro / (1 + backward)
+    exchanges, ranks = EXCHANGES[parallelism.sharding], parallelism.sharding_ranks
     total = np.zeros_like(samples)
-    ranks = parallelism.sharding_ranks
-    if ranks > 1:
+    for exchange in exchanges if ranks > 1 else ():
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
-        for exchange in EXCHANGES[parallelism.sharding]:
-            times = accumulation if exchange.when in ("forward", "backward") else np.ones_like(accumulation)
-            total = total + times * _added(exchange, profile, parallelism, channel, passes)
-    total = total + accumulation * tensor_seconds(profile, parallelism, network, samples)
-    total = total + accumulation * sequence_seconds(profile, parallelism, network, samples)
-    return total
-
-
-def _added(exchange: Exchange, profile: Profile, parallelism: Parallelism, channel: Channel, passes: Passes) -> Vector:
-    """Return what one exchange adds to its pass.
-
-    What is hidden is so but for its first message, or its last, which has nothing to hide behind.
-    """
-    size = volume(exchange, profile, parallelism.sharding_ranks)
-    messages = _messages(profile, parallelism, size)
-    seconds = size / channel.bandwidth + messages * channel.latency_s
-    if not exchange.hidden or not channel.overlaps:
-        return np.full_like(passes.forward, seconds)
-    behind = passes.forward if exchange.when == "forward" else passes.backward
-    if exchange.part == "gradients" and _GATHER_AGAIN in EXCHANGES[parallelism.sharding]:
-        behind = behind / 2  # the other half has the weights that are gathered again
-    return np.maximum(seconds / messages, seconds - behind)
+        size = volume(exchange, profile, ranks)
+        messages = _messages(profile, parallelism, size)
+        seconds = size / channel.bandwidth + messages * channel.latency_s
+        added = np.full_like(micro, seconds)
+        if exchange.hidden and channel.overlaps:
+            behind = forward_s if exchange.when == "forward" else forward_s * backward
+            if exchange.part == "gradients" and _GATHER_AGAIN in exchanges:
+                behind = behind / 2  # the other half has the weights that are gathered again
+            added = np.maximum(seconds / messages, seconds - behind)
+        total = total + (accumulation if exchange.when in ("forward", "backward") else 1.0) * added
+    return total + accumulation * layer_seconds(profile, parallelism, network, samples)
 
 
 def volume(exchange: Exchange, profile: Profile, ranks: int) -> float:
@@ -148,29 +222,24 @@ def _messages(profile: Profile, parallelism: Parallelism, size: float) -> int:
     return profile.layers + 2  # the embeddings, and norm and head
 
 
-def tensor_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
-    """Return the seconds that a micro-batch waits for all-reduces of hidden states; nothing hides them."""
-    return _in_layers(profile, network, parallelism.tensor_parallel, samples, count=_REDUCTIONS, factor=2)
+def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
+    """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it.
 
-
-def sequence_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
-    """Return the seconds that a micro-batch waits for the exchange of heads against tokens around attention.
-
-    Each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509,
-    section 3.2); keys and values count as wide as queries. Nothing hides it.
+    Tensor parallelism reduces hidden states. Under sequence parallelism each device sends all but its own part of
+    queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509, section 3.2); keys and values count as wide
+    as queries.
     """
-    return _in_layers(profile, network, parallelism.sequence_parallel, samples, count=_EXCHANGED, factor=1)
-
-
-def _in_layers(profile: Profile, network: Network, degree: int, samples: Vector, *, count: int, factor: int) -> Vector:
-    """Return the seconds of so many exchanges of hidden states in each pass of a layer, by ring (see `Exchange`)."""
-    if degree == 1:
-        return np.zeros_like(samples)
-    channel = network.channel(degree, stride=1)
+    total = np.zeros_like(samples)
     passes = 2 + profile.family.recomputed
-    size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
-    exchanged: Vector = count * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
-    return exchanged
+    for degree, count, factor in (
+        (parallelism.tensor_parallel, _REDUCTIONS, 2),
+        (parallelism.sequence_parallel, _EXCHANGED, 1),
+    ):
+        if degree > 1:
+            channel = network.channel(degree, stride=1)
+            size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
+            total = total + count * passes * profile.layers * (size / channel.bandwidth + channel.latency_s)
+    return total
 
 
 def host_seconds(

@@ -1,4 +1,4 @@
-"""What measurements say about the predictions: regressions of measured over predicted, per device and model type.
+"""Measurements correct predictions: regressions of measured over predicted, per device and model type.
 
 Memory: how much more or less than counted each component really takes, and what is taken in addition to all of them.
 Time: by which factors the roofline is off, for all configurations, for those that share a knob, and for similar ones.
@@ -90,7 +90,7 @@ _featured = attrgetter(*_FEATURES)
 
 
 def time_features(config: TrainConfig) -> dict[str, float]:
-    """Return what of a configuration may make the prediction of its time wrong; not to be changed."""
+    """Return the features by which a configuration's predicted time may be wrong; shared, so not to be changed."""
     return _time_features(config.per_device_train_batch_size, _featured(config))
 
 
@@ -215,7 +215,7 @@ class TimeSpread(NamedTuple):
 def time_process(
     spread: TimeSpread, features: Sequence[Mapping[str, float]] = (), log_times: Sequence[float] = ()
 ) -> Process:
-    """Return what is known of the factors that predicted seconds are off by, after some were observed."""
+    """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
     knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
     expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
     priors = {**knobs, "all": spread.device, "several": spread.several}
@@ -239,7 +239,7 @@ _GPU_SPREADS: dict[Known, TimeSpread] = {
 
 
 def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
-    """Return what is known of the time on a GPU of the table: published trainings, some of its generation, or none."""
+    """Return how well the time on a GPU is known: by published trainings on it, on its generation, or by neither."""
     if gpu.startswith(_WITH_ROWS):
         return "rows"
     return "generation" if capability in _GENERATIONS else "sheet"

@@ -98,9 +98,10 @@ class Process:
         With a `reference`, of the difference to its value.
         """
         # Configurations share few objects (`corrections.time_features`), each of which is looked at once.
-        by_id = {id(row): row for row in features}
-        places = {key: place for place, key in enumerate(by_id)}
-        again, distinct = [places[id(row)] for row in features], list(by_id.values())
+        ids = np.fromiter(map(id, features), dtype=np.int64, count=len(features))
+        _, firsts, again = np.unique(ids, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)  # as they come, wherever they lie in memory
+        distinct, again = [features[first] for first in firsts[order]], np.argsort(order)[again]
         names = _names(itertools.chain(self._rows, distinct, [reference or {}]))
         known, asked = _matrix(self._rows, names), _matrix(distinct, names)
         beside = None if reference is None else _matrix([reference], names)

@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 
 def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> FullLength:
-    """Return what micro-batches of `sizes` samples are in samples of full length.
+    """Return micro-batches of `sizes` samples as so many samples of full length.
 
     `kind` says how samples are put together; its own micro-batch doesn't count.
     """

@@ -210,7 +210,7 @@ def run_measure(directory: Path) -> None:
 
 
 def timings_of(request: OperatorRequest) -> Timings:
-    """Return what was measured of operators and optimizers within the time."""
+    """Return the seconds of the operators and optimizers that were measured within the time."""
     stopwatch = Stopwatch(torch.device(request.device))
     torch.manual_seed(0)
     beside = request.known or _beside(stopwatch)
@@ -310,7 +310,7 @@ def _arguments(**changes: Any) -> Any:
 
 
 def _beside(stopwatch: Stopwatch) -> Timings:
-    """Return what a training takes beside its operators and its optimizer, without these.
+    """Return the seconds of a training beside its operators and its optimizer, without these.
 
     Of the Trainer's steps with two narrow models, what more layers take more is that of their operators, and the rest
     the Trainer's.

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.breakdown import alive, breakdown
+from autotune.cost.communication import Network, network_of
 from autotune.cost.corrections import Corrections, Observation, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
 from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
-from autotune.cost.network import Network, network_of
 from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, kind_of, notes_on
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Spread
@@ -115,7 +115,7 @@ class CostModel:
         needed[known] = allocated[known] * factors + outside[known]
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
-        mean, deviation = self.corrections.log_time([time_features(c) for c in configs]) if count else (needed, needed)
+        mean, deviation = self.corrections.log_time([time_features(c) for c in configs])
         sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
@@ -130,7 +130,7 @@ class CostModel:
         return self.corrections.gain_deviations([time_features(c) for c in configs], time_features(reference))
 
     def _counted(self, kind: TrainConfig, micro_batches: Sequence[int]) -> Counted:
-        """Return what micro-batches of one kind take, uncorrected; counted now or before."""
+        """Return time and memory of micro-batches of one kind, uncorrected; counted now or before."""
         key = (kind_of(kind), *micro_batches)
         if key not in self.counts:
             profile = self.profiles[self._family(kind)]
@@ -160,24 +160,20 @@ class CostModel:
         )
 
     def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:
+        world, host_bandwidth = config.parallelism.world_size, self.rates.host_bandwidth
         return StepCost(
             profile,
             self.rates,
             config.optim,
             Spread.of(config),
-            self.network_for(config),
+            self.network or network_of(self.hardware, world, host_bandwidth=host_bandwidth),
             tf32=effective_tf32(config, self.hardware),
             compiled=config.torch_compile_backend == "inductor",
             generated=config.generation_batch_size,
         )
 
-    def network_for(self, config: TrainConfig) -> Network:
-        """Return the devices that a configuration runs on."""
-        world = config.parallelism.world_size
-        return self.network or network_of(self.hardware, world, host_bandwidth=self.rates.host_bandwidth)
-
     def estimate(self, config: TrainConfig) -> CostEstimate | None:
-        """Return what is predicted of one configuration, None if its family has no profile."""
+        """Return the prediction of one configuration; None if its family has no profile."""
         profile = self.profile(config)
         if profile is None:
             return None
@@ -188,6 +184,9 @@ class CostModel:
         step_s = samples / rate
         accumulation = self.workload.accumulation_steps(config)
         padded = self._padded(config)
+        cost = self._step_cost(config, profile)
+        waiting = float(cost.waiting(padded.mean, np.array([float(accumulation)]), padded.attended)[0])
+        corrected = math.exp(float(self.corrections.log_time([time_features(config)])[0][0])) if waiting else 1.0
         flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
         tokens = self.workload.tokens_per_sample
@@ -202,7 +201,7 @@ class CostModel:
             mfu=None if peak is None else flops / step_s / peak,
             traced_by=profile.traced_by,
             notes=notes_on(config),
-            communication_s=self._waiting(config, profile),
+            communication_s=waiting * corrected,
             host_bytes=round(self.footprints.share(config, profile, accumulation).host),
         )
 
@@ -218,15 +217,6 @@ class CostModel:
         profile = self.profiles[self._family(config)]
         return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).paged
 
-    def _waiting(self, config: TrainConfig, profile: Profile) -> float:
-        """Return the seconds of a step that devices wait for each other or for the host."""
-        if config.parallelism.is_single:
-            return 0.0
-        steps = np.array([float(self.workload.accumulation_steps(config))])
-        padded = self._padded(config)
-        waiting = self._step_cost(config, profile).waiting(padded.mean, steps, padded.attended)
-        return float(waiting[0]) * math.exp(float(self.corrections.log_time([time_features(config)])[0][0]))
-
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         size, steps = self._largest(config), self.workload.accumulation_steps(config)
@@ -241,7 +231,7 @@ class CostModel:
         )
 
     def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
-        """Return what is alive at the predicted peak, most first; empty if the configuration's family isn't traced."""
+        """Return the tensors alive at the predicted peak, largest first; none if the family isn't traced."""
         profile, steps = self.profile(config), self.workload.accumulation_steps(config)
         if profile is None:
             return ()
@@ -270,7 +260,7 @@ class CostModel:
         return learned
 
     def observation(self, result: TrialResult) -> Observation | None:
-        """Return what a finished trial says of the uncorrected prediction, None if it says nothing."""
+        """Return a finished trial's measurements over the uncorrected prediction; None if it has none."""
         config, measured = result.request.config, result.measurement
         profile = self.profile(config)
         if profile is None:
@@ -297,7 +287,7 @@ class CostModel:
         )
 
     def _shortage(self, result: TrialResult, profile: Profile) -> Observation | None:
-        """Return what running out of memory says where less was expected: a bit more than the budget was needed.
+        """Return the observation of running out of memory unexpectedly: a bit more than the budget was needed.
 
         Where the process had room to go on beyond the budget, as much as was seen.
         """

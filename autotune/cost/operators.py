@@ -1,9 +1,9 @@
-"""What the operators and optimizers of models were measured to take on a device, for the prediction of time.
+"""Measured seconds of models' operators and optimizers on a device, for the prediction of time.
 
 A trace writes down how each operator is called (`calls`). Sizes that differ between its two micro-batches are lines in
 the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
-are measured at a few micro-batches; between these, time is a line. What wasn't measured has the rate of the nearest
-that was: of operators of its kind the one that should take most nearly as long. Without torch.
+are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
+nearest that was: of its kind the one that should take most nearly as long. Without torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENTRY = "autotune.cost.measuring:run_measure"
 # Micro-batches at which operators are measured.
 SIZES = (1, 4, 16, 64, 256)
 
-# What is measured of parameters as if they were optimizers: clipping, and adding one gradient to another.
+# Measured of parameters as if they were optimizers: clipping, and adding one gradient to another.
 CLIPPING, ADDING = "clipping", "adding"
 
 _NUMBER = re.compile(r"\d+")
@@ -35,7 +35,7 @@ _LINE = re.compile(r"<(-?\d+):(-?\d+)>")
 
 
 class OperatorRequest(Value):
-    """What is to be measured."""
+    """The operators and optimizers to measure."""
 
     device: str
     calls: tuple[str, ...] = Field(description="as `calls` writes them, those that matter most first")
@@ -140,7 +140,7 @@ def along(samples: Vector, sizes: Sequence[int], seconds: Vector) -> Vector:
 
 
 def parameter_key(optim: str, group: ParameterGroup) -> str:
-    """Return what the time of an optimizer's step over one parameter is kept by."""
+    """Return the key of the time of an optimizer's step over one parameter."""
     dtype = {4.0: "float32", 2.0: "bfloat16"}.get(group.element_bytes, "")
     return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
 

@@ -112,7 +112,7 @@ _TIME_LIMIT_S = 240
 
 
 def rates_by_table(hardware: Hardware) -> Rates:
-    """Return what the device should attain.
+    """Return the rates that the device should attain.
 
     Raises:
         MachineError: No data sheet of this GPU is known.
@@ -129,7 +129,7 @@ def rates_by_table(hardware: Hardware) -> Rates:
 
 
 def known_rates(hardware: Hardware) -> Rates | None:
-    """Return what the device should attain; None if no data sheet of it is known."""
+    """Return the rates that the device should attain; None if no data sheet of it is known."""
     try:
         return rates_by_table(hardware)
     except MachineError:
@@ -137,7 +137,7 @@ def known_rates(hardware: Hardware) -> Rates | None:
 
 
 def sheet_rates(gpu: Gpu) -> Rates:
-    """Return what a GPU of the table should attain; arithmetics that no training uses are left out."""
+    """Return the rates that a GPU of the table should attain; arithmetics that no training uses are left out."""
     capability = gpu.capability
     peaks = {name: gpu.peak_flops[name] for name in get_args(Arithmetic) if name in gpu.peak_flops}
     halved = peaks.get("bf16", 0.0) <= _HALVED_RATIO * peaks["fp32"]
@@ -168,7 +168,7 @@ def sheet_rates(gpu: Gpu) -> Rates:
 
 
 def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rates:
-    """Return what a processor should attain; it has no peak by a data sheet.
+    """Return the rates that a processor should attain; it has no peak by a data sheet.
 
     Args:
         features: Vector extensions, as in `Hardware.features`.
@@ -201,7 +201,7 @@ def _frequency_hz(name: str) -> float:
 
 
 class RatesRequest(Value):
-    """What the measuring process reads from its standard input."""
+    """The standard input of the measuring process."""
 
     device: str
     arithmetics: tuple[Arithmetic, ...]

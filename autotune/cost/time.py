@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.communication import Passes, exposed_seconds, host_seconds
-from autotune.cost.network import ALONE, Network
+from autotune.cost.communication import ALONE, Network, exposed_seconds, host_seconds
 from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, measured, stepping
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.predictions import Vector
@@ -42,7 +41,7 @@ TRAINER_S = 1.5e-3
 
 @dataclass(frozen=True)
 class StepCost:
-    """What decides how long a step takes.
+    """A step of one configuration, and how long it takes.
 
     Attributes:
         profile: Of one device's part of the model.
@@ -84,9 +83,7 @@ class StepCost:
         if self.parallelism.is_single:
             return np.zeros_like(samples)
         micro = self._micro(samples, attended)
-        backward = 2 + self.profile.family.recomputed  # twice the forward pass, and what is recomputed
-        passes = Passes(micro / (1 + backward), micro * backward / (1 + backward))
-        waiting = exposed_seconds(self.profile, self.parallelism, self.network, passes, samples, accumulation)
+        waiting = exposed_seconds(self.profile, self.parallelism, self.network, micro, samples, accumulation)
         if self.parallelism.offload == "none" or self.network.on_cpu:
             return waiting
         per_step, per_micro = host_seconds(self.profile, self.parallelism, self._rates, self.network.devices_per_node)

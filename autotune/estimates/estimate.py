@@ -17,8 +17,7 @@ from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
-from autotune.estimates.report import ConfigReport, Report, miss
-from autotune.estimates.run_cost import tokens_per_sample
+from autotune.estimates.report import ConfigReport, Report, miss, tokens_per_sample
 from autotune.planning.options import options_of, takes_options
 from autotune.space.history import LOADING
 from autotune.space.knobs import in_words

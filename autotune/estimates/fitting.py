@@ -1,4 +1,4 @@
-"""What would make a model fit where a configuration doesn't, or none does.
+"""Finds the changes that make a model fit where a configuration doesn't, or none does.
 
 In a search a child of the launcher answers that, which has loaded torch: what isn't traced yet is traced there, and no
 device is touched.
@@ -7,7 +7,6 @@ device is touched.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from autotune.estimates.report import Device, larger_device, miss
 from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
 from autotune.space.points import MICRO_BATCH, Scalar, differing
-from autotune.space.space import SearchSpace
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
@@ -47,18 +45,14 @@ class FitRequest(Value):
 
 
 class FitAnswer(Value):
-    """What comes nearest, and what would make it fit."""
+    """The configuration that comes nearest, and the changes that make it fit, in words."""
 
     text: str
 
 
 def run_fitting(directory: Path) -> None:
-    """Answer the request in `directory`."""
-    write_value(fitting(read_value(FitRequest, directory / "request.json")), directory / "answer.json")
-
-
-def fitting(request: FitRequest) -> FitAnswer:
-    """Return the answer, in this process, which comes to load torch."""
+    """Answer the request in `directory`, in this process, which comes to load torch."""
+    request = read_value(FitRequest, directory / "request.json")
     plan, hardware = request.plan, request.plan.hardware
     observations = read_observations(hardware, plan.workload.model.model_type)
     model = CostModel.of(plan.workload, hardware, request.rates, request.profiles, observations, plan.facts.experts)
@@ -66,7 +60,8 @@ def fitting(request: FitRequest) -> FitAnswer:
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles), profiles)
     configs = [config for config in request.configs if model.profile(config) is not None]
-    return FitAnswer(text=str(nothing_fits(forecast, configs, plan.allowance, whole=False)))
+    text = str(nothing_fits(forecast, configs, plan.allowance, whole=False))
+    write_value(FitAnswer(text=text), directory / "answer.json")
 
 
 def nothing_fits(
@@ -135,21 +130,15 @@ class _Ways:
     def __init__(self, forecast: Forecast, config: TrainConfig) -> None:
         self._forecast = forecast
         self._config = config
-
-    @functools.cached_property
-    def _space(self) -> SearchSpace:
-        """The search space of all allowance classes."""
-        return self._forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space
-
-    @functools.cached_property
-    def _changes(self) -> list[_Change]:
-        """All possible changes of one knob, the smallest allowance class first."""
-        problem, found = self._forecast.plan.model_copy(update={"baseline": self._config}), []
-        for dimension in self._space.dimensions:
-            for choice in dimension.choices:
-                if (changed := self.changed({dimension.name: choice})) not in (None, self._config):
-                    found.append(_Change(changed, dimension.name, choice, allowance_of(changed, problem)))
-        return sorted(found, key=lambda change: change.depth.rank)
+        self._space = forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space
+        problem = forecast.plan.model_copy(update={"baseline": config})
+        found = [
+            _Change(changed, dimension.name, choice, allowance_of(changed, problem))
+            for dimension in self._space.dimensions
+            for choice in dimension.choices
+            if (changed := self.changed({dimension.name: choice})) is not None and changed != config
+        ]
+        self._changes = sorted(found, key=lambda change: change.depth.rank)  # the smallest allowance class first
 
     def changed(self, choices: Mapping[str, Scalar]) -> TrainConfig | None:
         """Return the configuration with other knobs; None if that is refused."""
@@ -158,16 +147,11 @@ class _Ways:
 
     def alone(self) -> dict[str, Scalar] | None:
         """Return the fastest change of the smallest class that fits."""
-        forecast = self._forecast
-        possible = [change for change in self._changes if not too_large(forecast.plan, change.config)]
+        possible = [change for change in self._changes if not too_large(self._forecast.plan, change.config)]
         for _, group in itertools.groupby(possible, key=lambda change: change.depth):
             members = list(group)
-            predicted = forecast.model.predict([change.config for change in members])
-            fastest: list[int] = np.argsort(-predicted.samples_per_second, kind="stable").tolist()
-            for row in fastest:
-                # What surely doesn't fit isn't predicted more closely, nor what can't be traced (NaN).
-                within = predicted.least_bytes[row] <= forecast.device.memory_bytes
-                if within and forecast.fits(members[row].config):
+            for row in self._fastest([change.config for change in members]):
+                if self._forecast.fits(members[row].config):
                     return {members[row].knob: members[row].choice}
         return None
 
@@ -178,16 +162,20 @@ class _Ways:
         needs no trace, and then of the whole. The loss in chunks, which a short search leaves out, comes after them,
         and weights in 4 bits last, as only an adapter can be trained on them; before that if nothing fits without them.
         """
-        changes = [change for change in self._changes if admitted.admits(change.depth)]
+        plan, changes = self._forecast.plan, [change for change in self._changes if admitted.admits(change.depth)]
         chunks: dict[str, Scalar] = {"chunked_loss": True} if admitted.admits(Allowance.NUMERICS) else {}
         packed: dict[str, Scalar] = {"quantization": "nf4"} if admitted is Allowance.METHOD else {}
-        chosen, fits = self._widened({}, self._by_states(changes))
+        states = [least_states(plan, change.config) for change in changes]
+        chosen, fits = self._widened({}, _lightest(changes, states, least_states(plan, self._config)))
         if not fits and self._is_too_large(chosen):
             chosen, fits = self._widened(chosen, packed)
             if self._is_too_large(chosen):
                 return None
         if not fits:
-            chosen, fits = self._widened(chosen, {**self._by_prediction(changes), **chunks, **packed})
+            configs = [self._config, *(change.config for change in changes)]
+            least = self._forecast.model.predict(configs).least_bytes.tolist()
+            lightest = _lightest(changes, least[1:], least[0])
+            chosen, fits = self._widened(chosen, {**lightest, **chunks, **packed})
         if not fits:
             return None
         for knob in list(chosen):
@@ -196,7 +184,7 @@ class _Ways:
         return chosen
 
     def faster(self, chosen: dict[str, Scalar], limit: Allowance) -> tuple[dict[str, Scalar], float]:
-        """Return what is chosen with the precision that makes it much faster, if it fits, and how many times as fast.
+        """Return the chosen changes with the precision that is much faster, if it fits, and how many times as fast.
 
         Only what rounds otherwise is looked at, within the `limit`; if nothing is much faster, nothing is added.
         """
@@ -211,21 +199,22 @@ class _Ways:
         return (fitting[at], times) if times >= MUCH_FASTER else (chosen, 1.0)
 
     def resized(self, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Return what is chosen with the fastest micro-batch that surely fits; as it is, if none does or it has one."""
+        """Return the chosen changes with the fastest micro-batch that surely fits, if they have none yet."""
         changed = None if MICRO_BATCH in chosen else self.changed(chosen)
         configs = [] if changed is None else with_micro_batches(changed, self._forecast.plan.workload)
-        if not configs:
-            return chosen
-        found = self._forecast.model.predict(configs)
-        order: list[int] = np.argsort(-found.samples_per_second, kind="stable").tolist()
-        for row in order:
-            within = found.least_bytes[row] <= self._forecast.device.memory_bytes
-            if within and self._forecast.predicted(configs[row]).fits == "yes":
+        for row in self._fastest(configs):
+            if self._forecast.predicted(configs[row]).fits == "yes":
                 return {**chosen, MICRO_BATCH: configs[row].per_device_train_batch_size}
         return chosen
 
+    def _fastest(self, configs: Sequence[TrainConfig]) -> list[int]:
+        """Return the positions of those that may fit, the fastest first; what can't be traced doesn't."""
+        found = self._forecast.model.predict(configs)
+        order: list[int] = np.argsort(-found.samples_per_second, kind="stable").tolist()
+        return [row for row in order if found.least_bytes[row] <= self._forecast.device.memory_bytes]
+
     def _widened(self, chosen: dict[str, Scalar], choices: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], bool]:
-        """Return what is chosen and one choice after the other until all fit together, and whether they do."""
+        """Return the chosen changes and one choice after the other until all fit together, and whether they do."""
         for knob, choice in choices.items():
             wider = {**chosen, knob: choice}
             if knob not in chosen and self.changed(wider) is not None:
@@ -234,24 +223,13 @@ class _Ways:
                     return chosen, True
         return chosen, False
 
-    def _by_states(self, changes: Sequence[_Change]) -> dict[str, Scalar]:
-        plan = self._forecast.plan
-        return _lightest(changes, [least_states(plan, c.config) for c in changes], least_states(plan, self._config))
-
-    def _by_prediction(self, changes: Sequence[_Change]) -> dict[str, Scalar]:
-        configs = [self._config, *(change.config for change in changes)]
-        least = self._forecast.model.predict(configs).least_bytes.tolist()
-        return _lightest(changes, least[1:], least[0])
-
     def _is_too_large(self, choices: Mapping[str, Scalar]) -> bool:
         changed = self.changed(choices)
         return changed is not None and too_large(self._forecast.plan, changed) is not None
 
     def _fits_with(self, choices: Mapping[str, Scalar]) -> bool:
         changed = self.changed(choices)
-        if changed is None or too_large(self._forecast.plan, changed):
-            return False
-        return self._forecast.fits(changed)
+        return changed is not None and not self._is_too_large(choices) and self._forecast.fits(changed)
 
 
 def _lightest(changes: Sequence[_Change], taken: Sequence[float], before: float) -> dict[str, Scalar]:

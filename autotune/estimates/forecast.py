@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autotune.cost.communication import Network
 from autotune.cost.family import family_of
 from autotune.cost.memory import Footprints
 from autotune.cost.model import CostModel
-from autotune.cost.network import Network
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.report import Device, Predicted, RunCost, predicted
+from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
-from autotune.estimates.run_cost import run_cost
 from autotune.planning.plan import SearchPlan, least_states
 from autotune.space.points import MICRO_BATCH, Scalar
 from autotune.space.space import micro_batches
@@ -42,7 +41,7 @@ _HOW_TRACED: dict[TracedBy, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is to be estimated, whatever the device."""
+    """A training to estimate, on whichever device."""
 
     options: EstimateOptions
     point: Mapping[str, Scalar]  # the knobs that the user gave, by the names of search spaces

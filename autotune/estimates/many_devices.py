@@ -1,35 +1,42 @@
 """`autotune estimate --devices N`: compares the ways to share one training among several devices.
 
-Each way is shown with its best checkpointing and micro-batch; precision and optimizer are the same for all. Sequence
-parallelism is compared where samples are long. Where the method may change, ways that take an adapter come with LoRA
-too.
+They are DDP, ZeRO, FSDP, tensor and sequence parallelism, and offload; the parallel degrees multiply to the number of
+devices. Tensor and sequence parallelism stay inside a node, as nothing is computed while they exchange (Narayanan and
+others, arXiv:2104.04473, section 3). Each way is shown with its best checkpointing and micro-batch; precision and
+optimizer are the same for all. Sequence parallelism is compared where samples are long. Where the method may change,
+ways that take an adapter come with LoRA too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from autotune.cost.network import Network, network_of
+from autotune.cost.communication import Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.fitting import MUCH_FASTER
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
-from autotune.estimates.ways import PREFIX, shown, ways
 from autotune.space.knobs import in_words
 from autotune.space.points import Scalar
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Allowance, Parallelism
+from autotune.values.config import Allowance, Parallelism, Sharding
+from autotune.values.model import ModelFacts
+
+PREFIX = "parallelism."
 
 _PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
+_LONG = 8192  # tokens from which on it is worth a look to share those of a sample
 
-_CHECKPOINTING = "checkpointing"
-
-# Tokens from which on it is worth a look to share those of a sample.
-_LONG = 8192
+_SHARDINGS: tuple[Sharding, ...] = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
+# Ways that keep states or weights in the host's memory.
+_OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
+# Sharding of weights beside sequence parallelism: where they are whole, the loss can be worked out in chunks.
+_BESIDE_SEQUENCE: tuple[Sharding, ...] = ("zero_2", "zero_3")
+_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
 
 SPREAD = (
     "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
@@ -40,19 +47,43 @@ _LORA: dict[str, Scalar] = {"adapter": "lora"}
 _PURE: dict[str, Scalar] = {"precision": "pure_bf16"}  # which DeepSpeed has as bf16: it keeps all weights in 16 bits
 
 # What makes a training fit that no way does, in the order of naming; LoRA on weights in 4 bits last.
-_LIGHTER: tuple[dict[str, Scalar], ...] = (
-    _LORA,
-    {**_LORA, **_PURE},
-    {**_LORA, "quantization": "nf4"},
-)
+_LIGHTER: tuple[dict[str, Scalar], ...] = (_LORA, {**_LORA, **_PURE}, {**_LORA, "quantization": "nf4"})
+
+# A way, what is added to its name, and the points beside it, of which the first that it can run counts.
+_Kind = tuple[Parallelism, str, Sequence[Mapping[str, Scalar]]]
 
 
-class _Kind(NamedTuple):
-    """A way with the knobs beside it: of several points the first that it can run."""
+def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
+    """Return the ways to share a training among so many devices that agree with the knobs in `point`, the user's."""
+    heads, most = facts.tensor_parallel_heads, min(devices, per_node)
+    doublings = [2**k for k in range(1, most.bit_length())]
+    degrees = [d for d in doublings if heads is not None and most % d == 0 and heads % d == 0 and devices % d == 0]
+    every = [Parallelism(world_size=devices, sharding=sharding) for sharding in _SHARDINGS]
+    every += [Parallelism(world_size=devices, sharding=sharding, offload=offload) for sharding, offload in _OFFLOADS]
+    for degree in degrees:
+        sharding: Sharding = "fsdp_full" if devices > degree else "none"
+        every.append(Parallelism(world_size=devices, sharding=sharding, tensor_parallel=degree))
+    for degree in degrees:
+        for stage in _BESIDE_SEQUENCE:
+            every.append(Parallelism(world_size=devices, sharding=stage, sequence_parallel=degree))
+    written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
+    given = Parallelism.model_validate(written).model_dump(include=set(written))
+    settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping")
+    rest = {name: given.pop(name) for name in settled if name in given}
+    agreeing = (way for way in every if all(getattr(way, name) == value for name, value in given.items()))
+    return tuple(way.model_copy(update=rest) for way in agreeing)
 
-    name: str
-    way: Parallelism
-    points: Sequence[Mapping[str, Scalar]]
+
+def shown(way: Parallelism) -> str:
+    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, DP 4', 'zero_3, weights on cpu'."""
+    parts: list[str] = [] if way.sharding == "none" else [way.sharding]
+    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel}
+    parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    if way.sharding == "none" and way.data_parallel > 1:
+        parts.append(f"DP {way.data_parallel}" if parts else "ddp")
+    if way.offload != "none":
+        parts.append(f"{_OFFLOADED[way.offload]} on cpu")
+    return ", ".join(parts)
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
@@ -61,52 +92,6 @@ def nodes_of(devices: int, nodes: int | None) -> int:
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
     return count
-
-
-def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
-    """Return the ways to share a training among the devices, fastest first.
-
-    Raises:
-        InputError: No way is possible.
-        NothingFitsError: No way fits the memory of device and host.
-    """
-    devices = question.options.devices
-    nodes = nodes_of(devices, question.options.nodes)
-    network = network_for(question.options, target, devices)
-    forecast = question.forecast(target, network=network)
-    point, said = _filled(question, forecast)
-    found = ways(devices, devices // nodes, question.facts, point)
-    if forecast.plan.workload.sequence_length < _LONG and f"{PREFIX}sequence_parallel" not in point:
-        found = tuple(way for way in found if way.sequence_parallel == 1)
-    per_node = devices // nodes
-    rows, refused = _rows(question, forecast, _kinds(question, forecast, point, found), per_node)
-    if not rows:
-        why = next(iter(refused), "the knobs given contradict each other")
-        raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
-    if not any(row.fits_at_all for row in rows):
-        raise _nothing_fits(question, forecast, rows, [kind for kind in found if _takes_adapters(kind)], per_node)
-    ordered = tuple(sorted(rows, key=_order))
-    faster = _by_method(question, forecast, ordered[0], found, per_node)
-    return SpreadReport(
-        workload=forecast.plan.workload,
-        device=target.device,
-        devices=devices,
-        nodes=nodes,
-        link_gb_s=network.link / 1e9,
-        network_gb_s=None if nodes == 1 else network.node / 1e9,
-        host_memory_bytes=_host_memory(question.options, target.device),
-        rows=ordered,
-        run=question.run(ordered[0].predicted),
-        refused={reason: tuple(names) for reason, names in refused.items()},
-        notes=(
-            *faster,
-            *notes,
-            *said,
-            SPREAD,
-            *_adapter_notes(question, rows),
-            *_network_notes(question.options, target.device, network, nodes),
-        ),
-    )
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
@@ -120,45 +105,145 @@ def network_for(options: EstimateOptions, target: Target, devices: int) -> Netwo
     )
 
 
-def _filled(question: Question, forecast: Forecast) -> tuple[dict[str, Scalar], tuple[str, ...]]:
-    """Return the knobs that all ways share: the user's, and 16-bit precision if they may change it; with its note."""
-    point, hardware = dict(question.point), forecast.plan.hardware
-    if "precision" in point or not question.allowance.admits(Allowance.NUMERICS) or hardware.is_cpu:
-        return point, ()
-    point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
-    return point, (f"precision {point['precision']} (--fix precision=fp32)",)
+def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
+    """Return the ways to share a training among the devices, fastest first.
+
+    Raises:
+        InputError: No way is possible.
+        NothingFitsError: No way fits the memory of device and host.
+    """
+    options, hardware = question.options, target.device.hardware
+    devices, nodes = options.devices, nodes_of(options.devices, options.nodes)
+    network = network_for(options, target, devices)
+    point, said = dict(question.point), list(notes)
+    if "precision" not in point and question.allowance.admits(Allowance.NUMERICS) and not hardware.is_cpu:
+        point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
+        said.append(f"precision {point['precision']} (--fix precision=fp32)")
+    compared = _Comparison(question, question.forecast(target, network=network), point, devices // nodes)
+    found = ways(devices, devices // nodes, question.facts, point)
+    if question.workload.sequence_length < _LONG and f"{PREFIX}sequence_parallel" not in point:
+        found = tuple(way for way in found if way.sequence_parallel == 1)
+    # An adapter is worth a look where the layers are whole and nothing need be offloaded.
+    whole = [way for way in found if way.offload == "none" and way.sharding_ranks == way.world_size]
+    kinds: list[_Kind] = [(way, "", [point]) for way in found]
+    with_lora: list[_Kind] = [
+        (way, ", LoRA", [{**point, **_LORA, **_PURE}] * hardware.has_bf16 + [{**point, **_LORA}]) for way in whole
+    ]
+    admits_method = question.allowance.admits(Allowance.METHOD)
+    rows, refused = compared.rows(kinds + with_lora * admits_method)
+    if not rows:
+        why = next(iter(refused), "the knobs given contradict each other")
+        raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
+    if not any(row.fits_at_all for row in rows):
+        raise compared.nothing_fits(rows, whole)
+    best = rows[0].predicted
+    faster: tuple[str, ...] = ()
+    if best.config.parallelism.offload != "none" and not admits_method and "adapter" not in question.point:
+        faster = compared.faster(with_lora, best.samples_per_second)
+    return SpreadReport(
+        workload=question.workload,
+        device=target.device,
+        devices=devices,
+        nodes=nodes,
+        link_gb_s=network.link / 1e9,
+        network_gb_s=None if nodes == 1 else network.node / 1e9,
+        host_memory_bytes=compared.host_memory_bytes,
+        rows=tuple(rows),
+        run=question.run(best),
+        refused={reason: tuple(names) for reason, names in refused.items()},
+        notes=(
+            *faster,
+            *said,
+            SPREAD,
+            *_adapter_notes(question, rows),
+            *_network_notes(options, target.device, network, nodes),
+        ),
+    )
 
 
-def _kinds(
-    question: Question, forecast: Forecast, point: Mapping[str, Scalar], found: Sequence[Parallelism]
-) -> list[_Kind]:
-    """Return the ways as the user's knobs have them and, where the method may change, with LoRA."""
-    kinds = [_Kind(shown(way), way, [point]) for way in found]
-    if not question.allowance.admits(Allowance.METHOD):
-        return kinds
-    return kinds + _with_lora(forecast, point, found)
+@dataclass(frozen=True)
+class _Comparison:
+    """Predicts ways beside the knobs that all of them share."""
 
+    question: Question
+    forecast: Forecast
+    point: Mapping[str, Scalar]
+    per_node: int
 
-def _with_lora(forecast: Forecast, point: Mapping[str, Scalar], found: Sequence[Parallelism]) -> list[_Kind]:
-    """Return the ways that take adapters with LoRA, its frozen weights in 16 bits where that is possible."""
-    points = [{**point, **_LORA, **_PURE}] * forecast.plan.hardware.has_bf16 + [{**point, **_LORA}]
-    return [_Kind(f"{shown(way)}, LoRA", way, points) for way in found if _takes_adapters(way)]
+    @property
+    def host_memory_bytes(self) -> int | None:
+        """Bytes of a node's memory: as given, else this machine's if the device is in it, else None."""
+        hardware = self.forecast.device.hardware
+        here = hardware.host_memory_bytes if hardware.is_cpu or hardware.driver is not None else None
+        return self.question.options.host_memory_bytes or here
 
+    def rows(self, kinds: Iterable[_Kind]) -> tuple[list[SpreadRow], dict[str, list[str]]]:
+        """Return a row for each kind that is possible, the best first, and the names of the others by reason."""
+        rows: list[SpreadRow] = []
+        refused: dict[str, list[str]] = {}
+        for way, added, points in kinds:
+            name, reason = f"{shown(way)}{added}", ""
+            for point in points:
+                row = self._row(name, way, point)
+                if isinstance(row, SpreadRow):
+                    rows.append(row)
+                    break
+                reason = row
+            else:
+                refused.setdefault(reason, []).append(name)
 
-def _by_method(
-    question: Question, forecast: Forecast, best: SpreadRow, found: Sequence[Parallelism], per_node: int
-) -> tuple[str, ...]:
-    """Return a line on LoRA where only what is offloaded fits, and LoRA would be much faster."""
-    offloaded = best.predicted.config.parallelism.offload != "none"
-    if not offloaded or question.allowance.admits(Allowance.METHOD) or "adapter" in question.point:
-        return ()
-    point, _ = _filled(question, forecast)
-    rows, _ = _rows(question, forecast, _with_lora(forecast, point, found), per_node)
-    fitting = [row for row in rows if row.fits_at_all]
-    way = max(fitting, key=lambda row: row.predicted.samples_per_second, default=best)
-    before = best.predicted.samples_per_second
-    times = way.predicted.samples_per_second / before if before else 0.0
-    return (f"with --allow method {times:.1f} times as fast: {way.way}",) if times >= MUCH_FASTER else ()
+        def order(row: SpreadRow) -> tuple[bool, float]:  # by rate; of those that don't fit by memory
+            found = row.predicted
+            return not row.fits_at_all, -found.samples_per_second if row.fits_at_all else found.memory.device_peak_bytes
+
+        return sorted(rows, key=order), refused
+
+    def _row(self, name: str, way: Parallelism, point: Mapping[str, Scalar]) -> SpreadRow | str:
+        """Return a way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
+        plan, fields = self.forecast.plan, {f"{PREFIX}{name}": value for name, value in way.model_dump().items()}
+        kinds = [point] if "checkpointing" in point else [{**point, "checkpointing": kind} for kind in ("none", "full")]
+        bases = [config_of(plan, {**knobs, **fields}) for knobs in kinds]
+        sized = [config for base in bases for config in self.question.with_micro_batches(base)]
+        reasons = {config: refusal(plan, config) for config in sized}
+        configs = [config for config, reason in reasons.items() if reason is None]
+        if not configs:
+            too_small = f"a global batch of {plan.workload.global_batch_size} is too small"
+            return next(filter(None, reasons.values()), too_small)
+        try:
+            best, _ = fastest(self.forecast, configs, 1)
+            chosen = self.forecast.predicted(best[0] if best else self.forecast.tightest(configs))
+        except InputError as error:
+            return str(error).partition(": ")[2] or str(error)
+        needed, host = chosen.host_bytes * self.per_node, self.host_memory_bytes
+        return SpreadRow(way=name, predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
+
+    def faster(self, kinds: Iterable[_Kind], before: float) -> tuple[str, ...]:
+        """Return a line on the fastest of other kinds that fits, if it is much faster."""
+        rows, _ = self.rows(kinds)
+        fits = bool(rows) and rows[0].fits_at_all
+        times = rows[0].predicted.samples_per_second / before if before and fits else 0.0
+        return (f"with --allow method {times:.1f} times as fast: {rows[0].way}",) if times >= MUCH_FASTER else ()
+
+    def nothing_fits(self, rows: Sequence[SpreadRow], whole: Sequence[Parallelism]) -> NothingFitsError:
+        """Return an error that names the tightest way, and the lighter training that fits in one of `whole`."""
+        nearest, given = rows[0], self.question.point
+        took = miss(nearest.predicted, self.forecast.device)
+        host = f"; of each node's memory it takes {show_memory(nearest.host_bytes)}" if nearest.host_bytes else ""
+        text = f"nothing fits {self.question.options.devices} devices: {nearest.way} comes nearest and {took}{host}"
+        for lighter in _LIGHTER:
+            if any(given.get(name, value) != value for name, value in lighter.items()):
+                continue
+            found, _ = self.rows((way, "", [{**self.point, **lighter}]) for way in whole)
+            if found and found[0].fits_at_all:
+                best, knobs = found[0], {**given, **lighter}
+                fix = ",".join(in_words(*knob) for knob in knobs.items() if not knob[0].endswith("world_size"))
+                takes = show_memory(best.predicted.memory.device_peak_bytes)
+                fits = "fits" if best.predicted.fits == "yes" else "probably fits"
+                return NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
+        if nearest.predicted.fits_at_all:
+            return NothingFitsError(text)
+        needed = round(nearest.predicted.memory.device_interval.high)
+        return NothingFitsError(f"{text}; as it is, {larger_device(needed, self.forecast.device)}")
 
 
 def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, ...]:
@@ -168,93 +253,6 @@ def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, 
         return ()
     pure = ",precision=pure_bf16; under DeepSpeed precision=bf16 keeps frozen weights in 16 bits too"
     return (f"LoRA: rank 16 on all linear layers (--fix adapter=lora{pure * ('pure_bf16' in found)})",)
-
-
-def _takes_adapters(way: Parallelism) -> bool:
-    """Return whether an adapter is worth a look: the layers are whole, and nothing need be offloaded."""
-    return way.offload == "none" and way.sharding_ranks == way.world_size
-
-
-def _rows(
-    question: Question, forecast: Forecast, kinds: Sequence[_Kind], per_node: int
-) -> tuple[list[SpreadRow], dict[str, list[str]]]:
-    """Return a row for each kind that is possible, and the others by reason."""
-    rows: list[SpreadRow] = []
-    refused: dict[str, list[str]] = {}
-    for kind in kinds:
-        reason = ""
-        for point in kind.points:
-            row = _row(question, forecast, point, kind, per_node)
-            if isinstance(row, SpreadRow):
-                rows.append(row)
-                break
-            reason = row
-        else:
-            refused.setdefault(reason, []).append(kind.name)
-    return rows, refused
-
-
-def _row(
-    question: Question, forecast: Forecast, point: Mapping[str, Scalar], kind: _Kind, per_node: int
-) -> SpreadRow | str:
-    """Return one kind with its best checkpointing and micro-batch, or the reason why it isn't possible."""
-    fields = {f"parallelism.{name}": value for name, value in kind.way.model_dump().items()}
-    both = [point] if _CHECKPOINTING in point else [{**point, _CHECKPOINTING: choice} for choice in ("none", "full")]
-    bases = [config_of(forecast.plan, {**knobs, **fields}) for knobs in both]
-    sized = [config for base in bases for config in question.with_micro_batches(base)]
-    reasons = {config: refusal(forecast.plan, config) for config in sized}
-    configs = [config for config, reason in reasons.items() if reason is None]
-    if not configs:
-        too_small = f"a global batch of {forecast.plan.workload.global_batch_size} is too small"
-        return next(filter(None, reasons.values()), too_small)
-    try:
-        best, _ = fastest(forecast, configs, 1)
-        chosen = forecast.predicted(best[0] if best else forecast.tightest(configs))
-    except InputError as error:
-        return str(error).partition(": ")[2] or str(error)
-    needed, host = chosen.host_bytes * per_node, _host_memory(question.options, forecast.device)
-    return SpreadRow(way=kind.name, predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
-
-
-def _host_memory(options: EstimateOptions, device: Device) -> int | None:
-    """Return the bytes of a node's memory: as given, else this machine's if the device is in it, else None."""
-    if options.host_memory_bytes is not None:
-        return options.host_memory_bytes
-    here = device.hardware.is_cpu or device.hardware.driver is not None
-    return device.hardware.host_memory_bytes if here else None
-
-
-def _nothing_fits(
-    question: Question, forecast: Forecast, rows: Sequence[SpreadRow], found: Sequence[Parallelism], per_node: int
-) -> NothingFitsError:
-    """Return an error that names the tightest way and the lighter training that fits in one of `found`."""
-    nearest = min(rows, key=lambda row: row.predicted.memory.device_peak_bytes)
-    took = miss(nearest.predicted, forecast.device)
-    host = f"; of each node's memory it takes {show_memory(nearest.host_bytes)}" if nearest.host_bytes else ""
-    text = f"nothing fits {question.options.devices} devices: {nearest.way} comes nearest and {took}{host}"
-    given, _ = _filled(question, forecast)
-    for lighter in _LIGHTER:
-        if any(name in question.point and question.point[name] != value for name, value in lighter.items()):
-            continue
-        kinds = [_Kind(shown(way), way, [{**given, **lighter}]) for way in found]
-        fitting = [row for row in _rows(question, forecast, kinds, per_node)[0] if row.fits_at_all]
-        if fitting:
-            best = max(fitting, key=lambda row: row.predicted.samples_per_second)
-            knobs = {**question.point, **lighter}
-            fix = ",".join(in_words(name, value) for name, value in knobs.items() if not name.endswith("world_size"))
-            takes = show_memory(best.predicted.memory.device_peak_bytes)
-            fits = "fits" if best.predicted.fits == "yes" else "probably fits"
-            return NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
-    if nearest.predicted.fits_at_all:
-        return NothingFitsError(text)
-    larger = larger_device(round(nearest.predicted.memory.device_interval.high), forecast.device)
-    return NothingFitsError(f"{text}; as it is, {larger}")
-
-
-def _order(row: SpreadRow) -> tuple[bool, float]:
-    """Return the sort key: ways that fit first, by falling rate; the others by rising peak memory."""
-    found = row.predicted
-    return not row.fits_at_all, -found.samples_per_second if row.fits_at_all else float(found.memory.device_peak_bytes)
 
 
 def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:

@@ -78,14 +78,13 @@ class Profiles(Mapping[Family, Profile]):
 @contextlib.contextmanager
 def _muted(*names: str) -> Iterator[None]:
     """Silence libraries: warnings are about real trainings, and an error is raised as well as logged."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
 
 
@@ -93,7 +92,7 @@ ENTRY = "autotune.estimates.profiles:run_trace"
 
 
 class TraceRequest(Value):
-    """What is to be traced."""
+    """The families to trace."""
 
     workload: Workload
     families: tuple[Family, ...]
@@ -103,7 +102,7 @@ class TraceRequest(Value):
 
 
 class Traces(Value):
-    """What was traced, in the same order, and what couldn't be."""
+    """The profiles that were traced, in the same order, and why others weren't."""
 
     profiles: tuple[Profile, ...]
     failures: tuple[str, ...] = ()
@@ -123,7 +122,7 @@ def run_trace(directory: Path) -> None:
 
 
 def traces_left(directory: Path, failure: str) -> Traces:
-    """Return what a child that was ended had traced, and `failure`."""
+    """Return the profiles that an ended child had traced, and `failure`."""
     profiles = []
     for path in sorted(directory.glob("profile-*.json")):
         with contextlib.suppress(OSError, ValidationError):
@@ -135,18 +134,18 @@ def traces_of(request: TraceRequest, keep: Callable[[Profile], None] = lambda pr
     """Return the profiles of the families, in this process, which comes to load torch; each is given to `keep`."""
     from autotune.cost.profiler import profile
 
-    shape = shape_of(request.workload)
+    model, shape = request.workload.model, shape_of(request.workload)
+    shallow: dict[tuple[object, ...], Shallow] = {}
     profiles: list[Profile] = []
     failures: dict[str, None] = {}
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
     for done, family in enumerate(request.families):
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
-            failures[
-                f"{len(request.families) - done} kinds of configurations are tried without one: tracing takes too long"
-            ] = None
+            left = len(request.families) - done
+            failures[f"{left} kinds of configurations are tried without one: tracing takes too long"] = None
             break
         try:
-            profiles.append(profile(request.workload.model, family, shape, parameters=request.parameters))
+            profiles.append(profile(model, family, shape, parameters=request.parameters, known=shallow))
             keep(profiles[-1])
         except InputError as error:
             failures[str(error)] = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from autotune.estimates.fitting import MUCH_FASTER, nothing_fits
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, Predicted, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
-from autotune.planning.plan import SearchPlan, too_large
+from autotune.planning.plan import too_large
 from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
 from autotune.space.points import make_point
 from autotune.space.space import SearchSpace
@@ -73,19 +74,20 @@ def _by_method(forecast: Forecast, configs: Sequence[TrainConfig], best: Predict
     forced = best.config.precision == "fp32" and any(config.precision != "fp32" for config in configs)
     if not forced or best.speed is None or plan.allowance.admits(Allowance.METHOD):
         return ()
-    others = [c for c in plan.model_copy(update={"allowance": Allowance.METHOD}).every_config() if _is_light(c, plan)]
+    # LoRA as a first look takes it, as each that is traced takes seconds.
+    others = [
+        config
+        for config in plan.model_copy(update={"allowance": Allowance.METHOD}).every_config()
+        if config.adapter is not None
+        and config.optim == plan.baseline.optim
+        and config.checkpointing in ("none", "full")
+    ]
     lightest = "pure_bf16" if any(config.precision == "pure_bf16" for config in others) else "fp16"
     found, _ = fastest(forecast, [config for config in others if config.precision == lightest], 1)
     times = forecast.predicted(found[0]).samples_per_second / best.samples_per_second if found else 0.0
     if times < MUCH_FASTER:
         return ()
     return (f"with --allow method {times:.1f} times as fast: {shown_changes(changes(found[0], plan))}",)
-
-
-def _is_light(config: TrainConfig, plan: SearchPlan) -> bool:
-    """Return whether a configuration is LoRA as a first look takes it: each that is traced takes seconds."""
-    usual = config.optim == plan.baseline.optim and config.checkpointing in ("none", "full")
-    return config.adapter is not None and usual
 
 
 def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
@@ -116,18 +118,32 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         InputError: No device can run the configuration that the user gave, or the model can't be traced.
         NothingFitsError: No configuration fits any of them.
     """
-    spaces: dict[object, list[TrainConfig]] = {}
+    legal: dict[object, list[TrainConfig]] = {}  # of devices with the same abilities
     rows: list[DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
-        target = with_packages(table_target(gpu), question.point)
-        forecast = question.forecast(target)
-        configs = _candidates(question, forecast, spaces)
-        if isinstance(configs, str):
-            rows.append(DeviceRow(device=target.device, best=None, largest_micro_batch=None, why_not=configs))
+        forecast = question.forecast(with_packages(table_target(gpu), question.point))
+        plan, device = forecast.plan, forecast.device
+        if question.point:
+            configs = question.with_micro_batches(config_of(plan, question.point))
+            if (reason := refusal(plan, configs[0])) is not None:
+                why_not = reason.replace(plan.hardware.name, "it")
+                rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+                continue
         else:
-            tried.append((forecast, configs))
-            rows.append(_row(question, forecast, configs))
+            # A rule reads no other ability that differs in the table.
+            abilities = plan.hardware.capability, plan.hardware.arithmetic
+            if abilities not in legal:
+                legal[abilities] = plan.every_config()
+            configs = legal[abilities]
+        tried.append((forecast, configs))
+        best, _ = fastest(forecast, configs, 1)
+        if not best:
+            why_not = f"the least takes {show_memory(forecast.device_bytes(forecast.tightest(configs)))}"
+            rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+            continue
+        found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])
+        rows.append(DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))
     if not tried:
         raise InputError(f"not possible on any device of the table: {rows[0].why_not}")
     if not any(row.best for row in rows):
@@ -141,40 +157,6 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
     )
 
 
-def _candidates(
-    question: Question, forecast: Forecast, spaces: dict[object, list[TrainConfig]]
-) -> list[TrainConfig] | str:
-    """Return the configurations that are compared on a device, or the reason why it can run none.
-
-    `spaces` caches the legal configurations of devices with the same abilities.
-    """
-    plan = forecast.plan
-    if question.point:
-        configs = question.with_micro_batches(config_of(plan, question.point))
-        reason = refusal(plan, configs[0])
-        return configs if reason is None else reason.replace(plan.hardware.name, "it")
-    abilities = plan.hardware.capability, plan.hardware.arithmetic  # a rule reads no other that differs in the table
-    if abilities not in spaces:
-        spaces[abilities] = plan.every_config()
-    return spaces[abilities]
-
-
-def _row(question: Question, forecast: Forecast, configs: Sequence[TrainConfig]) -> DeviceRow:
-    device = forecast.device
-    best, _ = fastest(forecast, configs, 1)
-    if not best:
-        least = forecast.device_bytes(forecast.tightest(configs))
-        why_not = f"the least takes {show_memory(least)}"
-        return DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not)
-    found = forecast.predicted(best[0])
-    return DeviceRow(
-        device=device,
-        best=found,
-        largest_micro_batch=forecast.largest_micro_batch(best[0]),
-        run=question.run(found),
-    )
-
-
 def fastest(forecast: Forecast, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
     """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
 
@@ -185,24 +167,17 @@ def fastest(forecast: Forecast, configs: Sequence[TrainConfig], count: int) -> t
     """
     configs = [config for config in configs if not too_large(forecast.plan, config)]
     found = forecast.model.predict(configs)
+    rates = found.samples_per_second.tolist()
     with np.errstate(invalid="ignore"):
         rows: list[int] = np.flatnonzero(found.least_bytes <= forecast.device.memory_bytes).tolist()
-    depths = {row: allowance_of(configs[row], forecast.plan).rank for row in rows}
+    left = sorted(rows, key=lambda row: -rates[row])
     chosen: dict[TrainConfig, TrainConfig] = {}
-    for row in _in_order(rows, found.samples_per_second.tolist(), depths):
+    while left and len(chosen) < count:
+        lowest = rates[left[0]] * (1 - _EQUAL_RATES)
+        equal = itertools.takewhile(lambda row: rates[row] >= lowest, left)  # noqa: B023  # used up in this round
+        row = min(equal, key=lambda row: (allowance_of(configs[row], forecast.plan).rank, -rates[row], row))
+        left.remove(row)
         kind = configs[row].model_copy(update={"per_device_train_batch_size": 1, "tf32": False})
         if kind not in chosen and forecast.fits(configs[row]):
             chosen[kind] = configs[row]
-            if len(chosen) == count:
-                break
     return list(chosen.values()), len(rows)
-
-
-def _in_order(rows: Sequence[int], rates: Sequence[float], depths: Mapping[int, int]) -> Iterator[int]:
-    """Yield rows by falling rate; rows whose rates are as good as equal by rising rank of their allowance class."""
-    left = sorted(rows, key=lambda row: -rates[row])
-    while left:
-        equal = [row for row in left if rates[row] >= rates[left[0]] * (1 - _EQUAL_RATES)]
-        first = min(equal, key=lambda row: (depths[row], -rates[row], row))
-        left.remove(first)
-        yield first

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from autotune.cost.memory import framework_bytes
 from autotune.cost.predictions import Z, below
+from autotune.errors import InputError
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpus, hypothetical
@@ -22,7 +23,7 @@ from autotune.values.problem import Change
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
-SCHEMA_VERSION: Literal[1] = 1
+PETAFLOP_S_DAY = 1e15 * 86_400
 
 # The least chance with which something probably fits.
 _LIKELY = 0.5
@@ -107,9 +108,9 @@ class RunCost(Value):
 
 
 class EstimateReport(Value):
-    """What all reports have."""
+    """The fields of all reports."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     workload: Workload
     notes: tuple[str, ...]
 
@@ -195,13 +196,26 @@ Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
     """Return the estimate of a configuration in the form of a report."""
+    rate, interval = estimate.samples_per_second, estimate.samples_per_second_interval
+    tokens, mfu = estimate.tokens_per_second, estimate.mfu
+    share = None if mfu is None else interval.times(mfu / rate)
+    speed = Speed(
+        step_time_s=estimate.step_time_s,
+        step_time_interval=estimate.step_time_interval,
+        samples_per_second=rate,
+        samples_per_second_interval=interval,
+        tokens_per_second=tokens,
+        tokens_per_second_interval=None if tokens is None else interval.times(tokens / rate),
+        mfu=mfu,
+        mfu_interval=None if share is None else Interval(low=min(share.low, 1.0), high=min(share.high, 1.0)),
+    )
     return Predicted(
         **{name: getattr(estimate, name) for name in Cost.model_fields},
         config=config,
         accumulation_steps=workload.accumulation_steps(config),
         fits=fit(estimate.memory, device.memory_bytes),
         chance_to_fit=chance_to_fit(estimate.memory, device.memory_bytes),
-        speed=_speed(estimate) if device.rates is not None else None,
+        speed=None if device.rates is None else speed,
     )
 
 
@@ -246,21 +260,35 @@ def larger_device(needed_bytes: int, device: Device) -> str:
     return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
-def _speed(estimate: CostEstimate) -> Speed:
-    rate, interval = estimate.samples_per_second, estimate.samples_per_second_interval
-    tokens, mfu = estimate.tokens_per_second, estimate.mfu
-    return Speed(
-        step_time_s=estimate.step_time_s,
-        step_time_interval=estimate.step_time_interval,
-        samples_per_second=rate,
-        samples_per_second_interval=interval,
-        tokens_per_second=tokens,
-        tokens_per_second_interval=None if tokens is None else interval.times(tokens / rate),
-        mfu=mfu,
-        mfu_interval=None if mfu is None else _share(interval.times(mfu / rate)),
+def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> RunCost:
+    """Return the cost of training on `tokens`, source and target together, with a configuration."""
+    tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
+    hours = interval = None
+    speed = predicted.speed
+    if speed is not None and speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
+        rates = speed.tokens_per_second_interval
+        hours = tokens / speed.tokens_per_second / 3600
+        interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
+    devices = predicted.config.parallelism.world_size
+    by_parameters = 6.0 * parameters * tokens
+    needed = predicted.flops_per_step / tokens_per_step * tokens
+    return RunCost(
+        tokens=tokens,
+        parameters=parameters,
+        flops_by_parameters=by_parameters,
+        petaflop_s_days_by_parameters=by_parameters / PETAFLOP_S_DAY,
+        needed_flops=needed,
+        needed_petaflop_s_days=needed / PETAFLOP_S_DAY,
+        hours=hours,
+        devices=devices,
+        gpu_hours=None if hours is None else hours * devices,
+        hours_interval=interval,
     )
 
 
-def _share(interval: Interval) -> Interval:
-    """Return an interval of shares of the peak, of which there is no more than all."""
-    return Interval(low=min(interval.low, 1.0), high=min(interval.high, 1.0))
+def tokens_per_sample(workload: Workload) -> float:
+    """Return the tokens of a sample, source and target together."""
+    if workload.tokens_per_sample is None:
+        what = "sound, which has" if workload.task.takes_audio else "images, which have"
+        raise InputError(f"--tokens: {workload.model.name} is trained on {what} none")
+    return workload.tokens_per_sample

@@ -27,7 +27,7 @@ from autotune.planning.options import (
 )
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import baseline_of
-from autotune.space.file import SpaceFile, load_space
+from autotune.space.file import load_space
 from autotune.space.knobs import fixed_values, refused
 from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.points import Scalar, make_config, make_point
@@ -39,7 +39,7 @@ from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
-from autotune.values.hardware import Hardware, detect
+from autotune.values.hardware import detect
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
@@ -52,7 +52,7 @@ SAMPLES_OF_EACH = 8
 
 
 class EstimateOptions(WorkloadOptions):
-    """What the user asks of an estimate."""
+    """The options of an estimate."""
 
     memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
     gpu: str | None = option(PLACES, "Device of `autotune gpus`, or all [this machine's].")
@@ -139,7 +139,11 @@ def target_of(options: EstimateOptions) -> Target:
     if options.gpu is not None:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
-        return _target_of_memory(options.memory_bytes, ranked=not options.fix)
+        hardware = device_of_memory(options.memory_bytes)
+        device = Device(name="a GPU", hardware=hardware, memory_bytes=options.memory_bytes, rates=None)
+        order = "" if options.fix else f"; the order is that on {REFERENCE_GPU}"
+        note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
+        return Target(device=device, rates=rates_of(hypothetical(gpu_named(REFERENCE_GPU))), notes=(note,))
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     memory_bytes = options.memory_bytes or hardware.default_budget_bytes
     if memory_bytes > hardware.memory_bytes:
@@ -167,15 +171,6 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     rates = rates_of(hardware)
     device = Device(name=gpu.name, hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates.source)
     note = f"{gpu.name} as its data sheet has it, nothing else on it, with the software of this machine"
-    return Target(device=device, rates=rates, notes=(note,))
-
-
-def _target_of_memory(memory_bytes: int, *, ranked: bool) -> Target:
-    hardware = device_of_memory(memory_bytes)
-    rates = rates_of(hypothetical(gpu_named(REFERENCE_GPU)))
-    device = Device(name="a GPU", hardware=hardware, memory_bytes=memory_bytes, rates=None)
-    order = f"; the order is that on {REFERENCE_GPU}" if ranked else ""
-    note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
     return Target(device=device, rates=rates, notes=(note,))
 
 
@@ -209,9 +204,20 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
-    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
+    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction.
+
+    Each choice takes time to trace. So the attention kernel stays the library's default (a fused one, if there is any),
+    fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
+    """
     hardware = device.hardware
     space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
+    parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
+    for name, parameter in parameters.items():
+        if name.startswith("adapter.") and parameter.choices != "lattice":
+            parameters[name] = parameter.model_copy(update={"choices": parameter.choices[:1]})
+        elif name == "precision" and hardware.has_bf16:
+            kept = tuple(choice for choice in parameter.choices if choice != "fp16")
+            parameters[name] = parameter.model_copy(update={"choices": kept})
     return SearchPlan(
         workload=workload,
         facts=facts,
@@ -219,28 +225,10 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
         memory_bytes=device.memory_bytes,
         budget=Budget.of(Effort.QUICK),
         allowance=allowance,
-        space=_reduced(space, hardware),
+        space=space.model_copy(update={"parameters": parameters}),
         baseline=baseline_of(workload, facts, hardware),
         notes=(),
     )
-
-
-def _reduced(space: SpaceFile, hardware: Hardware) -> SpaceFile:
-    """Return `space` without choices whose predictions hardly differ, as each takes time to trace.
-
-    The attention kernel stays the library's default (a fused one, if there is any). fp16 is left out where the device
-    has bf16. Of each field of an adapter only the first choice stays.
-    """
-    parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
-    for name, parameter in parameters.items():
-        kept = list(parameter.choices)
-        if name.startswith("adapter."):
-            kept = kept[:1]
-        elif name == "precision" and hardware.has_bf16:
-            kept = [choice for choice in kept if choice != "fp16"]
-        if parameter.choices != "lattice":
-            parameters[name] = parameter.model_copy(update={"choices": tuple(kept)})
-    return space.model_copy(update={"parameters": parameters})
 
 
 def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.estimates.ways import shown
+from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
 from autotune.output.terminal import table_of
 from autotune.space.knobs import SHORT_NAMES, shown_changes

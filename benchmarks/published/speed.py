@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.network import network_of
+from autotune.cost.communication import network_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
 from autotune.cost.time import StepCost

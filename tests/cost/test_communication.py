@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from factories import make_hardware
 from profiles import make_family, make_group, make_profile, make_rates
 
-from autotune.cost.communication import EXCHANGES, Passes, exposed_seconds, host_seconds, sequence_seconds, volume
-from autotune.cost.network import Network
+from autotune.cost.communication import (
+    ADAPTER_GB_S,
+    EXCHANGES,
+    NETWORK_SHARE,
+    NVLINK_SHARE,
+    PCIE_SHARE,
+    Network,
+    exposed_seconds,
+    host_seconds,
+    layer_seconds,
+    network_of,
+    volume,
+)
 from autotune.cost.sharding import WAYS
+from autotune.values.catalogue.gpus import gpu_named, hypothetical
 from autotune.values.config import Parallelism
 
 PSI = 1_000_000 * 2  # bytes of weights and of gradients, in 16 bits
 NVLINK = Network(devices_per_node=8, link=1e9, node=1e8)
-IDLE = Passes(np.zeros(1), np.zeros(1))
-LONG = Passes(np.full(1, 1e6), np.full(1, 1e6))
+IDLE, LONG = np.zeros(1), np.full(1, 3e6)  # seconds of a micro-batch
 ONE = np.ones(1)
 
 
@@ -29,9 +41,9 @@ def model(**fields):
     )
 
 
-def seconds(sharding: str = "none", *, passes=IDLE, accumulation: float = 1, network=NVLINK, world: int = 8, **fields):
+def seconds(sharding: str = "none", *, micro=IDLE, accumulation: float = 1, network=NVLINK, world: int = 8, **fields):
     spread = Parallelism(world_size=world, sharding=sharding, **fields)
-    return float(exposed_seconds(model(), spread, network, passes, ONE, accumulation * ONE)[0])
+    return float(exposed_seconds(model(), spread, network, micro, ONE, accumulation * ONE)[0])
 
 
 @pytest.mark.parametrize(
@@ -58,18 +70,13 @@ def test_the_network_is_slower_than_a_node(sharding):
     assert seconds(sharding, world=16) > seconds(sharding, world=8)
 
 
-def test_what_is_hidden_costs_its_first_message_only():
-    assert seconds("fsdp_full", passes=LONG) < seconds("fsdp_full") / 5
-    assert seconds("fsdp_full", passes=LONG) > 0
-
-
 def test_weights_after_the_step_hide_behind_nothing():
-    assert seconds("zero_1", passes=LONG) >= PSI * 7 / 8 / NVLINK.link
+    assert seconds("zero_1", micro=LONG) >= PSI * 7 / 8 / NVLINK.link
 
 
 def test_on_a_cpu_nothing_is_hidden():
     gloo = Network(devices_per_node=8, link=1e9, node=1e8, on_cpu=True)
-    assert seconds("fsdp_full", network=gloo, passes=LONG) == pytest.approx(seconds("fsdp_full", network=gloo))
+    assert seconds("fsdp_full", network=gloo, micro=LONG) == pytest.approx(seconds("fsdp_full", network=gloo))
 
 
 def test_ddp_waits_for_the_last_micro_batch_while_stage_2_reduces_each():
@@ -78,41 +85,25 @@ def test_ddp_waits_for_the_last_micro_batch_while_stage_2_reduces_each():
     assert two[0] > two[1]
 
 
-def test_smaller_buckets_are_more_messages():
-    assert seconds(ddp_bucket_cap_mb=1) > seconds()
-
-
 # Of a layer, with the share of the layers whose forward pass runs again.
 PASSES = [("none", 2), ("full", 3), ("offload", 3), ("every-2nd", 2.5), ("every-4th", 2.25)]
 
 
+# Two all-reduces, each twice through the link (arXiv:1909.08053, section 3); four tensors (arXiv:2309.14509, 3.2).
+@pytest.mark.parametrize(("way", "times"), [("tensor_parallel", (2, 2)), ("sequence_parallel", (4, 1))])
 @pytest.mark.parametrize(("checkpointing", "passes"), PASSES)
-def test_tensor_parallel_reduces_hidden_states_twice_a_layer_and_pass(checkpointing, passes):
-    """arXiv:1909.08053, section 3."""
-    profile = model(checkpointing=checkpointing)
-    spread = Parallelism(world_size=4, tensor_parallel=4)
-    network = Network(devices_per_node=8, link=1e9, node=1e8)
-    found = float(exposed_seconds(profile, spread, network, LONG, ONE, ONE)[0])
-    each = 2 * 3 / 4 * 1e6 / 1e9 + network.channel(4, stride=1).latency_s
-    assert found == pytest.approx(2 * passes * 10 * each)
-
-
-@pytest.mark.parametrize(("checkpointing", "passes"), PASSES)
-def test_sequence_parallel_exchanges_four_tensors_a_layer_and_pass(checkpointing, passes):
-    """arXiv:2309.14509, section 3.2."""
-    profile = model(checkpointing=checkpointing)
-    spread = Parallelism(world_size=4, sequence_parallel=4)
-    network = Network(devices_per_node=8, link=1e9, node=1e8)
-    found = float(sequence_seconds(profile, spread, network, ONE)[0])
-    assert found == pytest.approx(4 * passes * 10 * (3 / 4 * 1e6 / 1e9 + network.channel(4, stride=1).latency_s))
+def test_hidden_states_are_exchanged_in_each_layer_and_pass(way, times, checkpointing, passes):
+    profile, spread = model(checkpointing=checkpointing), Parallelism(world_size=4, **{way: 4})
+    count, factor = times
+    each = factor * 3 / 4 * 1e6 / 1e9 + NVLINK.channel(4, stride=1).latency_s
+    assert float(layer_seconds(profile, spread, NVLINK, ONE)[0]) == pytest.approx(count * passes * 10 * each)
 
 
 def test_those_that_share_a_sample_share_the_weights_as_well():
     shared = Parallelism(world_size=4, sharding="zero_3", sequence_parallel=4)
     without = Parallelism(world_size=4, sharding="zero_3")
-    network = Network(devices_per_node=8, link=1e9, node=1e8)
-    found, expected = (exposed_seconds(model(), s, network, LONG, ONE, ONE) for s in (shared, without))
-    assert found == pytest.approx(expected + sequence_seconds(model(), shared, network, ONE))
+    found, expected = (exposed_seconds(model(), s, NVLINK, LONG, ONE, ONE) for s in (shared, without))
+    assert found == pytest.approx(expected + layer_seconds(model(), shared, NVLINK, ONE))
 
 
 def test_one_device_waits_for_nobody():
@@ -131,9 +122,34 @@ def test_the_optimizers_states_cost_a_step_and_weights_each_micro_batch():
     assert parameters[1] > 0
 
 
-def test_devices_of_a_node_share_its_memory():
-    assert waits("optimizer", per_node=4)[0] > waits("optimizer", per_node=1)[0]
+H100 = hypothetical(gpu_named("h100-80gb"))
 
 
-def test_more_nodes_have_more_hosts():
-    assert waits("optimizer", ranks=64, per_node=8)[0] == pytest.approx(waits("optimizer", ranks=8, per_node=8)[0] / 8)
+def network(world: int = 64, nodes: int = 8, **fields):
+    return network_of(H100, world, nodes=nodes, host_bandwidth=5e10, **fields)
+
+
+def test_a_group_in_one_node_has_the_devices_own_link():
+    assert network().channel(8, stride=1).bandwidth == 450e9 * NVLINK_SHARE
+    assert network().channel(4, stride=2).bandwidth == 450e9 * NVLINK_SHARE
+
+
+def test_all_devices_of_all_nodes_share_the_adapters_of_a_node():
+    assert network().channel(64, stride=1).bandwidth == pytest.approx(8 * ADAPTER_GB_S * 1e9 * NETWORK_SHARE)
+    assert network(gb_s=50).channel(64, stride=1).bandwidth == pytest.approx(50e9 * NETWORK_SHARE)
+
+
+def test_beside_tensor_parallel_8_each_data_parallel_group_has_an_eighth_of_them():
+    channel = network(gb_s=400).channel(8, stride=8)
+    assert channel.bandwidth == pytest.approx(50e9 * NETWORK_SHARE)
+
+
+def test_a_device_that_the_table_lacks_has_the_link_to_its_host():
+    unknown = H100.model_copy(update={"name": "Some GPU"})
+    assert network_of(unknown, 2, host_bandwidth=1e10).link == 1e10 * PCIE_SHARE
+
+
+def test_processes_of_a_cpu_exchange_with_the_cores_that_compute():
+    channel = network_of(make_hardware(), 2, host_bandwidth=1e10).channel(2, stride=1)
+    assert not channel.overlaps
+    assert channel.bandwidth < 1e10

@@ -7,7 +7,7 @@ import pytest
 from factories import make_config
 
 from autotune.cost.corrections import time_features
-from autotune.cost.gaussian_process import _NOISES, Process
+from autotune.cost.gaussian_process import Process
 
 PRIORS = {"all": 0.35, "samples": 0.25, "precision": 0.25}
 
@@ -70,25 +70,11 @@ def test_few_observations_leave_open_how_large_residuals_and_noise_are():
     assert deviation(few, features(16, optim="sgd")) > deviation(many, features(16, optim="sgd"))
 
 
-def test_so_many_observations_leave_one_choice_of_sizes():
-    generator = np.random.default_rng(0)
-    seen = [(features(s), 0.2 * float(e)) for s, e in zip([1, 2, 4, 8] * 20, generator.normal(size=80), strict=True)]
-    assert process(seen).noise in _NOISES
-    assert process(seen[:20]).noise not in _NOISES
-
-
 def test_a_precision_that_is_emulated_is_believed_at_once_and_only_that():
     known = process([(features(8), 0.0), (features(8, precision="bf16"), math.log(10))])
     assert mean(known, features(8, precision="bf16", optim="sgd")) > math.log(5)
     assert abs(mean(known, features(8, optim="sgd"))) < 0.1
     assert deviation(known, features(8, optim="sgd")) < 0.35
-
-
-def test_what_is_unsure_of_both_alike_does_not_make_their_difference_unsure():
-    known = process()
-    difference, unsure = known.predict([features(8)], features(16))
-    assert difference[0] == 0.0
-    assert unsure[0] < 0.3 < deviation(known, features(8))
 
 
 def test_a_configuration_does_not_differ_from_itself():

@@ -34,21 +34,9 @@ def test_the_longest_of_a_micro_batch_is_between_mean_and_maximum(samples):
     assert LENGTHS.mean <= longest <= LENGTHS.maximum
 
 
-def test_the_longest_grows_with_the_micro_batch():
-    longest = expected_longest(LENGTHS, np.array([1.0, 2, 4, 8, 64]))
-    assert longest.tolist() == sorted(longest.tolist())
-    assert longest[0] == LENGTHS.mean
-
-
 def test_samples_of_one_length_are_as_they_are():
     found = in_full_length(make_workload(), make_config(), np.array([1.0, 8.0]))
     assert found.mean.tolist() == found.largest.tolist() == [1, 8]
-
-
-def test_without_balancing_a_micro_batch_may_have_the_longest_samples_alone():
-    for strategy in ("random", "sequential", "group_by_length"):
-        found = in_full_length(workload(), make_config(train_sampling_strategy=strategy), np.array([1.0, 8.0]))
-        assert found.largest.tolist() == [1, 8]
 
 
 def test_the_cost_of_a_sample_is_the_samplers_own():
@@ -72,11 +60,6 @@ def test_balanced_micro_batches_are_padded_less_than_random_ones_and_more_than_n
     found = balanced(*sizes).mean
     assert (found < random).all()
     assert (found > sizes * LENGTHS.mean / LENGTHS.maximum).all()
-
-
-def test_micro_batches_of_one_sample_are_not_padded():
-    assert balanced(1.0).mean[0] == pytest.approx(LENGTHS.mean / LENGTHS.maximum)
-    assert balanced(1.0).largest[0] == pytest.approx(1, rel=0.02)
 
 
 def test_the_largest_has_no_more_than_the_longest_samples_and_no_less_than_a_usual_one():

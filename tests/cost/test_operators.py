@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from profiles import make_family, make_group, make_model, make_profile, make_rates, make_work
+from profiles import make_family, make_group, make_profile, make_rates, make_work
 
 from autotune.cost.operators import ADDING, CLIPPING, along, as_line, at, filled, parameter_key, stepping
 from autotune.cost.time import micro_step_seconds, optimizer_seconds, worth_measuring
@@ -16,10 +16,6 @@ def timings(**fields):
 def test_sizes_of_a_call_are_lines_in_the_micro_batch():
     call = as_line("mm [64, 32] 0.5", "mm [128, 32] 0.5", (2, 4))
     assert [at(call, samples) for samples in (1, 2, 16)] == ["mm [32, 32] 0.5", "mm [64, 32] 0.5", "mm [512, 32] 0.5"]
-
-
-def test_a_call_that_is_the_same_at_all_sizes_is_kept_as_it_is():
-    assert as_line("t [2, 2]", "t [2, 2]", (2, 4)) == "t [2, 2]"
 
 
 @pytest.mark.parametrize("other", ["mm [65, 32]", "mm [64, 32, 1]", "bmm [64, 32]"])
@@ -67,10 +63,3 @@ def test_the_costliest_calls_are_measured_first_and_none_again():
     assert worth_measuring([profile], make_rates(), 4) == ["dear [1]", "dear [4]", "cheap"]
     known = make_rates(timings=timings(operators={"dear [4]": 1.0, "cheap": 1.0}))
     assert worth_measuring([profile], known, 4) == ["dear [1]"]
-
-
-def test_a_search_predicts_by_what_was_measured():
-    profile = make_profile(make_family(), work=(make_work(call="mm"),))
-    rates = make_rates(timings=timings(operators={"mm": 2.0}))
-    model = make_model([profile], rates=rates)
-    assert micro_step_seconds(profile, model.rates, np.array([1.0]), tf32=False, compiled=False) == pytest.approx([2.0])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from factories import make_workload
-from profiles import make_family, make_group
+from profiles import make_group
 
-from autotune.cost.profile import layers_of, total_bytes
-from autotune.estimates.profiles import TraceRequest, Traces, traces_of
+from autotune.cost.profile import layers_of
+from autotune.estimates.profiles import Traces
 from autotune.value import read_value, write_value
 
 
@@ -25,30 +24,11 @@ def test_the_first_number_of_a_name_counts_layers_and_a_later_one_experts():
     assert found.largest == (make_group(3, count=4),)
 
 
-def test_the_largest_layer_is_the_heaviest():
-    names = ["encoder.0.weight", "encoder.1.weight"]
-    found = layers_of(names, [make_group(10, element_bytes=2), make_group(8)])
-    assert found.largest == (make_group(8),)
-
-
 def test_a_model_without_numbers_has_no_layers():
     assert layers_of(["weight"], [make_group(3)]).count == 0
-
-
-def test_bytes_of_what_is_trained():
-    groups = [make_group(10, count=2), make_group(10, trained=False)]
-    assert (total_bytes(groups), total_bytes(groups, trained=True)) == (120, 80)
 
 
 def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):
     traces = Traces(profiles=(profile_of("llama", device="cuda", autocast="bfloat16"),))
     write_value(traces, tmp_path / "answer.json")
     assert read_value(Traces, tmp_path / "answer.json") == traces
-
-
-def test_a_real_model_is_traced(profile_of, facts_of, spec_of):
-    workload = make_workload(model=spec_of("llama"), sequence_length=64)
-    request = TraceRequest(
-        workload=workload, families=(make_family(),), parameters=facts_of("llama").parameters, limit_s=60.0
-    )
-    assert traces_of(request) == Traces(profiles=(profile_of("llama"),))

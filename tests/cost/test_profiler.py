@@ -72,15 +72,6 @@ def test_a_model_whose_layers_do_not_repeat_is_traced_whole(profile_of):
     assert len(traced.excerpt.parameters) == sum(g.count for g in traced.parameters)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["bert", "t5"])
-def test_checkpointing_needs_less_and_computes_more(profile_of, model):
-    plain, checkpointed = profile_of(model, **MIXED), profile_of(model, **MIXED, checkpointing="full")
-    assert peak(checkpointed, 64) < peak(plain, 64)
-    assert work(checkpointed) > work(plain)
-    assert checkpointed.needed_flops == plain.needed_flops
-
-
 @pytest.mark.parametrize("model", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_the_more_layers_are_checkpointed_the_less_is_kept_and_the_more_computed(profile_of, model):
     kinds = ("none", "every-4th", "every-2nd", "full")
@@ -147,30 +138,8 @@ def test_an_adapter_alone_is_trained(profile_of, facts_of):
     assert 0 < trained(adapted) < 0.2 * facts_of("llama").parameters
 
 
-def test_a_larger_rank_trains_more(profile_of):
-    small, large = (profile_of("llama", **MIXED, adapter=LoraAdapter(rank=r)) for r in (4, 8))
-    assert trained(large) == 2 * trained(small)
-
-
-def test_an_adapter_needs_less_than_all_weights(profile_of):
-    adapted, full = profile_of("llama", **MIXED, adapter=LoraAdapter(rank=4)), profile_of("llama", **MIXED)
-    assert adapted.gradients_bytes < 0.2 * full.gradients_bytes
-    assert components(adapted, "adamw_torch", 1, 1).allocated < components(full, "adamw_torch", 1, 1).allocated
-
-
 def test_tables_of_embeddings_are_told(profile_of, spec_of):
     assert [g.shape for g in profile_of("llama").parameters if g.embedding] == [(512, 64)]
-
-
-def test_longer_samples_need_more(spec_of, facts_of, profile_of):
-    family = profile_of("llama").family
-    longer = profile(spec_of("llama"), family, Shape(task=Task.CAUSAL_LM, length=128))
-    assert peak(longer, 64) > peak(profile_of("llama"), 64)
-    assert longer.parameters == profile_of("llama").parameters
-
-
-def test_on_the_meta_device_if_it_can_be(profile_of):
-    assert profile_of("llama").traced_by == "meta"
 
 
 def test_a_model_that_can_not_be_traced_is_one_error(monkeypatch, spec_of):

@@ -5,38 +5,34 @@ import re
 import pytest
 import traced_once
 from factories import make_result
+from plans import planned
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import NothingFitsError
+from autotune.estimates import fitting
 from autotune.estimates.estimate import report, shortfall
+from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
 from autotune.storage.home import add_observations, rates_of
 from autotune.units import GIB
-from autotune.values.catalogue.gpus import gpu_named, hypothetical
-from autotune.values.config import TrainConfig
-from autotune.values.workload import Workload
+from autotune.value import read_value, write_value
+from autotune.values.config import Allowance
 
 GPU = "rtx-3070"  # 7.8 GiB
-
-
-def model_of(workload: Workload, config: TrainConfig, gpu: str = GPU) -> CostModel:
-    hardware = hypothetical(gpu_named(gpu))
-    traced = profile(workload.model, family_of(config, hardware), shape_of(workload))
-    return CostModel.of(workload, hardware, rates_of(hardware), [traced])
 
 
 def test_the_largest_micro_batch_of_a_free_global_batch_fits_and_the_next_does_not(estimated):
     memory_bytes = 3 * GIB
     found = estimated(global_batch="any", memory_bytes=memory_bytes, fix={"micro-batch": "1"})
     largest = found.largest_micro_batch
-    config = found.predicted.config
 
     def peak(size: int) -> int:
-        again = config.model_copy(update={"per_device_train_batch_size": size})
-        return model_of(found.workload, config).estimate(again).memory.device_peak_bytes
+        fix = {"micro-batch": str(size)}
+        again = estimated(global_batch="any", memory_bytes=memory_bytes, fix=fix)
+        return again.predicted.memory.device_peak_bytes
 
     assert largest > 1
     assert peak(largest) <= memory_bytes < peak(largest + 1)
@@ -169,3 +165,19 @@ def test_what_earlier_searches_measured_corrects_the_estimate(tiny_llama, tmp_pa
     after = report(options)
     assert "corrected by 1 trial of earlier searches" in after.notes
     assert after.predicted.speed.samples_per_second != before.predicted.speed.samples_per_second
+
+
+def test_the_answer_names_the_change_that_fits_though_the_search_may_not_make_it(wide_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "read_observations", lambda *_: ())  # those of other tests
+    plan = planned(model=str(wide_llama), allow=Allowance.EXACT, memory="90MiB")
+    traced = profile(plan.workload.model, family_of(plan.baseline, plan.hardware), shape_of(plan.workload))
+    write_value(
+        FitRequest(plan=plan, rates=rates_of(plan.hardware), profiles=(traced,), configs=tuple(plan.every_config())),
+        tmp_path / "request.json",
+    )
+    run_fitting(tmp_path)
+    text = read_value(FitAnswer, tmp_path / "answer.json").text
+    assert text.startswith("nothing fits: ")
+    assert " comes nearest and takes " in text
+    assert "with --fix " in text
+    assert "(--allow " in text

@@ -46,12 +46,6 @@ def test_a_model_of_another_size_is_traced(traced):
     assert traced == [FAMILY, FAMILY]
 
 
-def test_profiles_that_are_known_are_neither_read_nor_traced(traced):
-    known = {FAMILY: make_profile(FAMILY)}
-    assert dict(Profiles(make_workload(), 10, known)) == known
-    assert traced == []
-
-
 def test_a_reason_is_not_stored(traced):
     half = make_family(dtype="bfloat16")
     for _ in range(2):
@@ -94,14 +88,6 @@ def test_a_family_that_can_not_be_traced_is_named_and_the_others_are(tracing):
     traces = traces_of(request())
     assert [p.family for p in traces.profiles] == [FAMILIES[0], FAMILIES[2]]
     assert traces.failures == ("tiny: can't be traced: no kernel",)
-
-
-def test_the_same_reason_is_named_once(tracing):
-    def fail(family):
-        raise InputError("tiny: can't be traced: no kernel")
-
-    tracing(fail)
-    assert traces_of(request()) == Traces(profiles=(), failures=("tiny: can't be traced: no kernel",))
 
 
 def test_no_family_is_begun_after_the_limit(tracing, monkeypatch):

@@ -6,12 +6,9 @@ from collections import Counter
 
 import pytest
 import traced_once
-from conftest import TINY_LLAMA, write_model
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
-from autotune.cost.reserve import held_bytes
-from autotune.errors import NothingFitsError
 from autotune.estimates.ranking import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
 from autotune.units import GIB
@@ -49,11 +46,6 @@ def test_values_that_are_not_possible_are_named_with_what_is_lacking():
 def test_values_that_only_came_out_behind_are_named():
     found = notes(BASE, hardware=make_gpu(), allowance=Allowance.OPTIMIZER)
     assert found[-1] == "predicted too, but slower than these or too large: precision=bf16, tf32=true, optim=adafactor"
-
-
-def test_where_all_is_shown_there_is_nothing_to_say():
-    adafactor = make_config(precision="bf16", tf32=True, optim="adafactor")
-    assert notes(BASE, adafactor, make_config(precision="pure_bf16", adapter={}), hardware=make_gpu()) == []
 
 
 def test_without_a_knob_the_best_are_ranked(estimated):
@@ -161,23 +153,3 @@ def test_a_device_that_is_too_small_says_what_it_takes(estimated):
     rows = {row.device.name: row for row in found.rows}
     assert rows["rtx-3070"].why_not.startswith("the least takes")
     assert rows["h200"].best.config.per_device_train_batch_size == 32
-
-
-def test_what_the_allocator_holds_is_replayed_once_for_all_devices_of_a_generation(estimated, monkeypatch):
-    replayed = []
-
-    def counted(excerpt, optim, size, **options):
-        replayed.append((optim, size, *options.values()))
-        return held_bytes(excerpt, optim, size, **options)
-
-    monkeypatch.setattr("autotune.cost.memory.held_bytes", counted)
-    found = estimated(gpu="all", model="gpt2", seq_len=1024, fix={"micro-batch": "32"})
-    assert len(found.rows) > len(replayed) > 1
-    assert len(replayed) == len(set(replayed))
-
-
-@pytest.mark.slow
-def test_a_model_too_large_for_any_device_fits_nothing(estimated, tmp_path):
-    giant = {**TINY_LLAMA, "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 40}
-    with pytest.raises(NothingFitsError, match="nothing fits"):
-        estimated(gpu="all", model=str(write_model(tmp_path / "giant", giant)), allow="exact")
