@@ -219,44 +219,38 @@ def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             document = tomllib.loads((folder / path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"{path}: not TOML: {error}") from None
-        except RecursionError:
-            raise InputError(f"{path}: nested too deeply") from None
+        except (OSError, ValueError, RecursionError) as error:
+            deep = "nested too deeply" if isinstance(error, RecursionError) else f"not TOML: {error}"
+            raise InputError(f"{path}: {error.strerror if isinstance(error, OSError) else deep}") from None
         if isinstance(document.get("tool"), dict) and "autotune" in document["tool"]:
-            found = _project_values(path, document["tool"]["autotune"])
-            for name in (n for n in (*_FILES, *_FILES_OR_NAMES) if n in found):
-                file = path.parent / found[name]
-                if name in _FILES or (folder / file).exists():
-                    found[name] = str(file)
-                if name == "output" and not (folder / file).resolve().is_relative_to(parent.resolve()):
-                    raise InputError(
-                        f"{path}: [tool.autotune] output: outside of the project; say it on the command line"
-                    )
-            return path, found
+            try:
+                return path, _project_values(path, folder, document["tool"]["autotune"])
+            except InputError as error:
+                raise InputError(f"{path}: [tool.autotune] {error}") from None
     return None
 
 
-def _project_values(path: Path, table: Any) -> dict[str, Any]:
-    """Return the values of [tool.autotune] by option, as the command line takes them; errors name file and key."""
+def _project_values(path: Path, folder: Path, table: Any) -> dict[str, Any]:
+    """Return the values of [tool.autotune] in `path`, as seen from `folder`, as the command line takes them."""
     if not isinstance(table, dict):
-        raise InputError(f"{path}: tool.autotune: expected a table, not {table!r}")
+        raise InputError(f"expected a table, not {table!r}")
     known = [name for name in fields_by_name(SearchOptions) if name not in _NOT_OF_A_PROJECT]
     values = {key.replace("-", "_"): value for key, value in table.items()}
-    for key in table:
-        name = key.replace("-", "_")
+    for key, name in zip(table, values, strict=False):
         if name in _NOT_OF_A_PROJECT:
-            raise InputError(f"{path}: [tool.autotune] {key}: say it on the command line")
+            raise InputError(f"{key}: say it on the command line")
         if name not in known:
             near = suggestion(key, [option.replace("_", "-") for option in known])
-            raise InputError(f"{path}: [tool.autotune] {key}: no such option{near}")
-    try:
-        read = options_of(SearchOptions, {"model": "", **values}).model_dump(mode="json", by_alias=True)
-    except InputError as error:
-        raise InputError(f"{path}: [tool.autotune] {error}") from None
-    return {name: read[name] for name in values}
+            raise InputError(f"{key}: no such option{near}")
+    read = options_of(SearchOptions, {"model": "", **values}).model_dump(mode="json", by_alias=True)
+    found = {name: read[name] for name in values}
+    for name in (n for n in (*_FILES, *_FILES_OR_NAMES) if n in found):
+        file = path.parent / found[name]
+        if name in _FILES or (folder / file).exists():
+            found[name] = str(file)
+        if name == "output" and not (folder / file).resolve().is_relative_to((folder / path).parent.resolve()):
+            raise InputError("output: outside of the project; say it on the command line")
+    return found
 
 
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:

@@ -22,47 +22,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
-from autotune.space.points import PARAMETERS, Scalar, has_field, problem
+from autotune.space.points import MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
 from autotune.value import Value, read_named
 from autotune.values.budget import Effort
 
 
-def _check_list(value: Any, *, or_else: str = "") -> None:
-    """Raise ValueError unless `value` is a list of scalars."""
+def _check_list(value: Any, *, of: str, or_else: str = "") -> None:
+    """Raise ValueError unless `value` is a list of scalars that isn't empty."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list, not {value!r}{or_else}")
+    if not value:
+        raise ValueError(f"needs at least one {of}")
     for item in value:
         if not isinstance(item, Scalar):
             raise ValueError(f"{item!r} is no text, number, true, false or null")
 
 
 def _choices(value: Any) -> Any:
-    """Return `value`, the choices of a parameter; ValueError: they are no list, or none."""
-    if value == "lattice":
-        return value
-    if isinstance(value, list | tuple) and not value:
-        raise ValueError("needs at least one choice")
-    _check_list(value, or_else=" (or 'lattice', for the micro-batch)")
-    if len(set(map(repr, value))) != len(value):
-        raise ValueError("has a choice twice")
+    if value != "lattice":
+        _check_list(value, of="choice", or_else=" (or 'lattice', for the micro-batch)")
+        if len(set(map(repr, value))) != len(value):
+            raise ValueError("has a choice twice")
     return value
 
 
 def _condition(value: Any) -> Any:
-    """Return `value`, the mapping of a `when` or a `forbid`; ValueError: a parameter has no values to hold for."""
     for name, values in value.items() if isinstance(value, dict) else ():
         try:
-            _check_list(values)
+            _check_list(values, of="value")
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        if not values:
-            raise ValueError(f"{name}: needs at least one value")
     return value
 
 
@@ -197,36 +192,35 @@ def _validation_message(error: ValidationError) -> str:
 
 def _check_values(path: Path, space: SpaceFile) -> None:
     """Refuse names that are no parameters, and values that no configuration can have."""
+
+    def refuse(where: str, words: str) -> NoReturn:
+        raise SearchSpaceError(f"{path}: {where}: {words}")
+
+    def check(where: str, name: str, values: tuple[Scalar, ...]) -> None:
+        if (found := next(filter(None, (problem(name, value) for value in values)), None)) is not None:
+            refuse(where, found)
+
     conditions = (*(p.when for p in space.parameters.values()), *(rule.forbid for rule in space.rules))
     for name in (*space.parameters, *(other for condition in conditions for other in condition)):
         if name not in PARAMETERS:
             raise SearchSpaceError(f"{path}: parameter {name!r} is unknown{suggestion(name, PARAMETERS)}")
+    above: list[str] = []
     for name, parameter in space.parameters.items():
-        if parameter.choices == "lattice":
-            if name != "per_device_train_batch_size":
-                raise SearchSpaceError(f"{path}: parameters.{name}.choices: 'lattice' is for the micro-batch only")
-            continue
-        _check_all(path, f"parameters.{name}.choices", name, parameter.choices)
-    names = list(space.parameters)
-    for name, parameter in space.parameters.items():
+        at = f"parameters.{name}"
+        if parameter.choices != "lattice":
+            check(f"{at}.choices", name, parameter.choices)
+        elif name != MICRO_BATCH:
+            refuse(f"{at}.choices", "'lattice' is for the micro-batch only")
         for other, values in parameter.when.items():
-            _check_all(path, f"parameters.{name}.when.{other}", other, values)
-            if other not in names[: names.index(name)]:
-                raise SearchSpaceError(f"{path}: parameters.{name}.when: {other!r} is not a parameter above it")
+            check(f"{at}.when.{other}", other, values)
+            if other not in above:
+                refuse(f"{at}.when", f"{other!r} is not a parameter above it")
         for kind in parameter.when.get("adapter", ()):
             if not has_field(kind, name):
-                field = name.partition(".")[2]
-                raise SearchSpaceError(f"{path}: parameters.{name}.when.adapter: {kind} has no {field}")
-    for name in space.parameters:
+                refuse(f"{at}.when.adapter", f"{kind} has no {name.partition('.')[2]}")
         if name.startswith("adapter.") and "adapter" not in space.parameters:
-            raise SearchSpaceError(f"{path}: parameters.{name}: there is no parameter 'adapter'")
+            refuse(at, "there is no parameter 'adapter'")
+        above.append(name)
     for number, rule in enumerate(space.rules):
         for name, values in rule.forbid.items():
-            _check_all(path, f"rules.{number}.forbid.{name}", name, values)
-
-
-def _check_all(path: Path, where: str, name: str, values: tuple[Scalar, ...]) -> None:
-    for value in values:
-        found = problem(name, value)
-        if found is not None:
-            raise SearchSpaceError(f"{path}: {where}: {found}")
+            check(f"rules.{number}.forbid.{name}", name, values)
