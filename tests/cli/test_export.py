@@ -81,25 +81,18 @@ def test_one_file_goes_where_it_is_wanted(export, result, tmp_path):
     assert (tmp_path / "ds.json").read_text() == text_of(DEEPSPEED, result)
 
 
-def test_a_script_is_launched_by_the_name_it_was_given(export, tmp_path):
-    written = export("--to", "python", "-o", str(tmp_path / "mine.py"))
+@pytest.mark.parametrize(("target", "usual"), [("python", "train.py"), ("trl", "train_trl.py")])
+def test_a_script_is_launched_and_calls_itself_by_the_name_it_was_given(export, tmp_path, target, usual):
+    written = export("--to", target, "-o", str(tmp_path / "a tune.py"))
     launches = [line for line in written.stdout.splitlines() if line.startswith("launch:")]
     assert launches
-    assert all(line.endswith(str(tmp_path / "mine.py")) for line in launches)
-
-
-@pytest.mark.parametrize(("target", "usual"), [("python", "train.py"), ("trl", "train_trl.py")])
-def test_a_script_calls_itself_by_the_name_it_was_given(export, tmp_path, target, usual):
-    export("--to", target, "-o", str(tmp_path / "a tune.py"))
+    assert all(line.endswith(f"'{tmp_path / 'a tune.py'}'") for line in launches)
     text = (tmp_path / "a tune.py").read_text()
     assert "--nproc_per_node 2 'a tune.py' --steps 100" in text
     assert usual not in text
     export("--to", target, "-o", str(tmp_path))
     assert f"--nproc_per_node 2 {usual} --steps 100" in (tmp_path / usual).read_text()
-
-
-def test_a_name_that_a_docstring_can_not_hold_is_left_out_of_it(export, tmp_path):
-    assert export("--to", "python", "-o", str(tmp_path / 'a"""b.py')).exit_code == 0
+    assert export("--to", target, "-o", str(tmp_path / 'a"""b.py')).exit_code == 0  # no docstring can hold that
     compile((tmp_path / 'a"""b.py').read_text(), "script", "exec")
 
 

@@ -123,28 +123,18 @@ def test_ctrl_c_leaves_the_lines_and_a_cursor(shown):
 
 
 @pytest.mark.slow
-def test_a_narrow_terminal_without_colours_shows_it_as_well(shown):
-    screen = shown("ends", columns=40, NO_COLOR="1")
+@pytest.mark.parametrize(
+    ("how", "colours", "escapes"),
+    [({}, True, True), ({"columns": 40, "NO_COLOR": "1"}, False, True), ({"TERM": "dumb"}, False, False)],
+    ids=["colours", "narrow without colours", "dumb"],
+)
+def test_a_terminal_gets_what_it_can_draw(shown, how, colours, escapes):
+    screen = shown("ends", **how)
     assert screen.read_to_the_end() == 0
     assert screen.lines[-1] == "the answer"
-    assert not COLOUR.search(screen.raw)
-    assert ESCAPE in screen.raw
-
-
-@pytest.mark.slow
-def test_colours_are_used_where_they_may_be(shown):
-    screen = shown("ends")
-    screen.read_to_the_end()
-    assert COLOUR.search(screen.raw)
-
-
-@pytest.mark.slow
-def test_a_dumb_terminal_gets_the_lines_of_a_log(shown):
-    screen = shown("ends", TERM="dumb")
-    screen.read_to_the_end()
-    assert ESCAPE not in screen.raw
-    assert screen.raw.splitlines()[0] == "tuning for the CPU"
-    assert screen.raw.splitlines()[1] == LOGGED
+    assert (bool(COLOUR.search(screen.raw)), ESCAPE in screen.raw) == (colours, escapes)
+    if not escapes:
+        assert screen.raw.splitlines()[:2] == ["tuning for the CPU", LOGGED]
 
 
 @pytest.mark.slow
@@ -157,14 +147,8 @@ def test_a_real_search_shows_its_phases_and_then_the_answer(terminal, tiny_llama
     assert [line[:8].strip() for line in screen.lines][-4:] == ["best", "", "", "so far"]
     assert screen.read_to_the_end() == 0
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.raw)
-    for phase in (
-        "looking at the machine and the model · ",
-        "predicting · ",
-        "baseline · ",
-        "searching · ",
-        "checking · ",
-    ):
-        assert phase in drawn
+    for phase in ("looking at the machine and the model", "predicting", "baseline", "searching", "checking"):
+        assert f"{phase} · " in drawn
     text = "\n".join(screen.lines)
     assert "written:" in text
     assert "so far" not in text

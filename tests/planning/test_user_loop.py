@@ -39,91 +39,59 @@ def test_the_accumulation_goes_to_who_takes_it():
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("given", "said"),
     [
-        (42, "expected a function that takes a TrainConfig, not int"),
-        (lambda: None, "can't be called with a configuration"),
-        (lambda config, other: None, "can't be called with a configuration"),
-    ],
-)
-def test_what_is_no_such_function_is_refused(step, said):
-    with pytest.raises(InputError, match=said):
-        asked(step)
-
-
-@pytest.mark.parametrize(
-    ("knobs", "said"),
-    [
-        (None, "say what your function honours"),
-        ([], "say what your function honours"),
-        ("precision", "expected a list of names"),
-        (["precison"], "'precison' is no field of TrainConfig.*did you mean 'precision'"),
-        (["packing"], "your function makes the batches"),
-        (["parallelism"], "one process on one device"),
-        ({"precision": ["fp23"]}, "knobs: precision: 'fp23' is no value for it"),
-        ({"precision": "fp32"}, "knobs: precision: expected a list of values"),
-        ({"precision": []}, "knobs: precision: expected a list of values"),
-    ],
-)
-def test_knobs_that_cant_be_are_refused(knobs, said):
-    with pytest.raises(InputError, match=said):
-        asked(knobs=knobs)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"data": "x"},
-        {"check_loss": 20},
-        {"engine": "ray"},
-        {"devices": 2},
-        {"task": "causal-lm"},
-        {"images": 1},
-        {"image_size": 64},
-        {"freeze_vision": True},
+        ({"step": 42}, "expected a function that takes a TrainConfig, not int"),
+        ({"step": lambda: None}, "can't be called with a configuration"),
+        ({"step": lambda config, other: None}, "can't be called with a configuration"),
+        ({"knobs": None}, "say what your function honours"),
+        ({"knobs": []}, "say what your function honours"),
+        ({"knobs": "precision"}, "expected a list of names"),
+        ({"knobs": ["precison"]}, "'precison' is no field of TrainConfig.*did you mean 'precision'"),
+        ({"knobs": ["packing"]}, "your function makes the batches"),
+        ({"knobs": ["parallelism"]}, "one process on one device"),
+        ({"knobs": {"precision": ["fp23"]}}, "knobs: precision: 'fp23' is no value for it"),
+        ({"knobs": {"precision": "fp32"}}, "knobs: precision: expected a list of values"),
+        ({"knobs": {"precision": []}}, "knobs: precision: expected a list of values"),
+        ({"space": "cpu"}, "both say what is varied"),
+        ({"data": "x"}, "data can't be used with a step"),
+        ({"check_loss": 20}, "check_loss can't be used with a step"),
+        ({"engine": "ray"}, "engine: a step of your own runs on this machine"),
+        ({"devices": 2}, "devices: a trial of your own loop is one process on one device"),
+        ({"task": "causal-lm"}, "task can't be used with a step"),
+        ({"images": 1}, "images can't be used with a step"),
+        ({"image_size": 64}, "image_size can't be used with a step"),
+        ({"freeze_vision": True}, "freeze_vision can't be used with a step"),
     ],
     ids=str,
 )
-def test_what_goes_with_no_loop_of_ones_own_is_refused(option):
-    with pytest.raises(
-        InputError, match=f"{next(iter(option))}.*(can't be used with a step|a step of your own|own loop)"
-    ):
-        asked(**option)
+def test_what_can_not_be_tuned_is_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        asked(**given)
 
 
-def test_knobs_and_a_space_are_one_too_many():
-    with pytest.raises(InputError, match="both say what is varied"):
-        asked(space="cpu")
+def parameters_of(knobs, usual="cpu") -> dict:
+    return space_of(asked(knobs=knobs), usual).parameters
+
+
+def test_a_knob_has_the_choices_and_the_order_of_the_devices_space_unless_its_own_are_named():
     assert asked(knobs=None, space="cpu").knobs == {}
-
-
-def test_a_knob_has_the_choices_of_the_devices_space_in_its_order():
-    space = space_of(asked(knobs=["optim", "precision"]), "cpu")
-    assert list(space.parameters) == ["precision", "optim"]
-    assert space.parameters["precision"].choices == ("bf16", "fp32", "pure_bf16")
-
-
-def test_a_knob_has_its_own_choices_where_they_are_named():
-    space = space_of(asked(knobs={"precision": ["fp32", "bf16", "fp32"], "optim": None}), "cpu")
-    assert space.parameters["precision"].choices == ("fp32", "bf16")
-    assert "adafactor" in space.parameters["optim"].choices
-
-
-def test_what_was_named_is_tried_whatever_the_effort():
-    space = space_of(asked(knobs=["torch_compile_backend"]), "cpu")
-    assert space.parameters["torch_compile_backend"].from_effort is autotune.Effort.QUICK
-
-
-def test_an_adapter_comes_with_its_fields():
-    space = space_of(asked(knobs=["adapter"]), "cpu")
-    assert list(space.parameters) == ["adapter", "adapter.rank", "adapter.target_modules"]
+    found = parameters_of(["optim", "precision"])
+    assert list(found) == ["precision", "optim"]
+    assert found["precision"].choices == ("bf16", "fp32", "pure_bf16")
+    found = parameters_of({"precision": ["fp32", "bf16", "fp32"], "optim": None})
+    assert found["precision"].choices == ("fp32", "bf16")
+    assert "adafactor" in found["optim"].choices
+    compiler = parameters_of(["torch_compile_backend"])["torch_compile_backend"]
+    assert compiler.from_effort is autotune.Effort.QUICK  # what was named is tried whatever the effort
+    assert list(parameters_of(["adapter"])) == ["adapter", "adapter.rank", "adapter.target_modules"]
 
 
 def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
     with pytest.raises(InputError, match="quantization has no usual values; name them"):
-        space_of(asked(knobs=["quantization"]), "cpu")
+        parameters_of(["quantization"])
     with pytest.raises(InputError, match="exists only beside dataloader_num_workers"):
-        space_of(asked(knobs=["dataloader_prefetch_factor"]), "default")
+        parameters_of(["dataloader_prefetch_factor"], "default")
 
 
 def plan_of(hardware, knobs, **options):
@@ -142,7 +110,7 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
     plan = plan_of(gpu, everything, allow=Allowance.METHOD, global_batch=16)
     space = plan.search_space
     assert [d.name for d in space.dimensions if not d.name.startswith("adapter.")] == [
-        name for name in space_of(asked(knobs=everything), "default").parameters if "adapter." not in name
+        name for name in parameters_of(everything, "default") if "adapter." not in name
     ]
     open_choices = {d.name: d.choices for d in space.dimensions}
     for name in everything:
@@ -163,22 +131,27 @@ def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value)
         plan_of(make_hardware(), KNOBS, global_batch=16, **{option: value})
 
 
-def test_nothing_is_promised_that_isnt_done():
+def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
     plan = plan_of(make_hardware(), KNOBS, global_batch=16)
-    assert plan.workload.task is Task.OWN
-    assert not plan.soak
-    assert plan.loss_steps == 0
-    assert not plan.record
+    assert (plan.workload.task, plan.soak, plan.loss_steps, plan.record) == (Task.OWN, False, 0, False)
     assert any("taken on trust" in note for note in plan.notes)
     assert any("evaluated or saved" in note for note in plan.notes)
-
-
-def test_all_micro_batches_are_run_as_none_can_be_told_apart():
-    plan = plan_of(make_hardware(), KNOBS, global_batch=16)
     config = TrainConfig(per_device_train_batch_size=2)
     assert request_of(plan, config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 8
-    trainers = make_plan()
-    assert request_of(trainers, config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 2
+    assert request_of(make_plan(), config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 2
+
+
+def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held():
+    class Seen(Looked):
+        def examine(self, request):
+            others.append(request.other)
+            return super().examine(request)
+
+    others = []
+    for batch in (16, "any"):
+        given = SearchOptions(model="", device="cpu", global_batch=batch)
+        UserLoop(given, make_step, KNOBS).plan(start_of(given), lambda: Seen())
+    assert others == [4, None]
 
 
 def test_a_workload_with_a_step_survives_being_written():
@@ -193,12 +166,9 @@ def test_what_cant_be_pickled_is_named(tmp_path):
     step = lambda config: lock.acquire  # noqa: E731
     with pytest.raises(InputError, match="can't be handed to another process: TypeError: cannot pickle"):
         autotune.find(step=step, knobs=KNOBS, device="cpu", run_dir=tmp_path)
-    assert not (tmp_path / "data" / STEP_FILE).exists()
-
-
-def test_nothing_to_tune_is_bad_input():
     with pytest.raises(InputError, match="nothing to tune"):
         autotune.find()
+    assert not (tmp_path / "data" / STEP_FILE).exists()
 
 
 @pytest.fixture(scope="module")

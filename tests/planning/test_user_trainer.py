@@ -114,20 +114,17 @@ def plan(fix=(), **fields):
     return UserTrainer(options, script=SCRIPT).plan(start, lambda: Looked(found=description))
 
 
-def test_the_codes_own_arguments_are_the_baseline():
+def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_held():
     made = plan()
-    assert made.baseline.per_device_train_batch_size == 4
-    assert made.baseline.optim == "adamw_torch"
+    assert (made.baseline.per_device_train_batch_size, made.baseline.optim) == (4, "adamw_torch")
     assert (made.workload.global_batch_size, made.workload.tokens_per_sample) == (8, 20.0)
     assert made.workload.fixed_arguments == {"learning_rate": 0.1}
-
-
-def test_what_the_code_decides_is_held_at_what_the_baseline_has():
-    held = plan().workload.own_code.held
+    held = made.workload.own_code.held
     assert (held["optim"].value, held["optim"].reason) == ("adamw_torch", "it hands over an optimizer")
     assert held["adapter"].value is None
-    optims = {p["optim"] for p in plan().search_space.points()}
-    assert optims == {"adamw_torch"}
+    assert {p["optim"] for p in made.search_space.points()} == {"adamw_torch"}
+    assert type(made).model_validate_json(made.model_dump_json()) == made
+    assert made.record is False
 
 
 def test_weights_in_bf16_stay_so():
@@ -137,12 +134,6 @@ def test_weights_in_bf16_stay_so():
     assert {p["precision"] for p in made.search_space.points()} == {"pure_bf16"}
     mixed = plan(weights="bfloat16", held=held, arguments={**found().arguments, "bf16": True})
     assert mixed.baseline.precision == "bf16"
-
-
-def test_a_plan_survives_being_written_and_trials_are_not_recorded():
-    made = plan()
-    assert type(made).model_validate_json(made.model_dump_json()) == made
-    assert made.record is False
 
 
 @pytest.mark.parametrize(

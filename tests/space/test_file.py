@@ -72,7 +72,7 @@ MALFORMED = [
     (of("tf32: {choices: [1]}"), "parameters.tf32.choices: 1 is no value for it (did you mean True?)"),
     (
         of("optim: {choices: [adafactr]}"),
-        "parameters.optim.choices: 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you mean 'adafactor'",
+        "parameters.optim.choices: 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you",
     ),
     (
         of("attn_implementation: {choices: [spda]}"),
