@@ -2,19 +2,17 @@
 
     python benchmarks/export_throughput.py runs/t5-small-.../best-config.json
     python benchmarks/export_throughput.py --model t5-small --effort quick
-    python benchmarks/export_throughput.py --model gpt2 --scripts all --trl-python trl-venv/bin/python
 
 In each round the configuration is measured twice, in an order that alternates: as a trial of autotune, and by
 `examples/train_with_result.py` in a fresh process, or in those of torchrun, a plain Trainer without autotune around it.
-A ratio of 1 means that the exported arguments train exactly as fast as was promised. With `--scripts` it is the scripts
-of `autotune export` that train in its place, each a ratio: the plain Trainer's (python), the same with the arguments of
-its file by accelerate's launcher (accelerate), the plain loop (accelerate-loop) and TRL's. The last line is the result
-as JSON; it is also written to `benchmarks/results/`.
+A ratio of 1 means that the exported arguments train exactly as fast as was promised. The last line is the result as
+JSON; it is also written to `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -24,18 +22,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exported_scripts import SCRIPTS, ExportedScripts
-from provenance import ROOT, provenance, results_path
+from answers import find, parser_of
+from provenance import ROOT, keep
 
 import autotune
 from autotune.execution.environment import launcher_environment
 from autotune.execution.runner import LocalRunner
 from autotune.tuning_result import TuningResult
-from autotune.value import write_text
 from autotune.values.hardware import Hardware, detect, like_devices
 from autotune.values.statistics import half_width
 from autotune.values.trial import DescribeRequest, Limits, Purpose, TrialRequest
@@ -59,70 +56,37 @@ class Round(NamedTuple):
 
 def main() -> None:
     """Measure and write what the command line asks for."""
-    options = parse_options()
-    with tempfile.TemporaryDirectory() as scratch:
-        path = options.config or search(options, Path(scratch))
+    parser = parser_of_answer(__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
+    options = parser.parse_args()
+    with answer_of(parser, options) as path:
         result = autotune.load(path)
         hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
-        length = {"count": options.rounds, "seconds": options.seconds}
-        if options.scripts:
-            by_script = compare_scripts(path, hardware, options.scripts, options.trl_python, **length)
-            found = {"scripts": {name: summary(result, rounds) for name, rounds in by_script.items()}}
-        else:
-            found = summary(result, compare(path, hardware, **length))
-    document = {**provenance(hardware), "load_average": os.getloadavg(), **found}
-    output = options.out or results_path(f"export-{result.workload.model.name}", hardware).with_suffix(".json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(json.dumps(document, indent=2) + "\n", output)
-    print(json.dumps(document))
+        found = summary(result, compare(path, hardware, count=options.rounds, seconds=options.seconds))
+    keep(f"export-{result.workload.model.name}", hardware, found, options.out)
 
 
 def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> list[Round]:
-    """Return `count` rounds, each side running for about `seconds`.
+    """Return `count` rounds, each side running for about `seconds`, in an order that alternates.
 
     Raises:
         RuntimeError: One of the two can't train what the search has trained.
     """
-    steps = steps_for(autotune.load(path), seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        ways = {"example": lambda: train(path, hardware, Path(scratch) / "out", steps)}
-        return in_turn(path, hardware, ways, count=count, steps=steps)["example"]
-
-
-def compare_scripts(
-    path: Path, hardware: Hardware, names: list[str], trl_python: str, *, count: int, seconds: float
-) -> dict[str, list[Round]]:
-    """Return `count` rounds of each script, with the one trial of the round.
-
-    Raises:
-        InputError: The answer has no such script.
-        RuntimeError: A script or a trial fails.
-    """
-    steps = steps_for(autotune.load(path), seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        visible = {"CUDA_VISIBLE_DEVICES": visible_devices(autotune.load(path), hardware)}
-        scripts = ExportedScripts(path.resolve(), Path(scratch), trl_python=trl_python, environment=visible)
-        ways = {name: scripts.trainer(name, steps) for name in names}
-        return in_turn(path, hardware, ways, count=count, steps=steps)
-
-
-def in_turn(
-    path: Path, hardware: Hardware, ways: dict[str, Callable[[], float]], *, count: int, steps: int
-) -> dict[str, list[Round]]:
-    """Measure the trial and each way once a round, in an order that alternates."""
     result = autotune.load(path)
-    rounds: dict[str, list[Round]] = {name: [] for name in ways}
+    steps = steps_for(result, seconds)
+    rounds: list[Round] = []
     with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
         if result.workload.dataset is not None:
             runner.describe(DescribeRequest(workload=result.workload))  # tokenizes
         for number in range(count):
-            sides = {"measured": lambda n=number: trial(result, hardware, runner, n, steps), **ways}
+            sides = {
+                "measured": lambda n=number: trial(result, hardware, runner, n, steps),
+                "exported": lambda: train(path, hardware, Path(scratch) / "out", steps),
+            }
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            rates = {name: sides[name]() for name in order}
-            for name in ways:
-                rounds[name].append(Round(rates[name], rates["measured"]))
-                shown = f"round {number}, {name}: {rounds[name][-1]}, ratio {rounds[name][-1].ratio:.3f}"
-                print(shown, file=sys.stderr, flush=True)
+            rounds.append(Round(**{name: sides[name]() for name in order}))
+            print(f"round {number}: {rounds[-1]}, ratio {rounds[-1].ratio:.3f}", file=sys.stderr, flush=True)
     return rounds
 
 
@@ -218,59 +182,25 @@ def summary(result: TuningResult, rounds: list[Round]) -> dict[str, Any]:
     }
 
 
-def search(options: argparse.Namespace, scratch: Path) -> Path:
-    """Run a search first, which neither reads nor writes the lasting record; return the file of its answer."""
-    result = autotune.find(
-        options.model,
-        effort=options.effort,
-        device=options.device,
-        devices=options.devices,
-        seq_len=options.seq_len,
-        max_time=options.max_time,
-        max_trials=options.max_trials,
-        run_dir=scratch / "run",
-        record=False,
-    )
-    result.save(scratch / "best-config.json")
-    return scratch / "best-config.json"
-
-
-def parser_of(description: str | None) -> argparse.ArgumentParser:
+def parser_of_answer(description: str | None) -> argparse.ArgumentParser:
     """Return the options of a benchmark that takes an answer, or searches for one first."""
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search")
-    parser.add_argument("--model", help="search for this model first")
-    parser.add_argument("--effort", default="quick", help="of that search (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="of that search (default: %(default)s)")
-    parser.add_argument("--devices", type=int, help="of that search")
-    parser.add_argument("--seq-len", type=int, help="of that search")
-    parser.add_argument("--max-trials", type=int, help="of that search")
-    parser.add_argument("--max-time", help="of that search")
-    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
+    parser = parser_of(description, usual={})
+    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search; none: search first")
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line."""
-    options = parser.parse_args()
+@contextlib.contextmanager
+def answer_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[Path]:
+    """Yield the file of the answer that the command line gives, or of a search by its options."""
     if (options.config is None) == (options.model is None):
         parser.error("give either a best-config.json or --model")
-    return options
-
-
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
-    parser.add_argument(
-        "--scripts", nargs="+", choices=(*SCRIPTS, "all"), help="of `autotune export`, in the example's place"
-    )
-    parser.add_argument("--trl-python", default=sys.executable, help="an interpreter that has TRL (default: this one)")
-    options = parsed(parser)
-    if options.scripts and "all" in options.scripts:
-        options.scripts = list(SCRIPTS)
-    return options
+    if options.config is not None:
+        yield options.config
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "best-config.json"
+        find(options, Path(scratch), record=False).save(path)
+        yield path
 
 
 if __name__ == "__main__":

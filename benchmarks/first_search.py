@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from answers import told
 from provenance import provenance, results_path
 
 from autotune.tuning_result import TuningResult, load
@@ -64,23 +65,19 @@ def search(share: float) -> dict[str, Any]:
         took_s = time.monotonic() - began
         if done.returncode:
             return {"beside": share, "took_s": took_s, "exit_code": done.returncode, "error": done.stderr[-500:]}
-        return {"beside": share, "took_s": round(took_s, 1), **told(load(Path(scratch) / "run" / "best-config.json"))}
+        return {"beside": share, "took_s": round(took_s, 1), **kept(load(Path(scratch) / "run" / "best-config.json"))}
 
 
-def told(result: TuningResult) -> dict[str, Any]:
+def kept(result: TuningResult) -> dict[str, Any]:
     """Return what is kept of an answer."""
     shares = result.spent.shares() if result.spent is not None else {}
     return {
+        **told(result),
         "decided": is_decided(result),
-        "verdict": result.verdict,
-        "changes": {c.knob: c.after for c in result.best.changes},
-        "speedup": result.speedup.model_dump() if result.speedup else None,
         "challenger": result.challenger.model_dump() if result.challenger else None,
         "soaked": result.soaked is not None,
         "measured_share": shares.get("measured steps", 0.0),
-        "shares": {what: round(share, 3) for what, share in shares.items()},
-        "trials": sum(t.number is not None for t in result.trials),
-        "disturbances": result.disturbances,
+        "shares": {name: round(share, 3) for name, share in shares.items()},
     }
 
 

@@ -29,11 +29,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from pack.alarm import OutOfTime, alarm
-from pack.check import Check
-from pack.ground import Ground, ground_of
+from pack.check import Check, Ground, ground_of
 from pack.memory_watch import MemoryWatch
-from pack.part import Part
+from pack.part import OutOfTime, Part, alarm
 from pack.report import Report
 from pack.searches import SEARCHES, parts_of
 from pack.session import Session

@@ -16,7 +16,6 @@ and it is told whether the answer mentions the noise. The last line is the resul
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -26,11 +25,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from provenance import provenance, results_path
+from answers import find, parser_of, told, trials_of
+from provenance import keep
 
-import autotune
 from autotune.tuning_result import TuningResult
-from autotune.value import write_text
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.problem import Event, TrialStarted
@@ -94,77 +92,34 @@ def rate_beside_winner(result: TuningResult, config: TrainConfig) -> float:
 def search(options: argparse.Namespace, disturbed: Iterable[int]) -> TuningResult:
     """Return the answer of one search, disturbed while the trials of these numbers run."""
     with tempfile.TemporaryDirectory() as scratch, Noise(disturbed) as noise:
-        os.environ["AUTOTUNE_HOME"] = str(Path(scratch) / "home")  # no search learns from another
-        return autotune.find(
-            options.model,
-            effort=options.effort,
-            device=options.device,
-            seq_len=options.seq_len,
-            allow=options.allow,
-            max_trials=options.max_trials,
-            run_dir=Path(scratch) / "run",
-            observer=noise,
-        )
-
-
-def told(result: TuningResult) -> dict[str, Any]:
-    """Return what is kept of an answer."""
-    return {
-        "verdict": result.verdict,
-        "changes": {c.knob: c.after for c in result.best.changes},
-        "speedup": result.speedup.model_dump() if result.speedup else None,
-        "trials": sum(t.number is not None for t in result.trials),
-        "search_time_s": result.search_time_s,
-        "disturbances": result.disturbances,
-    }
+        return find(options, Path(scratch), observer=noise)
 
 
 def main() -> None:
     """Measure, print and write what the command line asks for."""
-    options = parse_options()
+    parser = parser_of(__doc__, usual={"model": "benchmarks/tables/models/llama-3m", "device": "cpu"})
+    parser.add_argument("--runs", type=int, default=3, help="disturbed searches (default: %(default)s)")
+    parser.add_argument("--undisturbed", type=int, help="searches before them (default: as many)")
+    options = parser.parse_args()
     hardware = detect(options.device)
     quiet: list[TuningResult] = []
     for number in range(options.undisturbed or options.runs):
         quiet.append(search(options, ()))
         print(f"undisturbed {number}: {told(quiet[-1])}", file=sys.stderr, flush=True)
-    half = max(sum(t.number is not None for t in r.trials) for r in quiet) // 2
-    counts: Counter[str] = Counter()
-    disturbed = []
+    half = max(map(trials_of, quiet)) // 2
+    disturbed: list[dict[str, Any]] = []
     for number in range(options.runs):
-        trials = range(half) if number % 2 == 0 else range(half, 10_000)
-        result = search(options, trials)
-        found = classify(result, quiet)
-        counts[found] += 1
-        disturbed.append({"outcome": found, "first_half": number % 2 == 0, **told(result)})
+        result = search(options, range(half) if number % 2 == 0 else range(half, 10_000))
+        disturbed.append({"outcome": classify(result, quiet), "first_half": number % 2 == 0, **told(result)})
         print(f"disturbed {number}: {disturbed[-1]}", file=sys.stderr, flush=True)
-    document = {
-        **provenance(hardware),
+    found = {
         "model": options.model,
-        "load_average": os.getloadavg(),
-        "counts": dict(counts),
+        "counts": dict(Counter(d["outcome"] for d in disturbed)),
         "told_of_noise": sum(bool(d["disturbances"]) for d in disturbed),
         "undisturbed": [told(r) for r in quiet],
         "disturbed": disturbed,
     }
-    output = options.out or results_path(f"noise-{Path(options.model).name}", hardware).with_suffix(".json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(json.dumps(document, indent=2) + "\n", output)
-    print(json.dumps(document))
-
-
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="benchmarks/tables/models/llama-3m", help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=3, help="disturbed searches (default: %(default)s)")
-    parser.add_argument("--undisturbed", type=int, help="searches before them (default: as many)")
-    parser.add_argument("--effort", default="quick", help="default: %(default)s")
-    parser.add_argument("--device", default="cpu", help="default: %(default)s")
-    parser.add_argument("--seq-len", type=int)
-    parser.add_argument("--allow", default="optimizer", help="default: %(default)s")
-    parser.add_argument("--max-trials", type=int)
-    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
-    return parser.parse_args()
+    keep(f"noise-{Path(options.model).name}", hardware, found, options.out)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,6 @@ of its time that the training thread of the same trial was seen waiting for one.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import resource
 import statistics
 import subprocess
@@ -26,11 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance, results_path
+from answers import find, parser_of
+from provenance import keep
 
-import autotune
 from autotune.tuning_result import TuningResult
-from autotune.value import write_text
 from autotune.values.hardware import detect
 from autotune.values.problem import TrialEnded
 from autotune.values.trial import TrialResult
@@ -42,46 +38,28 @@ SMALL_PARAMETERS = 100_000_000
 
 def main() -> None:
     """Measure, print and write what the command line asks for."""
-    options = parse_options()
+    options = parser_of(__doc__, usual={"model": "distilbert-base-uncased"}).parse_args()
     hardware = detect(options.device)
-    trials, result, wall_s = search(options)
-    document = {
-        **provenance(hardware),
+    trials: list[TrialResult] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        started = time.monotonic()
+        result = find(
+            options,
+            Path(scratch),
+            observer=lambda event: trials.append(event.result) if isinstance(event, TrialEnded) else None,
+        )
+        find_s = time.monotonic() - started
+    found = {
         "model": result.workload.model.name,
         "parameters": result.facts.parameters,
         "effort": options.effort,
-        "load_average": os.getloadavg(),
         "command_line": command_line(),
-        "find_s": wall_s,
+        "find_s": find_s,
         **summary(trials, result),
     }
-    for line in told(document):
+    for line in told(found):
         print(line, file=sys.stderr)
-    output = options.out or results_path(f"overhead-{result.workload.model.name}", hardware).with_suffix(".json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(json.dumps(document, indent=2) + "\n", output)
-    print(json.dumps(document))
-
-
-def search(options: argparse.Namespace) -> tuple[list[TrialResult], TuningResult, float]:
-    """Return the trials of a search, its answer and the seconds that `find` took."""
-    trials: list[TrialResult] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["AUTOTUNE_HOME"] = str(Path(scratch) / "home")  # nothing is known beforehand
-        started = time.monotonic()
-        result = autotune.find(
-            options.model,
-            effort=options.effort,
-            device=options.device,
-            seq_len=options.seq_len,
-            global_batch=options.global_batch,
-            allow=options.allow,
-            max_time=options.max_time,
-            max_trials=options.max_trials,
-            run_dir=Path(scratch) / "run",
-            observer=lambda event: trials.append(event.result) if isinstance(event, TrialEnded) else None,
-        )
-        return trials, result, time.monotonic() - started
+    keep(f"overhead-{result.workload.model.name}", hardware, found, options.out)
 
 
 def command_line() -> dict[str, float]:
@@ -149,21 +127,6 @@ def told(document: dict[str, Any]) -> list[str]:
         free = f", {free_s:.2f} s on a free core" if free_s is not None else ""
         lines.append(f"{document['trial_overhead_s']:.2f} s a trial beside its steps{free} (target: {MOST_TRIAL_S} s)")
     return lines
-
-
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="distilbert-base-uncased", help="default: %(default)s")
-    parser.add_argument("--effort", default="quick", help="default: %(default)s")
-    parser.add_argument("--device", default="auto", help="default: %(default)s")
-    parser.add_argument("--seq-len", type=int)
-    parser.add_argument("--global-batch", type=int)
-    parser.add_argument("--allow", default="optimizer", help="default: %(default)s")
-    parser.add_argument("--max-time")
-    parser.add_argument("--max-trials", type=int)
-    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.value import write_text
 from autotune.values.hardware import Hardware
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +35,15 @@ def results_path(name: str, hardware: Hardware) -> Path:
     """Return the place of today's results of `name` on this machine: ``results/<date>-<machine>-<name>``."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return RESULTS / "-".join(part for part in (today, slug(hardware.name), slug(name)) if part)
+
+
+def keep(name: str, hardware: Hardware, found: dict[str, Any], path: Path | None = None) -> None:
+    """Write figures and where they come from as JSON, by default into `results/`, and print them as the last line."""
+    document = {**provenance(hardware), "load_average": os.getloadavg(), **found}
+    path = path or results_path(name, hardware).with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(document, indent=2) + "\n", path)
+    print(json.dumps(document))
 
 
 def slug(text: str) -> str:

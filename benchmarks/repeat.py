@@ -10,8 +10,6 @@ stated rate tells a bias. The last line is the result as JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import statistics
@@ -20,35 +18,31 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from export_throughput import parsed, parser_of, search, steps_for, train
-from provenance import provenance, results_path
+from export_throughput import answer_of, parser_of_answer, steps_for, train
+from provenance import keep
 
 import autotune
 from autotune.tuning_result import TuningResult
-from autotune.value import write_text
 from autotune.values.hardware import detect
-from autotune.values.trial import Interval
 
 ASKED_SHARE = 19 / 20
 
 
 def main() -> None:
     """Measure, print and write what the command line asks for."""
-    options = parse_options()
-    with tempfile.TemporaryDirectory() as scratch:
+    parser = parser_of_answer(__doc__)
+    parser.add_argument("--runs", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=8, help="of training in each run (default: %(default)s)")
+    options = parser.parse_args()
+    rates: list[float] = []
+    with answer_of(parser, options) as path, tempfile.TemporaryDirectory() as scratch:
         os.environ["AUTOTUNE_HOME"] = str(Path(scratch) / "home")
-        path = options.config or search(options, Path(scratch))
         result = autotune.load(path)
         hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
-        rates = []
         for number in range(options.runs):
             rates.append(train(path, hardware, Path(scratch) / f"out-{number}", steps_for(result, options.seconds)))
             print(f"run {number}: {rates[-1]:.2f} samples/s", file=sys.stderr, flush=True)
-    document = {**provenance(hardware), "load_average": os.getloadavg(), **summary(result, rates)}
-    output = options.out or results_path(f"repeat-{result.workload.model.name}", hardware).with_suffix(".json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(json.dumps(document, indent=2) + "\n", output)
-    print(json.dumps(document))
+    keep(f"repeat-{result.workload.model.name}", hardware, summary(result, rates), options.out)
 
 
 def summary(result: TuningResult, rates: list[float]) -> dict[str, Any]:
@@ -68,7 +62,7 @@ def summary(result: TuningResult, rates: list[float]) -> dict[str, Any]:
         "config": result.best.config.model_dump(mode="json"),
         "confirmed": result.best.confirmed,
         "stated": measured.samples_per_second,
-        "stated_interval": finite(stated),
+        "stated_interval": [b if math.isfinite(b) else None for b in (stated.low, stated.high)],
         "rates": rates,
         "inside": inside,
         "runs": len(rates),
@@ -77,19 +71,6 @@ def summary(result: TuningResult, rates: list[float]) -> dict[str, Any]:
         "spread": statistics.stdev(logarithms) if len(logarithms) > 1 else None,
         "disturbances": result.disturbances,
     }
-
-
-def finite(interval: Interval) -> list[float | None]:
-    """Return an interval as JSON knows it: None is no bound."""
-    return [bound if math.isfinite(bound) else None for bound in (interval.low, interval.high)]
-
-
-def parse_options() -> argparse.Namespace:
-    """Read the command line."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--runs", type=int, default=20, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=8, help="of training in each run (default: %(default)s)")
-    return parsed(parser)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from autotune.cost.rates import rates_by_table
 from autotune.doctor import examine
 from autotune.execution.environment import launcher_environment
 from autotune.execution.launch import launch_command
-from pack.check import Check, Kind
-from pack.ground import Ground
+from pack.check import Check, Ground, Kind
 from pack.session import Session
 
 LAUNCHER_START_S = 120.0

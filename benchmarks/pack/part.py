@@ -1,8 +1,11 @@
-"""A part of a pack as a value, and what it may need of the machine."""
+"""A part of a pack as a value, what it may need of the machine, and an alarm that ends it, whatever it waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import NamedTuple
 
 from autotune.values.catalogue.gpus import gpu_of
@@ -34,3 +37,23 @@ class Part(NamedTuple):
     def missing(self, hardware: Hardware) -> str | None:
         """Return what a machine lacks for it."""
         return next((need.name for need in self.needs if not need.is_there(hardware)), None)
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The alarm; a search takes it for a Ctrl-C and hands back the best so far."""
+
+
+@contextlib.contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime after `seconds`; alarms are not nested."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, previous)

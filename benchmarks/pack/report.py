@@ -19,8 +19,7 @@ from provenance import provenance
 from autotune.value import write_text
 from autotune.values.hardware import Hardware
 from autotune.values.trial import TrialResult
-from pack.check import Check, Kind
-from pack.ground import Ground, ground_of
+from pack.check import Check, Ground, Kind, ground_of
 from pack.stories import Story
 
 

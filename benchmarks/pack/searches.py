@@ -13,10 +13,9 @@ from autotune.search.tuner import SearchInterrupted
 from autotune.tuning_result import TuningResult
 from autotune.units import GIB
 from autotune.values.problem import Event, Note, TrialEnded
-from pack.alarm import OutOfTime
 from pack.check import Check
 from pack.models import reference
-from pack.part import Part
+from pack.part import OutOfTime, Part
 from pack.session import Session
 from pack.stories import ran_out_and_went_on, story_of
 

@@ -17,7 +17,7 @@ from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.trial import DescribeRequest, TrialRequest, TrialResult
 from autotune.values.workload import Workload
-from pack.ground import Ground
+from pack.check import Ground
 from pack.memory_watch import MemoryWatch
 from pack.report import Report
 from pack.stories import story_of

@@ -15,7 +15,8 @@ import pynvml
 
 from autotune.errors import MachineError
 from autotune.execution.environment import launcher_environment
-from autotune.values.hardware import detect, nvml_handle
+from autotune.values.hardware import detect
+from autotune.values.nvml import nvml_handle
 from pack.check import Check
 from pack.session import Session, modules_path
 
@@ -88,7 +89,7 @@ def look() -> dict[str, Any]:
     environment = launcher_environment(device, {})
     done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, env=environment)
     seen = json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip()[-300:]
-    return {**found, "described": uuid_of(0), "in_trials": seen}
+    return {**found, "described": uuid_of("cuda:0"), "in_trials": seen}
 
 
 def _begin(value: str) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Runs trials out of a recorded table, one after the other or many at once: a whole search in seconds, on any machine.
+"""Runs trials out of a recorded table: a whole search in seconds, on any machine.
 
 Time doesn't pass: the recorded duration of a trial is added to a clock that the search reads. The limits of a request
 hold as in a real trial: a recorded peak above its memory is out of memory, a recorded duration above its time limit is
@@ -7,7 +7,6 @@ timed out. How long to measure has no effect: a final trial, too, gives what was
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
 
@@ -51,12 +50,6 @@ class ReplayRunner(Runner):
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Return what was recorded for the request's configuration; one that wasn't recorded is invalid."""
-        result = self.answer(request)
-        self._clock.advance(result.duration_s)
-        return result
-
-    def answer(self, request: TrialRequest) -> TrialResult:
-        """Return the same, and let no time pass."""
         config = request.config
         recorded = self._trials.get(config)
         if recorded is None:
@@ -65,48 +58,13 @@ class ReplayRunner(Runner):
         trial = recorded[(self._first(config) + self._asked[config]) % len(recorded)]
         self._asked[config] += 1
         outcome, duration_s = _within(request.limits, trial)
+        self._clock.advance(duration_s)
         return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
 
     def _first(self, config: TrainConfig) -> int:
         if self._seed is None:
             return 0
         return random.Random(f"{self._seed} {config.config_id}").randrange(len(self._trials[config]))
-
-
-class ReplayPool(Runner):
-    """Runs replayed trials at several places: a `Runner` in which time passes by waiting.
-
-    Args:
-        runner: Answers each request.
-        clock: The runner's; set to the end of each trial that is waited for.
-        places: Trials at once.
-    """
-
-    def __init__(self, runner: ReplayRunner, clock: ReplayClock, places: int) -> None:
-        self._runner = runner
-        self._clock = clock
-        self._places = places
-        self._running: list[tuple[float, int, TrialResult]] = []
-
-    def free(self) -> int:
-        """Return how many places run no trial."""
-        return self._places - len(self._running)
-
-    def begin(self, request: TrialRequest) -> None:
-        """Begin a trial now; it ends when its recorded duration has passed."""
-        began = self._clock.now()
-        result = self._runner.answer(request).model_copy(update={"began": began})
-        heapq.heappush(self._running, (began + result.duration_s, request.number, result))
-
-    def wait(self) -> TrialResult:
-        """Let time pass until the next trial ends, and return its result."""
-        ends_at, _, result = heapq.heappop(self._running)
-        self._clock.advance(max(0.0, ends_at - self._clock.now()))
-        return result
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial alone."""
-        return self._runner.run(request)
 
 
 def _within(limits: Limits, trial: TableTrial) -> tuple[Outcome, float]:

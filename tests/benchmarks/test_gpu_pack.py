@@ -46,58 +46,20 @@ def pack(tmp_path_factory):
     return done, out, json.loads((out / "summary.json").read_text())
 
 
-def test_a_pack_passes_its_checks(pack):
-    done, _, summary = pack
+def test_a_pack_passes_its_checks_and_keeps_all_that_it_found(pack):
+    done, out, summary = pack
     assert [c for c in summary["checks"] if c["judged"] and not c["passed"]] == [], done.stdout
-    assert done.returncode == 0
-    assert summary["finished"]
-
-
-def test_a_pack_makes_trials_run_out_of_memory(pack):
-    _, _, summary = pack
+    assert (done.returncode, summary["finished"], summary["made_on"]) == (0, True, "a CPU")
     assert any("out of memory" in line for line in summary["parts"]["tiny-170mib"]["trials"])
-
-
-def test_each_search_of_a_pack_leaves_an_answer(pack):
-    _, out, summary = pack
     for name in ("tiny", "tiny-170mib"):
         assert autotune.load(out / f"{name}.json").verdict == summary["parts"][name]["verdict"]
-
-
-def test_each_trial_of_a_pack_is_a_line_and_a_record(pack):
-    _, out, summary = pack
     full = [line for line in lines_of(out) if "trial" in line]
     for name, part in summary["parts"].items():
         assert len([line for line in full if line["part"] == name]) == len(part.get("trials", ())), name
-    assert len(full) > 20
-
-
-def test_a_pack_says_where_it_ran_and_how(pack):
-    _, out, summary = pack
-    assert summary["hardware"]["versions"]["torch"]
-    assert summary["made_on"] == lines_of(out)[0]["made_on"] == "a CPU"
-    assert summary["parts"]["launcher"]["launcher"]["forkable"] is True
     assert summary["parts"]["export"]["rounds"][0]["exported"] > 0
-
-
-def test_what_needs_a_gpu_is_passed_over_on_a_cpu_and_said(pack):
-    _, _, summary = pack
     passed_over = {name: part["passed_over"] for name, part in summary["parts"].items() if "passed_over" in part}
     assert set(passed_over) == {"visible", "overflow", "liger", "compile", "tf32", "sharing", "calibrate"}
     assert passed_over["compile"] == "needs a CUDA device"
-
-
-def test_one_part_stands_alone(tmp_path):
-    done = run_pack(*CPU, "--parts", "vision,losses", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert list(summary["parts"]) == ["vision", "losses"]
-
-
-def test_an_export_alone_searches_for_its_answer(tmp_path):
-    done = run_pack(*CPU, "--parts", "export", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "tiny.json").exists()
 
 
 def test_a_killed_pack_has_lost_nothing_but_its_last_trial(tmp_path):

@@ -1,0 +1,353 @@
+"""Searches of recorded tables: a table and its file, trials as if they ran, whole searches, and their figures."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_config,
+    make_limits,
+    make_measurement,
+    make_plan,
+    make_request,
+    make_result,
+    make_space_file,
+    product_rate,
+)
+from runner_contract import RunnerContract
+from searching.replay import ReplayClock, ReplayRunner
+from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
+
+from autotune.errors import InputError
+from autotune.search.tuner import Tuner
+from autotune.storage.run_directory import RunDirectory
+from autotune.units import GIB
+from autotune.values.budget import Effort
+from autotune.values.problem import Event, TrialEnded
+from autotune.values.trial import Interval, Memory, TrialStatus
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from search import STRATEGIES, TABLES  # noqa: E402
+from searching.oracle import Oracle, Replayed, tightened  # noqa: E402
+from searching.scores import figures, first_hit, near_best, noise_of, performance_score, rates_of  # noqa: E402
+
+FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)
+
+
+@pytest.fixture
+def table() -> Table:
+    """FAST took 20 s at 10 samples/s, then 30 s at 12 samples/s, and 1 GiB; BROKEN crashed after 5 s."""
+    results = [
+        make_result(FAST, 10.0, number=0, duration_s=20.0),
+        make_result(BROKEN, CRASHED, number=1, duration_s=5.0),
+        make_result(FAST, 12.0, number=2, duration_s=30.0),
+    ]
+    return table_of(make_plan(), results)
+
+
+@pytest.fixture
+def clock() -> ReplayClock:
+    return ReplayClock()
+
+
+@pytest.fixture
+def runner(table, clock) -> ReplayRunner:
+    return ReplayRunner(table, clock)
+
+
+class TestContract(RunnerContract):
+    @pytest.fixture
+    def completing(self):
+        return make_request(FAST)
+
+    @pytest.fixture
+    def starved(self):
+        return make_request(FAST, limits=make_limits(memory_bytes=GIB - 1))
+
+    @pytest.fixture
+    def hurried(self):
+        return make_request(FAST, limits=make_limits(timeout_s=19.0))
+
+    @pytest.fixture
+    def impossible(self):
+        return make_request(UNKNOWN)
+
+
+def test_the_trials_of_a_configuration_come_in_turn_and_then_again(runner):
+    rates = [runner.run(make_request(FAST)).measurement.samples_per_second for _ in range(5)]
+    assert rates == [10.0, 12.0, 10.0, 12.0, 10.0]
+
+
+def test_a_configuration_that_was_not_recorded_is_named_and_takes_no_time(runner, clock):
+    result = runner.run(make_request(UNKNOWN))
+    assert result.status is TrialStatus.INVALID
+    assert f"the table has no trial of {UNKNOWN.config_id}" in result.outcome.cause
+    assert '"per_device_train_batch_size":2' in result.outcome.cause
+    assert clock.now() == 0.0
+
+
+def test_a_trial_ends_at_its_time_limit(runner, clock):
+    result = runner.run(make_request(FAST, limits=make_limits(timeout_s=19.0)))
+    assert (result.status, result.duration_s, clock.now()) == (TrialStatus.TIMED_OUT, 19.0, 19.0)
+
+
+def test_memory_runs_out_in_the_first_step(runner, clock):
+    result = runner.run(make_request(FAST, limits=make_limits(memory_bytes=GIB - 1)))
+    assert result.outcome.cause == "needed 1.00 GiB when it was recorded"
+    assert clock.now() == 2.0  # one second to start, one for the first step
+
+
+PARAMETERS = {
+    "precision": ["fp32", "bf16"],
+    "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adafactor"],
+    "checkpointing": ["none", "full"],
+}
+rate = product_rate(
+    {
+        "precision": {"fp32": 1.0, "bf16": 1.3},
+        "optim": {"adamw_torch_fused": 1.0, "adafactor": 1.1},
+        "checkpointing": {"none": 1.0, "full": 0.75},
+        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def space_table() -> Table:
+    """40 points, the fastest of which takes 16 GiB."""
+    plan = make_plan(space=make_space_file(PARAMETERS), memory_bytes=16 * GIB)
+    results = []
+    for number, config in enumerate(plan.every_config()):
+        gib = config.per_device_train_batch_size // (2 if config.checkpointing == "full" else 1)
+        measured = make_measurement(rate(make_request(config)), memory=Memory(resident_bytes=max(1, gib) * GIB))
+        results.append(make_result(config, measured, number=number, duration_s=4.0))
+    return table_of(plan, results)
+
+
+def replayed(table: Table, directory, **plan):
+    clock, events = ReplayClock(), list[Event]()
+    tuner = Tuner(
+        plan_of(table, effort=Effort.QUICK, **plan),
+        RunDirectory(directory),
+        ReplayRunner(table, clock),
+        events.append,
+        clock=clock.now,
+    )
+    result = tuner.run()
+    return result, [e.result for e in events if isinstance(e, TrialEnded)], clock
+
+
+def test_a_whole_search_is_replayed_to_the_best_of_the_table(space_table, tmp_path):
+    result, trials, clock = replayed(space_table, tmp_path)
+    assert result.best.config == make_config(16, precision="bf16", optim="adafactor")
+    assert result.verdict == "faster"
+    assert clock.now() == result.search_time_s == 4.0 * len(trials)
+    assert {t.status for t in trials} == {TrialStatus.COMPLETED}
+
+
+def test_a_replay_within_less_memory_finds_the_best_that_fits(space_table, tmp_path):
+    result, trials, _ = replayed(space_table, tmp_path, memory_bytes=8 * GIB)
+    assert TrialStatus.OUT_OF_MEMORY in {t.status for t in trials}
+    fitting = [p for p in space_table.points if p.trials[0].measurement.memory.peak_bytes <= 8 * GIB]
+    assert result.best.config == max(fitting, key=lambda p: p.samples_per_second).config
+
+
+# Tables
+
+
+@pytest.fixture
+def rows() -> Table:
+    """Three points: two of them measured twice, one of which ran out of memory."""
+    unsure = make_measurement(12.0, samples_per_second_interval=Interval(low=0.0, high=math.inf))
+    results = [
+        make_result(FAST, unsure, number=0, duration_s=3.0),
+        make_result(UNKNOWN, OUT_OF_MEMORY, number=1, duration_s=1.0),
+        make_result(BROKEN, 5.0, number=2),
+        make_result(UNKNOWN, OUT_OF_MEMORY, number=3, duration_s=2.0),
+        make_result(FAST, 8.0, number=4, duration_s=4.0),
+    ]
+    return table_of(make_plan(), results)
+
+
+@pytest.fixture
+def path(rows, tmp_path):
+    write_table(rows, tmp_path / "table.jsonl")
+    return tmp_path / "table.jsonl"
+
+
+def test_a_table_survives_its_file_without_logs(rows, path):
+    assert load_table(path) == rows
+    assert [p.samples_per_second for p in rows.points] == [10.0, None, 5.0]
+    assert [[t.number for t in p.trials] for p in rows.points] == [[0, 4], [1, 3], [2]]
+    failed = make_result(FAST, CRASHED.model_copy(update={"log_tail": "File /home/somebody/secret.py"}))
+    assert TableTrial.of(failed).outcome == CRASHED
+    measured = make_result(FAST, OUT_OF_MEMORY.model_copy(update={"memory": Memory(resident_bytes=5)}))
+    assert TableTrial.of(measured).outcome == measured.outcome
+
+
+DAMAGED = {
+    "empty": (lambda lines: [], "empty"),
+    "header alone": (lambda lines: lines[:1], "without any point"),
+    "header missing": (lambda lines: lines[1:], "line 1: no header of a table"),
+    "newer schema": (
+        lambda lines: [lines[0].replace('"schema_version":1', '"schema_version":2'), *lines[1:]],
+        "schema",
+    ),
+    "cut off": (lambda lines: [*lines[:3], lines[3][:100]], "line 4: no point of a table"),
+    "not JSON": (lambda lines: [lines[0], "words", *lines[1:]], "line 2"),
+    "unknown field": (lambda lines: [lines[0], lines[1].replace('"config"', '"knobs"')], "line 2"),
+    "without measurement": (lambda lines: [lines[0], lines[2].replace("out of memory", "completed")], "a measurement"),
+    "same point twice": (lambda lines: [*lines, lines[2]], "line 5: the configuration of line 3 again"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), DAMAGED.values(), ids=list(DAMAGED))
+def test_a_broken_table_is_refused_in_one_line_that_says_where(path, change, said):
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+    with pytest.raises(InputError) as error:
+        load_table(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# Figures of searches
+
+
+KEPT = sorted(TABLES.glob("*.jsonl"))
+
+
+tiny_rate = product_rate(
+    {"precision": {"fp32": 1.0, "bf16": 1.3}, "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 1}}
+)
+
+
+def recorded(*factors: float) -> Table:
+    """10 points with a trial for each factor on their rate; 16 doesn't fit, the best is a step from the baseline."""
+    plan = make_plan(space=make_space_file({"precision": ["fp32", "bf16"], "per_device_train_batch_size": "lattice"}))
+    configs = plan.every_config()
+    results = []
+    for factor in factors:
+        for config in configs:
+            fits = config.per_device_train_batch_size < 16
+            outcome = tiny_rate(make_request(config)) * factor if fits else OUT_OF_MEMORY
+            results.append(make_result(config, outcome, number=len(results)))
+    return table_of(plan.model_copy(update={"repeats": len(factors)}), results)
+
+
+@pytest.fixture
+def tiny() -> Table:
+    return recorded(1.0)
+
+
+def run(name: str, table: Table, seed: int = 0, **limits) -> list[Replayed]:
+    return STRATEGIES[name].search(table, plan_of(table, seed=seed, **limits))
+
+
+def trial(config, at_s: float, status: TrialStatus = TrialStatus.COMPLETED) -> Replayed:
+    return Replayed(config, status, at_s)
+
+
+def test_near_is_within_a_share_of_the_best(tiny):
+    assert near_best(tiny, 0.05) == {make_config(8, precision="bf16")}
+    assert near_best(tiny, 0.16) == {make_config(8, precision="bf16"), make_config(4, precision="bf16")}
+
+
+def test_differences_within_the_noise_do_not_count():
+    points, quiet = [], recorded(1.0, 1.0)
+    for number, point in enumerate(quiet.points):
+        trials = list(point.trials)
+        if trials[1].measurement is not None:
+            factor = math.exp(0.2 if number % 2 else -0.2)
+            rates = {"samples_per_second": trials[1].measurement.samples_per_second * factor}
+            trials[1] = trials[1].model_copy(update={"measurement": trials[1].measurement.model_copy(update=rates)})
+        points.append(point.model_copy(update={"trials": tuple(trials)}))
+    noisy = Table(header=quiet.header, points=tuple(points))
+    assert noise_of(noisy) == pytest.approx(0.15, abs=0.03)
+    assert len(near_best(noisy, 0.05)) > len(near_best(quiet, 0.05))
+
+
+def test_the_first_trial_that_is_near_is_a_hit():
+    good, bad = make_config(8), make_config(4)
+    trials = [trial(bad, 1), trial(good, 2, TrialStatus.OUT_OF_MEMORY), trial(good, 3)]
+    assert first_hit(trials, frozenset({good})) == 3
+    assert first_hit(trials[:2], frozenset({good})) is None
+
+
+def test_the_score_is_one_for_the_optimum_from_the_start_and_nought_for_random_search(tiny):
+    by_chance = [run("random", tiny, seed) for seed in range(5)]
+    assert performance_score(by_chance, by_chance, tiny) == pytest.approx(0.0)
+    best = [[trial(make_config(8, precision="bf16"), 0.0)]]
+    assert performance_score(best, by_chance, tiny) > 0.9
+    worst = [[trial(make_config(1), 0.0)]]
+    assert performance_score(worst, by_chance, tiny) < 0
+
+
+def test_a_tightened_table_has_room_for_a_share_of_its_points(tiny):
+    peaks = {p.config: 100 + p.config.per_device_train_batch_size for p in tiny.points}
+
+    def with_peak(point):
+        found = point.trials[0].measurement
+        if found is None:
+            return point
+        memory = found.memory.model_copy(update={"resident_bytes": peaks[point.config]})
+        measured = found.model_copy(update={"memory": memory})
+        return point.model_copy(update={"trials": (point.trials[0].model_copy(update={"measurement": measured}),)})
+
+    tight = tightened(Table(header=tiny.header, points=tuple(map(with_peak, tiny.points))), 0.4)
+    assert tight.header.memory_bytes == 102
+    assert {c.per_device_train_batch_size for c in rates_of(tight)} == {1, 2}
+
+
+# The last trials of a recording, during which a library was installed that each of them imported.
+LEFT_OUT = {"mixtral-2m": 45}
+
+
+@pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
+def test_a_kept_table_is_whole(path):
+    table = load_table(path)
+    plan = plan_of(table)
+    assert {p.config for p in table.points} == set(plan.every_config())
+    counts = [len(p.trials) for p in table.points]
+    assert set(counts) <= {1, 2}
+    assert table.header.repeats == 2
+    assert counts.count(1) == LEFT_OUT.get(path.stem, 0)
+    statuses = {t.status for p in table.points for t in p.trials}
+    assert statuses <= {TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY}
+    assert noise_of(table) < 0.2
+    assert not any(map(math.isnan, rates_of(table).values()))
+
+
+def test_an_oracle_counts_a_configuration_once_and_ends_when_its_trials_are_spent(tiny):
+    oracle = Oracle(tiny, plan_of(tiny, max_trials=1))
+    assert oracle.run(make_config(8)) == oracle.run(make_config(8))
+    assert oracle.run(make_config(8)).measurement.samples_per_second == 10.0
+    assert not oracle.is_spent
+    assert oracle.run(make_config(16)).measurement is None
+    assert [t.status for t in oracle.trials] == [TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY]
+    assert oracle.is_spent
+    assert oracle.run(make_config(3)) is None  # not of the table
+
+
+def test_our_search_without_a_model_starts_from_the_baseline_and_finds_the_best(tiny):
+    trials = run("unguided", tiny)
+    assert first_hit(trials, near_best(tiny, 0.01)) == 2
+    found = figures([trials], tiny)
+    assert found["trials_to_5%"]["median"] == 2
+    assert found["seconds_to_5%"]["median"] == 20.0
+    assert found["never_5%"] == 0
+    assert found["out_of_memory_share"] <= 0.2
+
+
+def test_optuna_s_sampler_starts_from_the_baseline_and_finds_the_best_of_ten(tiny):
+    trials = run("tpe", tiny, max_trials=10)
+    assert trials[0].config == tiny.header.baseline
+    assert first_hit(trials, near_best(tiny, 0.01)) is not None
