@@ -149,8 +149,8 @@ class TuningResult(ResultData):
 
         Args:
             samples: Length of the dataset; the data start again from their beginning when they end.
-            directory: Only for data from a file: where their tokens are, such as `data` of a run directory, or are
-                to be put.
+            directory: Only for data from a file: where their lengths are, such as `data` of a run directory, or
+                are to be put.
 
         Raises:
             InputError: The file that the search read can't be read any more, or the data are the user's own code's.
@@ -158,11 +158,11 @@ class TuningResult(ResultData):
         """
         self._check_model()
         from autotune.training.build import build_config
-        from autotune.training.corpus import TOKENS, prepare
         from autotune.training.dataset import training_data
+        from autotune.training.texts import TEXT_LENGTHS, prepare
 
         where = Path(directory) if directory is not None else None
-        if self.workload.dataset is not None and where is not None and not (where / TOKENS).exists():
+        if self.workload.dataset is not None and where is not None and not (where / TEXT_LENGTHS).exists():
             prepare(self.workload, where)
         config = build_config(self.workload.model, self.workload.task)
         return training_data(self.workload, config, samples=samples, directory=where, config=self.best.config)

@@ -48,7 +48,7 @@ def main() -> None:
     # The samples of the search; your own dataset and collator go here.
     with arguments.main_process_first():
         dataset, collator = result.training_data(
-            options.steps * samples_per_step, directory=Path(options.output_dir) / "tokens"
+            options.steps * samples_per_step, directory=Path(options.output_dir) / "lengths"
         )
 
     clock = StepClock()

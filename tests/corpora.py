@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from autotune.errors import InputError
-from autotune.training.corpus import Corpus, prepare
 from autotune.training.dataset import training_data
+from autotune.training.texts import prepare, text_lengths
 from autotune.values.model import ModelSpec, Task
-from autotune.values.workload import Workload
+from autotune.values.workload import LengthProfile, Workload
 
 VOCABULARY = 300
 
@@ -104,10 +103,17 @@ def texts(path: Path, *values: str | None) -> str:
     return jsonl(path, [{"text": value} for value in values])
 
 
-def prepared(workload: Workload, directory: Path) -> Corpus:
-    corpus = prepare(workload, directory)
-    assert corpus is not None
-    return corpus
+def prepared(workload: Workload, directory: Path) -> tuple[LengthProfile, str]:
+    """Return the profile of a file's texts, and what is said of them."""
+    profile, notes = prepare(workload, directory)
+    assert profile is not None
+    return profile, "\n".join(notes)
+
+
+def tokens(workload: Workload, directory: Path) -> list[int]:
+    """Return the lengths of the texts of a file in bytes, without their end."""
+    prepare(workload, directory)
+    return [int(length) - 1 for length in text_lengths(directory)[:, 0]]
 
 
 def real(workload: Workload, directory: Path, samples: int = 8) -> tuple[Any, Any]:
@@ -121,7 +127,3 @@ def refusal(workload: Workload, directory: Path) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
-
-
-def decoded(ids: torch.Tensor) -> str:
-    return bytes(int(i) - 3 for i in ids[:-1]).decode()

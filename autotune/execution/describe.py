@@ -28,13 +28,13 @@ from autotune.execution.user_limits import Seen, overrides, split_of_trainer, wi
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
-from autotune.training.batches import profile_of, row_lengths
+from autotune.training.batches import row_lengths
 from autotune.training.build import describe
-from autotune.training.corpus import prepare
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
 from autotune.training.loss import base_model
 from autotune.training.recipe_data import checked_data
+from autotune.training.texts import prepare, profile_of
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
@@ -87,21 +87,9 @@ def _described(request: DescribeRequest, directory: Path) -> Description:
     check_arguments(request.arguments, request.source)
     facts = describe(workload.model, workload.task)
     if workload.recipe is not None:
-        coupled = workload.recipe.kind.coupled
-        lengths, notes = checked_data(workload, data_directory)
-        notes += () if lengths is None else (_shown(lengths),)
-        return Description(facts=facts.model_copy(update={"split_changes": coupled}), lengths=lengths, notes=notes)
-    corpus = prepare(workload, data_directory)
-    if corpus is None:
-        return Description(facts=facts)
-    profile = f"{_shown(corpus.lengths)} (tokenizer: {corpus.tokenizer})"
-    return Description(facts=facts, lengths=corpus.lengths, notes=(profile, *corpus.notes))
-
-
-def _shown(lengths: LengthProfile) -> str:
-    return (
-        f"{lengths.samples:,} samples of {lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average"
-    )
+        facts = facts.model_copy(update={"split_changes": workload.recipe.kind.coupled})
+    lengths, notes = (prepare if workload.recipe is None else checked_data)(workload, data_directory)
+    return Description(facts=facts, lengths=lengths, notes=notes)
 
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
@@ -282,7 +270,7 @@ def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches
         "output_dir isn't touched, and only the winner is evaluated and saved, in the run directory"
     ]
     if profile is not None:
-        lines.append(_shown(profile))
+        lines.append(profile.shown)
     if batches is not None:
         lines.append(f"{batches}: trials read the samples in that order, the longest not first: peaks may come later")
     if found.not_predicted is not None:

@@ -16,7 +16,7 @@ from autotune.training.heads import check_task, default_task, head_notes
 from autotune.training.image_text import image_text
 from autotune.training.inputs import fixed_frames, least_frames
 from autotune.training.resolve import resolve
-from autotune.training.text_file import checked_path
+from autotune.training.texts import checked_path
 from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.values.config import TrainConfig
-from autotune.values.workload import LengthProfile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,20 +211,6 @@ def row_lengths(dataset: Any) -> Any:
     found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
     prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
     return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
-
-
-def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> LengthProfile:
-    """Return how the lengths of samples, in tokens, are spread."""
-    median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
-    return LengthProfile(
-        samples=len(lengths),
-        mean=float(lengths.mean()),
-        minimum=int(lengths.min()),
-        median=median,
-        p95=p95,
-        maximum=int(lengths.max()),
-        mean_target=mean_target,
-    )
 
 
 def _size(value: Any) -> int:

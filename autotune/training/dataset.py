@@ -1,12 +1,12 @@
-"""The samples that a trial trains on, synthetic or from the prepared corpus; `batches` puts them into batches.
+"""The samples that a trial trains on; `batches` puts them into batches.
 
 A data set is as long as it is asked to be: after its last sample the first one follows, so that no epoch ends inside a
 trial. A sample is a slice of what was made beforehand, so that fetching it takes hardly any time beside a training
 step. It depends on the workload's seed and on its index alone.
 
-Synthetic texts all have the workload's length and therefore no attention mask. Ids, pixels and sound are valid and
-random. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in place, since a mask
-id changes neither time nor memory.
+Ids, pixels and sound are valid and random. Texts have the lengths of a user's file, or all the workload's length and
+therefore no attention mask. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in
+place, since a mask id changes neither time nor memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from autotune.training.batches import (
     Sample,
     row_order,
 )
-from autotune.training.corpus import load_rows, refuse_files, row_lengths
 from autotune.training.image_text import ImageText, image_text
 from autotune.training.inputs import audio_input, image_input, labels_of, special_ids
+from autotune.training.texts import refuse_files, text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
@@ -66,41 +66,34 @@ def training_data(
         workload: Says the task, the lengths and the seed.
         model_config: The library config of the model that is trained.
         samples: Length of the data set.
-        directory: Where `corpus.prepare` put the rows; None for synthetic data.
-        longest_first: Number of the longest rows that come first, before all rows in the order of `config` and the
-            seed; None keeps the order of the file, for a Trainer to sample from.
-        config: How rows of a file are sampled and put into batches; None: at random, with padding.
+        directory: Where `texts.prepare` put the lengths; None for synthetic data.
+        longest_first: Number of the longest texts that come first, before all in the order of `config` and the seed;
+            None keeps the order of the file, for a Trainer to sample from.
+        config: How texts of a file are sampled and put into batches; None: at random, with padding.
 
     Raises:
         InputError: The workload names a file of images or sound, or one of texts without a directory.
-        RunDirectoryError: The prepared rows are missing.
+        RunDirectoryError: The lengths are missing.
     """
-    from torch.utils.data import Subset
     from transformers import default_data_collator
 
     refuse_files(workload)
     if workload.task is Task.IMAGE_TEXT_TO_TEXT:
-        return Repeated(_synthetic_images_in_texts(workload, model_config), samples), ImageTextCollator()
+        return Repeated(_images_in_texts(workload, model_config), samples), ImageTextCollator()
     if not workload.task.takes_text:
-        made = _synthetic_sound if workload.task.takes_audio else _synthetic_images
+        made = _sound if workload.task.takes_audio else _images
         return Repeated(made(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
         shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
         collator = PositionCollator() if shares_tokens else default_data_collator
-        return Repeated(_synthetic_texts(workload, model_config), samples), collator
+        return Repeated(_texts(workload, model_config, None), samples), collator
     if directory is None:
-        raise InputError("the data are of a file: give directory=, where their tokens are or are to be put")
-    rows = load_rows(directory)
-    texts: Samples = TextSamples(
-        workload.task,
-        workload.seed,
-        inputs=Column(rows, "input_ids"),
-        labels=Column(rows, "labels") if "labels" in rows.column_names else None,
-    )
+        raise InputError("the data are of a file: give directory=, where their lengths are or are to be put")
+    lengths = text_lengths(directory)
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
         order = row_order(
-            row_lengths(rows),
+            lengths[:, 0],
             longest_first=longest_first,
             rows=samples,
             config=config,
@@ -108,9 +101,10 @@ def training_data(
             per_step=workload.samples_per_step(config) // config.parallelism.data_parallel,
             seed=workload.seed,
         )
-        texts = Subset(texts, order.tolist())  # type: ignore[arg-type]  # torch wants a Dataset by inheritance
+        lengths = lengths[order]
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
-    return Repeated(texts, samples), PackCollator() if config.packing else PadCollator(pad)
+    collator = PackCollator() if config.packing else PadCollator(pad)
+    return Repeated(_texts(workload, model_config, lengths), samples), collator
 
 
 @dataclass(frozen=True)
@@ -129,65 +123,41 @@ class Repeated:
         return self.source[index % len(self.source)]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of prepared rows, read from the memory-mapped file: some microseconds an item."""
-
-    rows: Any
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        cell = self.rows.data.column(self.name)[index]
-        return cell.values.to_numpy() if hasattr(cell, "values") else cell.as_py()
-
-
 def token_lengths(samples: Any, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the lengths of samples of `training_data` by their numbers, none of which is read.
 
     They are those of the ids and of a decoder's own labels; nothing for samples without tokens.
     """
-    from torch.utils.data import Subset
-
-    while isinstance(samples, Repeated | Subset):
-        if isinstance(samples, Repeated):
-            numbers, samples = numbers % len(samples.source), samples.source
-        else:
-            numbers, samples = np.asarray(samples.indices)[numbers], samples.dataset
-    columns: tuple[Any, ...] = (samples.texts,) if isinstance(samples, ImageTextSamples) else ()
-    if isinstance(samples, TextSamples):
-        columns = (samples.inputs, samples.labels)
-    found = []
-    for column in columns:
-        if isinstance(column, Column) and hasattr(column.rows.features[column.name], "feature"):
-            found.append(row_lengths(column.rows, column.name)[numbers])
-        elif isinstance(column, np.ndarray) and column.ndim > 1:
-            found.append(np.full(len(numbers), column.shape[1]))
-    return found
+    while isinstance(samples, Repeated):
+        numbers, samples = numbers % len(samples.source), samples.source
+    lengths = getattr(samples, "lengths", None)
+    return [] if lengths is None else list(lengths[numbers].T)
 
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Token ids and labels."""
+    """Token ids and labels; a sample has the last ids of a row, and so ends as the row does."""
 
     task: Task  # decides the labels
     seed: int  # of the masked positions
-    inputs: Column | NDArray[np.int32]  # token ids by sample
-    labels: Column | NDArray[np.int32] | None  # target ids or class by sample; None: they are made from the inputs
+    ids: NDArray[np.int32]  # rows that take turns, as long as the longest sample
+    labels: NDArray[np.int32] | None  # a row of target ids or a class for each row; None: they are made from the ids
+    lengths: NDArray[np.int64]  # (samples, 1), or (samples, 2) with those of the targets
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> Sample:
-        ids = np.array(self.inputs[index], dtype=np.int64)
-        if self.labels is not None:
-            labels = np.array(self.labels[index], dtype=np.int64)
-        elif self.task is Task.MASKED_LM:
+        row, sizes = index % len(self.ids), self.lengths[index]
+        ids = self.ids[row, self.ids.shape[1] - sizes[0] :].astype(np.int64)
+        if self.task is Task.MASKED_LM:
             labels = self._masked(ids, index)
-        else:
+        elif self.labels is None:
             labels = ids
+        elif self.task is Task.SEQ2SEQ_LM:
+            labels = self.labels[row, self.labels.shape[1] - sizes[1] :].astype(np.int64)
+        else:
+            labels = np.array(self.labels[row], dtype=np.int64)
         return {"input_ids": _tensor(ids), "labels": _tensor(labels)}
 
     def _masked(self, ids: NDArray[np.int64], index: int) -> NDArray[np.int64]:
@@ -223,6 +193,11 @@ class ImageTextSamples:
     pixels: NDArray[np.float32]  # of distinct samples, which take turns
     shown: ImageText
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, (samples, 1)."""
+        return np.full((len(self.texts), 1), self.texts.shape[1])
+
     def __len__(self) -> int:
         return len(self.texts)
 
@@ -247,15 +222,17 @@ def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _synthetic_texts(workload: Workload, config: Any) -> TextSamples:
-    random = np.random.default_rng(workload.seed)
-    inputs = _random_ids(random, workload.sequence_length, config)
-    labels = None
-    if workload.task is Task.SEQ2SEQ_LM:
-        labels = _random_ids(random, workload.target_length or workload.sequence_length, config)
-    elif workload.task is Task.SEQUENCE_CLASSIFICATION:
+def _texts(workload: Workload, config: Any, lengths: NDArray[np.int64] | None) -> TextSamples:
+    """Return texts of these lengths; None: all are as long as the workload says."""
+    random, has_targets = np.random.default_rng(workload.seed), workload.task is Task.SEQ2SEQ_LM
+    if lengths is None:
+        longest = (workload.sequence_length, workload.target_length or workload.sequence_length)[: 1 + has_targets]
+        lengths = np.tile(longest, (SYNTHETIC_SAMPLES, 1))
+    ids, *targets = (_random_ids(random, int(longest), config) for longest in lengths.max(axis=0))
+    labels = targets[0] if targets else None
+    if workload.task is Task.SEQUENCE_CLASSIFICATION:
         labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
-    return TextSamples(workload.task, workload.seed, inputs, labels)
+    return TextSamples(workload.task, workload.seed, ids, labels, lengths)
 
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
@@ -270,14 +247,14 @@ def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArra
     return rows
 
 
-def _synthetic_images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
+def _images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
     random = np.random.default_rng(workload.seed)
     shown = image_text(config, workload.images, workload.image_size)
     pixels = random.standard_normal((max(1, IMAGES // shown.images), *shown.pixels), dtype=np.float32)
     return ImageTextSamples(_random_ids(random, workload.sequence_length, config), pixels, shown)
 
 
-def _synthetic_images(workload: Workload, config: Any) -> DenseSamples:
+def _images(workload: Workload, config: Any) -> DenseSamples:
     random = np.random.default_rng(workload.seed)
     name, shape, clusters = image_input(config)
     size = (IMAGES, *shape)
@@ -290,7 +267,7 @@ def _synthetic_images(workload: Workload, config: Any) -> DenseSamples:
     )
 
 
-def _synthetic_sound(workload: Workload, config: Any) -> DenseSamples:
+def _sound(workload: Workload, config: Any) -> DenseSamples:
     """Return noise of the workload's length, with a transcript or a class each."""
     random = np.random.default_rng(workload.seed)
     name, shape = audio_input(config, workload.sequence_length)

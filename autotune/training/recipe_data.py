@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import InputError, one_line
-from autotune.training.batches import STEPS_TO_PEAK, profile_of, row_lengths
-from autotune.training.corpus import load_tokenizer
+from autotune.training.batches import STEPS_TO_PEAK, row_lengths
 from autotune.training.inputs import special_ids
-from autotune.training.text_file import check_columns, checked_path, quiet_datasets, read_rows
+from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
 from autotune.values.model import Task
 from autotune.values.workload import LengthProfile, Recipe, Workload
 
@@ -45,9 +44,7 @@ def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | N
         reward_function(recipe)
     if workload.dataset is None:
         return None, ()
-    directory.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
-        rows = read_rows(checked_path(workload.dataset), workload.dataset, Path(scratch))
+    with rows_of_file(workload.dataset, directory) as rows:
         check_columns(rows.features, recipe, workload.dataset)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
         longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
@@ -67,7 +64,8 @@ def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | N
         raise InputError(f"--data {workload.dataset}: TRL can't use it: {what}") from error
     if not len(lengths):
         raise InputError(f"--data {workload.dataset}: all rows are too long (--prompt-len, --completion-len)")
-    return profile_of(lengths), tuple(notes)
+    profile = profile_of(lengths)
+    return profile, (*notes, profile.shown)
 
 
 def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from autotune.errors import AutotuneError, NoEffectError
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
 from autotune.training.recipe_data import order_of, recipe_in, reward_function, rows_of, tokenizer_of
-from autotune.training.text_file import quiet_datasets
+from autotune.training.texts import quiet_datasets
 from autotune.values.model import Task
 from autotune.values.workload import Recipe, Workload
 

@@ -204,6 +204,11 @@ class LengthProfile(Value):
     maximum: int
     mean_target: float | None = Field(default=None, description="mean length of the decoder's targets, if any")
 
+    @property
+    def shown(self) -> str:
+        """The profile in words."""
+        return f"{self.samples:,} samples of {self.minimum} to {self.maximum} tokens, {self.mean:.0f} on average"
+
 
 class Workload(Value):
     """What every trial trains: model, task, data and global batch, held fixed so that throughputs compare."""

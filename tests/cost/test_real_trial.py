@@ -13,10 +13,10 @@ from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
 from autotune.training.build import build_config
-from autotune.training.corpus import prepare
 from autotune.training.image_text import image_text
 from autotune.training.recipe_data import checked_data
 from autotune.training.resolve import resolve
+from autotune.training.texts import prepare
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
@@ -126,7 +126,7 @@ def test_balanced_micro_batches_take_the_predicted_peak_within_5_percent(
     file = tmp_path / "texts.txt"
     file.write_text("\n".join("x" * length for length in TEXTS[name]))
     trained = workload.model_copy(update={"dataset": str(file), "sequence_length": 128, "global_batch_size": 16})
-    lengths = prepare(trained, run_directory / "data").lengths
+    lengths, _ = prepare(trained, run_directory / "data")
     trained = trained.model_copy(update={"lengths": lengths})
     fields = {"per_device_train_batch_size": micro_batch, "train_sampling_strategy": "batch_rebalance"}
     assert_peak_is_predicted(runner, trained, fields, 300 + micro_batch + 10 * list(TEXTS).index(name))

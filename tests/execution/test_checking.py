@@ -17,8 +17,8 @@ from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.trainer_setup import data_of
 from autotune.execution.trial import Trial
 from autotune.training.build import build_config
-from autotune.training.corpus import prepare
 from autotune.training.resolve import resolve
+from autotune.training.texts import prepare
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Memory, Purpose, TrialStatus

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from autotune.execution.runner import LocalRunner
-from autotune.training.corpus import prepare
 from autotune.training.resolve import resolve
+from autotune.training.texts import prepare
 from autotune.values.budget import LossTask
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import detect

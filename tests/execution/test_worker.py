@@ -195,15 +195,15 @@ def test_a_failure_tells_the_peak_that_was_seen(bench):
 @pytest.fixture(scope="module")
 def texts(bench, tmp_path_factory) -> dict[str, Any]:
     """A workload of texts of many lengths, tokenized where trials look for them."""
-    from autotune.training.corpus import prepare
+    from autotune.training.texts import prepare
     from autotune.values.workload import Workload
 
     file = tmp_path_factory.mktemp("texts") / "texts.txt"
     file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))
     fields = {"sequence_length": 64, "global_batch_size": 8, "dataset": str(file)}
     workload = Workload(model=bench.request().workload.model, task="causal-lm", **fields)
-    corpus = prepare(workload, bench.run_directory / "data")
-    return {**fields, "lengths": corpus.lengths}
+    lengths, _ = prepare(workload, bench.run_directory / "data")
+    return {**fields, "lengths": lengths}
 
 
 def test_packing_trains_the_same_without_padding(bench, texts):

@@ -1,0 +1,375 @@
+"""The user's file of texts: its kind, the columns that are used, what is wrong with it, and its lengths in tokens.
+
+Texts are tokenized once per search for their lengths alone; trials train on random ids of these lengths. Nothing is
+downloaded, nothing is written outside the given directory, and no tensor operation is run.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import InputError, RunDirectoryError, one_line, suggestion
+from autotune.training.build import build_config
+from autotune.value import write_bytes
+from autotune.values.model import ModelSpec, Task
+from autotune.values.workload import LengthProfile, Recipe, Workload
+
+TEXT_LENGTHS = "lengths.npy"  # in the directory that `prepare` is given
+MAX_SAMPLES = 10_000  # more than any trial trains on, and tokenized in seconds
+BYTE_LEVEL = "byte-level ByT5"
+
+# Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
+_READERS: dict[str, tuple[str, dict[str, str]]] = {
+    ".jsonl": ("json", {}),
+    ".json": ("json", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".parquet": ("parquet", {}),
+    ".txt": ("text", {"encoding": "utf-8-sig"}),
+    ".text": ("text", {"encoding": "utf-8-sig"}),
+}
+
+_STRINGS = ("string", "large_string")
+_NOT_UTF_8 = "is not UTF-8 text; save it in that encoding"
+
+# Files of vocabularies. Without one of them AutoTokenizer may build an empty tokenizer instead of failing.
+_VOCABULARIES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model",
+    "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
+
+# Before tokenizing, a text is cut to this many characters per token, so that a book takes no longer than a page.
+_CHARACTERS_PER_TOKEN = 64
+
+
+def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, tuple[str, ...]]:
+    """Write the lengths of the workload's texts into `directory`; return how they are spread, and notes for the user.
+
+    Synthetic data have neither.
+
+    Raises:
+        InputError: The file can't be used as it is.
+        RunDirectoryError: `directory` can't be written.
+    """
+    refuse_files(workload)
+    if workload.dataset is None:
+        return None, ()
+    notes: list[str] = []
+    config = build_config(workload.model, workload.task)
+    with rows_of_file(workload.dataset, directory) as whole:
+        rows, columns = whole, _text_columns(whole, workload, notes)
+        if len(whole) > MAX_SAMPLES:
+            notes.append(f"{MAX_SAMPLES:,} of {len(whole):,} rows are used, drawn at random")
+            drawn = np.random.default_rng(workload.seed).choice(len(whole), MAX_SAMPLES, replace=False)
+            rows = whole.select(np.sort(drawn))
+        tokenizer, name = load_tokenizer(workload.model, notes)
+        lengths, largest = _tokenized(rows, columns, workload, tokenizer, is_bytes=name == BYTE_LEVEL)
+        if len(lengths) < len(rows):
+            notes.append(f"{len(rows) - len(lengths):,} of {len(rows):,} rows are left out: no text or too short")
+        if not len(lengths):
+            raise InputError(f"{workload.dataset}: no row holds any text in column '{columns[0]}'")
+        if largest >= (vocabulary := config.get_text_config().vocab_size):
+            raise InputError(
+                f"{name}: makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}; "
+                "put the model's own tokenizer beside its config.json"
+            )
+        file = io.BytesIO()
+        np.save(file, lengths, allow_pickle=False)
+        write_bytes(file.getvalue(), directory / TEXT_LENGTHS)
+    profile = profile_of(lengths[:, 0], float(lengths[:, 1].mean()) if len(columns) > 1 else None)
+    return profile, (f"{profile.shown} (tokenizer: {name})", *notes)
+
+
+def refuse_files(workload: Workload) -> None:
+    """Refuse a data file for a task on images, also beside texts, or sound.
+
+    Raises:
+        InputError: The workload has one.
+    """
+    is_text = workload.task.takes_text and workload.task is not Task.IMAGE_TEXT_TO_TEXT
+    if workload.dataset is not None and not is_text:
+        what = "recordings" if workload.task.takes_audio else "images"
+        raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
+
+
+def text_lengths(directory: Path) -> NDArray[np.int64]:
+    """Return the tokens of each sample that `prepare` found, (samples, 1), or (samples, 2) with those of its target.
+
+    Raises:
+        RunDirectoryError: There are none.
+    """
+    try:
+        lengths: NDArray[np.int64] = np.load(directory / TEXT_LENGTHS, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{directory / TEXT_LENGTHS}: no tokenized data; start the search anew") from error
+    return lengths
+
+
+def _tokenized(
+    rows: Any, columns: list[str], workload: Workload, tokenizer: Any, *, is_bytes: bool
+) -> tuple[NDArray[np.int64], int]:
+    """Return the tokens of each row that has text and is long enough, by column, and the largest id of all."""
+    limits = (workload.sequence_length, workload.target_length or workload.sequence_length)
+    # A causal model predicts each token from those before it, so that a single one has no loss.
+    shortest = 2 if workload.task is Task.CAUSAL_LM else 1
+    largest, lengths = 0, []
+    for batch in rows.select_columns(list(dict.fromkeys(columns))).iter(batch_size=256):
+        texts = [row for row in zip(*(batch[c] for c in columns), strict=True) if all(t and t.strip() for t in row)]
+        sizes = []
+        for argument, limit, column in zip(("text", "text_target"), limits, zip(*texts, strict=True), strict=False):
+            characters = limit * (1 if is_bytes else _CHARACTERS_PER_TOKEN)
+            cut = {argument: [text[:characters] for text in column]}
+            ids = tokenizer(**cut, truncation=True, max_length=limit)["input_ids"]
+            largest = max(largest, *(max(row, default=0) for row in ids))
+            sizes.append([min(len(row), limit) for row in ids])  # what a tokenizer adds may be more than the limit
+        lengths += [each for each in zip(*sizes, strict=True) if each[0] >= shortest]
+    return np.array(lengths, dtype=np.int64).reshape(-1, len(columns)), largest
+
+
+def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> LengthProfile:
+    """Return how the lengths of samples, in tokens, are spread."""
+    median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
+    return LengthProfile(
+        samples=len(lengths),
+        mean=float(lengths.mean()),
+        minimum=int(lengths.min()),
+        median=median,
+        p95=p95,
+        maximum=int(lengths.max()),
+        mean_target=mean_target,
+    )
+
+
+# The tokenizer
+
+
+def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
+    """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
+    from transformers import AutoTokenizer
+
+    name = _tokenizer_name(spec)
+    if name is None:
+        notes.append(
+            f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
+            "so the samples are several times longer than with its own"
+        )
+        return _byte_tokenizer(), BYTE_LEVEL
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            revision=None if spec.path else spec.revision,
+            local_files_only=True,
+            trust_remote_code=spec.trust_remote_code,
+        )
+    except Exception as error:  # whatever the tokenizer's library or its remote code raises
+        raise InputError(f"{name}: the tokenizer can't be loaded ({one_line(error)})") from error
+    return tokenizer, name
+
+
+def _byte_tokenizer() -> Any:
+    """Return a tokenizer of bytes; other ids, which a model with a larger vocabulary generates, are no text to it."""
+    from transformers import ByT5Tokenizer
+
+    class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
+        def convert_tokens_to_string(self, tokens: list[str]) -> str:
+            text: str = super().convert_tokens_to_string([t for t in tokens if len(t) > 1 or ord(t) < 256])
+            return text
+
+    return ByteTokenizer(split_special_tokens=True)
+
+
+def _tokenizer_name(spec: ModelSpec) -> str | None:
+    """Return the path or id of the tokenizer for `from_pretrained`; None if its files aren't on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if spec.path is not None and any((Path(spec.path) / name).is_file() for name in _VOCABULARIES):
+        return spec.path
+    if spec.source == "directory":
+        return None
+    found = (try_to_load_from_cache(spec.name, name, revision=spec.revision) for name in _VOCABULARIES)
+    return spec.name if any(isinstance(path, str) for path in found) else None
+
+
+# The file
+
+
+@contextmanager
+def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
+    """Give the rows of the file that the user calls `dataset`, as a `datasets.Dataset`; quiet while entered.
+
+    `directory` is made. What the library writes lies in it meanwhile.
+
+    Raises:
+        InputError: The file is missing, malformed or holds no rows.
+        RunDirectoryError: `directory` can't be written.
+    """
+    path = checked_path(dataset)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
+            yield _read(path, dataset, Path(scratch))
+    except UnicodeDecodeError as error:  # the library's JSON reader raises it only when a text is used
+        raise InputError(f"{dataset}: {_NOT_UTF_8}") from error
+    except OSError as error:
+        raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
+
+
+def checked_path(dataset: str) -> Path:
+    """Return the path of a readable file of a known kind.
+
+    Raises:
+        InputError: It is missing, empty, a directory, or of another kind.
+    """
+    kinds = ", ".join(_READERS)
+    try:
+        path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
+        if path.is_dir():
+            raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
+        if path.suffix.lower() not in _READERS:
+            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {kinds}")
+        if not path.exists():
+            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")
+        if not path.is_file():
+            raise InputError(f"{dataset}: is not a regular file; copy the data into one")
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise InputError(f"{dataset}: is empty; give a file with at least one text")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{dataset}: can't be read ({one_line(error)})") from error
+    return path
+
+
+def _read(path: Path, dataset: str, scratch: Path) -> Any:
+    import datasets
+
+    kind, options = _READERS[path.suffix.lower()]
+    # The library takes file names for patterns and URLs, so it gets one that is neither.
+    link = scratch / f"source{path.suffix.lower()}"
+    link.symlink_to(path)
+    try:
+        reader = datasets.load_dataset_builder(
+            kind, data_files=glob.escape(str(link)), cache_dir=str(scratch), **options
+        )
+        reader.download_and_prepare()
+        if reader.info.splits["train"].num_examples:
+            return reader.as_dataset(split="train")
+    except Exception as error:  # whatever the library's parsers raise
+        cause = error.__cause__ or error
+        if isinstance(cause, UnicodeDecodeError):
+            raise InputError(f"{dataset}: {_NOT_UTF_8}") from error
+        reason = f"can't be read as {path.suffix[1:].upper()} ({one_line(cause)}); mend or convert it"
+        raise InputError(f"{dataset}: {(kind == 'json' and _malformed_json(path)) or reason}") from error
+    raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
+
+
+def _malformed_json(path: Path) -> str | None:
+    """Return the first line that is no JSON object, and why; the library counts rows by block or not at all."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        if path.suffix.lower() == ".json" and file.read(1) == "[":
+            return 'is not a list of objects such as [{"text": "..."}]'
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except RecursionError:
+                return f"line {number}: nested too deeply; mend or delete the line"
+            except json.JSONDecodeError as error:
+                what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+                return f"line {number}: not valid JSON ({what}); mend or delete the line"
+            if not isinstance(value, dict):
+                return f'line {number}: not an object such as {{"text": "..."}}; mend or delete the line'
+    return None
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Keep the library's progress bars and logged errors off the terminal; our errors say the same in one line."""
+    import datasets
+
+    verbosity, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+def _text_columns(rows: Any, workload: Workload, notes: list[str]) -> list[str]:
+    """Return the column of the text, and that of the target for a decoder that has one.
+
+    Raises:
+        InputError: It isn't clear which column of strings is the text.
+    """
+    texts = [name for name, kind in rows.features.items() if _kind(kind) in _STRINGS]
+    field, columns, kept = workload.text_field, ", ".join(rows.column_names), set[str]()
+    if workload.task is Task.SEQ2SEQ_LM and field != "target" and "target" in texts:
+        kept = {"target"}
+    elif workload.task is Task.SEQ2SEQ_LM:
+        notes.append("no column 'target': the target is the text itself")
+    elif workload.task is Task.SEQUENCE_CLASSIFICATION and field != "label":
+        kept = {"label"}  # its classes may be words
+    wanted = "text" if field is None else field
+    candidates = [name for name in texts if name not in kept]
+    if wanted in texts:
+        text = wanted
+    elif wanted in rows.column_names:
+        kind = _kind(rows.features[wanted])
+        raise InputError(f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does")
+    elif field is not None:
+        hint = suggestion(field, rows.column_names)
+        raise InputError(f"{workload.dataset}: no column '{field}'{hint}; the columns are {columns}")
+    elif len(candidates) == 1:
+        (text,) = candidates
+    else:
+        problem = "several columns of strings; name the one of the text" if candidates else "no column of strings"
+        raise InputError(f"{workload.dataset}: {problem}; the columns are {columns}")
+    return [text, "target" if kept == {"target"} else text] if workload.task is Task.SEQ2SEQ_LM else [text]
+
+
+def _kind(feature: Any) -> str:
+    return str(getattr(feature, "dtype", type(feature).__name__.lower()))
+
+
+def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> None:
+    """Refuse rows that TRL has no use for in a recipe; conversations (`messages`) and whole texts do for SFT.
+
+    Raises:
+        InputError: A column is missing, or holds neither text nor conversations; labels: neither truths nor numbers.
+    """
+    columns = list(features)
+    whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
+    for column in whole or recipe.kind.columns:
+        if column in columns and not _is_usable(column, features[column]):
+            wanted = "true or false" if column == "label" else "text, or messages with role and content"
+            raise InputError(f"{dataset}: {column}: expected {wanted}")
+    needed = [column for column in recipe.kind.columns if column not in columns and not whole]
+    if needed and not (recipe.name == "dpo" and needed == ["prompt"]):  # TRL takes what both begin with
+        raise InputError(
+            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
+            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
+        )
+
+
+def _is_usable(column: str, feature: Any) -> bool:
+    if column == "label":
+        return _kind(feature) in ("bool", "int64")
+    message = getattr(feature, "feature", None)
+    if isinstance(message, Mapping):  # of a conversation
+        return {"role", "content"} <= message.keys() and _kind(message["role"]) == "string"
+    return _kind(feature) in _STRINGS
