@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from autotune.errors import InputError
 from autotune.exports import scripts
 from autotune.exports.launch_files import mixed_precision
-from autotune.exports.templating import Code, literal, rendered
+from autotune.exports.scripts import Code, literal, rendered
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32
 from autotune.values.techniques import OPTIMIZERS
@@ -34,39 +34,25 @@ def accelerate_loop(winner: Winner) -> Draft:
     if spread.sharding != "none" or spread.tensor_parallel > 1:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
         raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
-    lost = lost_arguments(winner, _said(winner))
-    optimizer = _optimizer(winner)
-    if optimizer is None:
-        given = f" with {winner.arguments['optim_args']}" if winner.arguments.get("optim_args") else ""
-        name = f"{winner.config.optim}{given}"
-        lost.append(f"optimizer {name}: it is more than a class to call; {STAND_IN} in its place")
-        optimizer = made(STAND_IN, winner.hyperparameter)
-    context = {
-        **scripts.context(winner, LOOP),
-        **_loop(winner),
-        "optimizer": optimizer,
-        "lost": lost,
-        "weighs": False,
-        "count_by_loss_type": False,  # it is the Trainer that counts labels by it
-    }
-    return Draft({LOOP: rendered("accelerate_loop.py.j2", context)}, scripts.launch(winner, LOOP), tuple(lost))
-
-
-def _said(winner: Winner) -> set[str]:
-    """Return the names of the user's arguments that the loop follows, or that the optimizer's line tells."""
+    config, arguments, of = winner.config, winner.arguments, winner.hyperparameter
     said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(winner)}
-    said |= {"liger_kernel_config"} if winner.config.use_liger_kernel else set()
-    return said | ({"ddp_find_unused_parameters"} if winner.config.parallelism.world_size > 1 else set())
-
-
-def _loop(winner: Winner) -> dict[str, Any]:
-    """Return what a loop does that the Trainer does by its arguments."""
-    config, arguments = winner.config, winner.arguments
-    warmup = winner.hyperparameter("warmup_steps")
-    ddp, compiled = _ddp(winner), _compile(winner)
+    said |= {"liger_kernel_config"} if config.use_liger_kernel else set()
+    said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
+    lost = lost_arguments(winner, said)
+    if config.optim in NAMES and "optim_args" not in arguments:
+        optimizer = made(config.optim, of)
+    else:
+        given = f" with {arguments['optim_args']}" if arguments.get("optim_args") else ""
+        lost.append(f"optimizer {config.optim}{given}: it is more than a class to call; {STAND_IN} in its place")
+        optimizer = made(STAND_IN, of)
+    warmup, ddp, compiled = of("warmup_steps"), _ddp(winner), Code("")
+    if config.torch_compile_backend is not None:
+        mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
+        compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
     classes = ["Accelerator"] + ["DistributedDataParallelKwargs"] * bool(ddp)
     utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
-    return {
+    context = {
+        **scripts.context(winner, LOOP),
         "accelerate_imports": Code(", ".join(classes)),
         "accelerate_utilities": Code(", ".join(utilities)),
         "tf32": effective_tf32(config, winner.result.hardware),
@@ -78,15 +64,12 @@ def _loop(winner: Winner) -> dict[str, Any]:
         "scheduler_arguments": arguments.get("lr_scheduler_kwargs"),
         "warmup_share": 0 < warmup < 1,
         "warmup": Code(f"math.ceil({literal(warmup)} * options.steps)") if 0 < warmup < 1 else int(warmup),
+        "optimizer": optimizer,
+        "lost": lost,
+        "weighs": False,
+        "count_by_loss_type": False,  # it is the Trainer that counts labels by it
     }
-
-
-def _compile(winner: Winner) -> Code:
-    config = winner.config
-    if config.torch_compile_backend is None:
-        return Code("")
-    mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
-    return Code(f"backend={literal(config.torch_compile_backend)}{mode}")
+    return Draft({LOOP: rendered("accelerate_loop.py.j2", context)}, scripts.launch(winner, LOOP), tuple(lost))
 
 
 def _ddp(winner: Winner) -> Code:
@@ -124,13 +107,6 @@ class LoopOptimizer(NamedTuple):
     def is_8bit(self) -> bool:
         """Whether bitsandbytes keeps its states in 8 bits; those of embeddings stay in 32."""
         return self.arguments.get("optim_bits") == 8
-
-
-def _optimizer(winner: Winner) -> LoopOptimizer | None:
-    """Return the optimizer of a configuration; None if it is more than a class with arguments."""
-    if winner.config.optim not in NAMES or "optim_args" in winner.arguments:
-        return None
-    return made(winner.config.optim, winner.hyperparameter)
 
 
 # Optimizers that are a class with arguments.

@@ -1,22 +1,35 @@
-"""Training scripts with a plain Trainer and with TRL's SFTTrainer, and what the loop's script shares with them.
+"""Training scripts with a plain Trainer and with TRL's Trainers, and what the loop's script shares with them.
 
 Each is a Jinja template that reads as the script it makes; here its values are put together. The scripts need neither
 autotune nor a file beside them. They start with random samples of the size that was measured, for the user to replace;
 ids come from the middle half of a vocabulary, where no model has its special ones.
+
+A template writes a value between braces as a literal of Python, so that nothing in a result becomes code. :class:`Code`
+alone, made in this package of names and literals, is written as it stands; `text` and `comment` are for people.
 """
 
 from __future__ import annotations
 
-import inspect
+import functools
+import math
+import re
+import textwrap
+from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
 from autotune.errors import InputError
 from autotune.exports import launch_files
-from autotune.exports.templating import Code, rendered
 from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
 from autotune.training.adapters import CLASSIFICATION_HEADS
-from autotune.training.image_text import VISION_PARTS
+from autotune.training.build import build_config
+from autotune.training.heads import HEADS
+from autotune.training.image_text import VISION_PARTS, image_text
+from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.units import escaped, visible
 from autotune.values.model import Task
 from autotune.values.workload import Recipe
 
@@ -29,8 +42,8 @@ SFT_DEFAULTS: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "pa
 # Steps of a run, unless the user has said how many.
 _STEPS = 100
 
-# Imported names that take more characters than this get a line each.
-_IMPORTS_WIDTH = 96
+# Characters of a literal that is left on one line, of imported names that are, and of a line of prose.
+_WIDTH, _IMPORTS_WIDTH, _PROSE_WIDTH = 90, 96, 112
 
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
@@ -39,69 +52,74 @@ _MASKED_SHARE = 0.15
 # Readers of the library datasets, by kind of file.
 _LOADERS = {".csv": "csv", ".parquet": "parquet"}
 
+
+class Code(Markup):
+    """Text of our own that a template writes as it stands."""
+
+
 _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
+
+# What the user's samples need of a collator where their lengths differ.
+_PADDING = {
+    Task.CAUSAL_LM: "DataCollatorForLanguageModeling(tokenizer, mlm=False)",
+    Task.MASKED_LM: "DataCollatorForLanguageModeling(tokenizer)",
+    Task.SEQ2SEQ_LM: "DataCollatorForSeq2Seq(tokenizer, model)",
+    Task.SEQUENCE_CLASSIFICATION: "DataCollatorWithPadding(tokenizer)",
+}
 
 
 def python(winner: Winner) -> Draft:
     """Return a script with a plain Trainer."""
-    arguments, lost = _trainer_arguments(winner)
-    made = {**context(winner, TRAIN), "training_arguments": arguments, "lost": lost}
-    return Draft({TRAIN: rendered("train.py.j2", made)}, launch(winner, TRAIN), tuple(lost))
+    return _script(winner, TRAIN, "train.py.j2")
 
 
 def trl(winner: Winner) -> Draft:
-    """Return a script with TRL's SFTTrainer.
+    """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured.
 
     Raises:
         InputError: The task isn't causal language modelling.
     """
     if winner.workload.recipe is not None:
-        return _recipe(winner, winner.workload.recipe)
+        return _script(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
-    arguments, lost = _trainer_arguments(winner)
-    arguments = {
-        **SFT_DEFAULTS,
-        "max_length": winner.workload.sequence_length,
-        "padding_free": winner.config.packing,
-        **arguments,
-    }
-    made = {**context(winner, TRL), "training_arguments": arguments, "weighs": False, "lost": lost}
-    return Draft({TRL: rendered("train_trl.py.j2", made)}, launch(winner, TRL), tuple(lost))
+    sft = {
+        **SFT_DEFAULTS, "max_length": winner.workload.sequence_length, "padding_free": winner.config.packing,
+    }  # fmt: skip
+    return _script(winner, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
-def _recipe(winner: Winner, recipe: Recipe) -> Draft:
-    """Return a script with the Trainer of TRL that was measured."""
-    arguments, lost = _trainer_arguments(winner)
-    made, path, kind = context(winner, TRL), winner.workload.dataset, recipe.kind
-    is_reward = winner.workload.task is Task.SEQUENCE_CLASSIFICATION
+def _script(winner: Winner, name: str, template: str, defaults: dict[str, Any] | None = None, **values: Any) -> Draft:
+    """Return a script whose Trainer gets the measured arguments, laid over `defaults`."""
+    # The script trains for `--steps`.
+    left_out = EVALUATING | {"num_train_epochs", "max_steps"}
+    arguments = {argument: value for argument, value in winner.arguments.items() if argument not in left_out}
+    lost = lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
+    given = {"training_arguments": {**(defaults or {}), **arguments}, "lost": lost}
+    made = {**context(winner, name), **given, **values}
+    return Draft({name: rendered(template, made)}, launch(winner, name), tuple(lost))
+
+
+def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
+    """Return what the template of a recipe needs beside the rest."""
+    path, kind, arguments = winner.workload.dataset, recipe.kind, _model_arguments(winner)
     texts = {
         "prompt": f"text({recipe.prompt_length})",
         "label": "index % 2 == 0",
         **dict.fromkeys(("completion", "chosen", "rejected"), f'" " + text({recipe.completion_length})'),
     }
-    if is_reward:
+    if winner.workload.task is Task.SEQUENCE_CLASSIFICATION:  # a reward model
         texts |= dict.fromkeys(kind.columns, f"text({max(1, winner.workload.sequence_length - 2)})")
+        arguments["num_labels"] = 1
     length = f"Every completion of a trial had {recipe.completion_length} tokens; yours end by themselves."
-    made |= {
+    return {
         "kind": kind,
-        "training_arguments": arguments,
-        "lost": lost,
-        "model_arguments": {**made["model_arguments"], **({"num_labels": 1} if is_reward else {})},
+        "model_arguments": arguments,
         "about_lengths": length if kind.generates else "",
         "datasets": "load_dataset" if path else "Dataset",
         "file": path and (_LOADERS.get(PurePath(path).suffix.lower(), "json"), path),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }
-    return Draft({TRL: rendered("train_recipe.py.j2", made)}, launch(winner, TRL), tuple(lost))
-
-
-def _trainer_arguments(winner: Winner) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that a script's Trainer is given, and which of the user's own it isn't."""
-    # The script trains for `--steps`.
-    left_out = EVALUATING | {"num_train_epochs", "max_steps"}
-    arguments = {name: value for name, value in winner.arguments.items() if name not in left_out}
-    return arguments, lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
 
 
 def user_steps(winner: Winner) -> dict[str, int]:
@@ -119,10 +137,10 @@ def launch(winner: Winner, script: str) -> tuple[str, ...]:
 
 def context(winner: Winner, script: str) -> dict[str, Any]:
     """Return the values that every script's template needs."""
-    from autotune.training.heads import HEADS
-
-    workload, config = winner.workload, winner.config
+    workload, config, peft = winner.workload, winner.config, winner.peft_arguments
     steps = user_steps(winner).get("max_steps", _STEPS)
+    # Its code is what trials chunked the loss with, but for what it imports.
+    chunked_loss = (resources.files("autotune.training") / "chunked_loss.py").read_text(encoding="utf-8")
     return {
         "winner": winner,
         "launch": f"{launch(winner, script)[0]} --steps {steps}",
@@ -130,7 +148,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "head": HEADS[workload.task][0],
         "model_arguments": _model_arguments(winner),
         "quantization": winner.result.arguments.quantization,
-        "peft": winner.peft_arguments,
+        "peft": peft,
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
         "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and workload.model.kind == "decoder",
@@ -138,8 +156,8 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "vision_parts": sorted(VISION_PARTS) if workload.model.freeze_vision else None,
         "weighs": winner.samples_per_step > config.per_device_train_batch_size,
         "measured": None if winner.measured is None else round(winner.measured, 3),
-        "imports": _imports(winner),
-        "chunked_loss": _chunked_loss() if config.chunked_loss else None,
+        "imports": functools.partial(_imported, winner.result.arguments.quantization is not None),
+        "chunked_loss": Code(chunked_loss.partition("import torch\n")[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
         **_collator(winner),
         "masked_share": _MASKED_SHARE,
@@ -152,8 +170,8 @@ def _model_arguments(winner: Winner) -> dict[str, Any]:
     """Return the arguments of `from_pretrained`: the measured ones, and what makes it the same model."""
     spec = winner.workload.model
     arguments: dict[str, Any] = dict(winner.result.arguments.model)
-    if winner.revision is not None:
-        arguments["revision"] = winner.revision
+    if spec.source != "directory" and spec.revision is not None:
+        arguments["revision"] = spec.revision
     if spec.trust_remote_code:
         arguments["trust_remote_code"] = True
     if winner.workload.task is Task.CAUSAL_LM and spec.kind == "encoder":
@@ -161,24 +179,12 @@ def _model_arguments(winner: Winner) -> dict[str, Any]:
     return arguments
 
 
-def _chunked_loss() -> Code:
-    """Return the code that trials chunked the loss with, without what it imports."""
-    from autotune.training import chunked_loss
-
-    _, _, found = inspect.getsource(chunked_loss).partition("import torch\n")
-    return Code(found.strip())
-
-
-def _imports(winner: Winner) -> Any:
-    """Return a function that lists what to import from transformers, with bitsandbytes' config where it is used."""
-    packed = ("BitsAndBytesConfig",) if winner.result.arguments.quantization is not None else ()
-
-    def listed(*names: str) -> Code:
-        wanted = sorted({name for name in (*names, *packed) if name}, key=lambda name: (name[0].islower(), name))
-        line = ", ".join(wanted)
-        return Code(line if len(line) <= _IMPORTS_WIDTH else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
-
-    return listed
+def _imported(is_quantized: bool, *names: str) -> Code:
+    """Return what to import from transformers, with bitsandbytes' config for quantized weights; '' is no name."""
+    packed = {"BitsAndBytesConfig"} if is_quantized else set()
+    wanted = sorted({name for name in names if name} | packed, key=lambda name: (name[0].islower(), name))
+    line = ", ".join(wanted)
+    return Code(line if len(line) <= _IMPORTS_WIDTH else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
 
 
 def _collator(winner: Winner) -> dict[str, str | Code]:
@@ -189,36 +195,50 @@ def _collator(winner: Winner) -> dict[str, str | Code]:
     if winner.config.packing:
         name, about = "DataCollatorWithFlattening", "puts the samples of a micro-batch into one row, as was measured"
         return {"collator": name, "collate": Code(f"{name}()"), "about_collator": about}
-    padding = {
-        Task.CAUSAL_LM: "DataCollatorForLanguageModeling(tokenizer, mlm=False)",
-        Task.MASKED_LM: "DataCollatorForLanguageModeling(tokenizer)",
-        Task.SEQ2SEQ_LM: "DataCollatorForSeq2Seq(tokenizer, model)",
-        Task.SEQUENCE_CLASSIFICATION: "DataCollatorWithPadding(tokenizer)",
-    }.get(winner.workload.task)
+    padding = _PADDING.get(winner.workload.task)
     about = f"for samples of one length; others need {padding}" if padding else "for samples of one size"
     return {"collator": "default_data_collator", "collate": Code("default_data_collator"), "about_collator": about}
 
 
 def _samples(winner: Winner) -> dict[str, Any]:
     """Return what templates need for the samples that stand in for the user's: input, labels and a remark."""
-    workload, task = winner.workload, winner.workload.task
+    workload, task, lengths = winner.workload, winner.workload.task, winner.workload.lengths
+    length, target = workload.sequence_length, workload.target_length or workload.sequence_length
+    if lengths is not None and lengths.mean_target is not None:
+        target = round(lengths.mean_target)
+    ids = {"kind": "ids", "length": target, "vocabulary": _TEXT_VOCABULARY}
+    if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT:
+        about = f"Yours are tokenized, with `labels`; the measured ones all had {length} tokens."
+        if lengths is not None:
+            about = (
+                f"Yours are tokenized, with `labels`, and cut at {length} tokens. The throughput was measured with "
+                f"{lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average, of {workload.dataset}."
+            )
+            length = max(2, round(lengths.mean))
+        kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
+        labels = {**ids, "kind": kinds.get(task, "ids")}
+        return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
+    config = build_config(workload.model, task)
+    about = "Yours are made by the model's own processor, with `labels`"
     if task is Task.IMAGE_TEXT_TO_TEXT:
-        return _images_in_texts(winner)
-    if not task.takes_text:
-        return _images_or_sound(winner)
-    lengths, length = workload.lengths, workload.sequence_length
-    about = "Yours are tokenized, with `labels`"
-    if lengths is None:
-        about += f"; the measured ones all had {length} tokens."
+        shown = image_text(config, workload.images, workload.image_size)
+        about += f" that are -100 where an image stands. Measured were {length} tokens a sample, those of its images"
+        return {
+            "input": _input("input_ids", (length,), _TEXTS, ends=True),
+            "labels": {"kind": "text beside images"},
+            "shown": shown,
+            "pixels": (_DENSE, *shown.pixels),
+            "about_data": f"{about} included.",
+        }
+    if task is Task.IMAGE_CLASSIFICATION:
+        name, shape, clusters = image_input(config)
+        inputs = _input(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
     else:
-        about += (
-            f", and cut at {length} tokens. The throughput was measured with {lengths.minimum} to {lengths.maximum} "
-            f"tokens, {lengths.mean:.0f} on average, of {workload.dataset}."
-        )
-        length = max(2, round(lengths.mean))
-    kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
-    labels = {"kind": kinds.get(task, "ids"), "length": _target_length(winner), "vocabulary": _TEXT_VOCABULARY}
-    return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
+        inputs = _input(*audio_input(config, length), _DENSE, floats=True)
+    labels = ids if task is Task.SPEECH_SEQ2SEQ else {"kind": "class"}
+    if task is Task.SPEECH_CTC:
+        labels = {**ids, "length": labels_of(length), "vocabulary": Code("config.vocab_size")}
+    return {"input": inputs, "labels": labels, "about_data": f"{about}."}
 
 
 def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dict[str, Any]:
@@ -227,53 +247,57 @@ def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dic
     return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
 
 
-def _target_length(winner: Winner) -> int:
-    workload = winner.workload
-    mean = workload.lengths.mean_target if workload.lengths is not None else None
-    return round(mean) if mean is not None else workload.target_length or workload.sequence_length
+# What templates write
 
 
-def _images_in_texts(winner: Winner) -> dict[str, Any]:
-    """Return the same for texts with images, whose placeholders stand before the text."""
-    from autotune.training.build import build_config
-    from autotune.training.image_text import image_text
+def rendered(template: str, values: dict[str, Any]) -> str:
+    """Return the text that a template makes of `values`, which it calls `c`."""
+    return _environment().get_template(template).render(c=values)
 
-    workload = winner.workload
-    shown = image_text(build_config(workload.model, workload.task), workload.images, workload.image_size)
-    about = (
-        "Yours are made by the model's own processor, with `labels` that are -100 where an image stands. Measured were "
-        f"{workload.sequence_length} tokens a sample, those of its images included."
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    # With autoescape what a macro has written counts as written, and everything else goes through `finalize`.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune.exports", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Code(literal(value)),
     )
-    return {
-        "input": _input("input_ids", (workload.sequence_length,), _TEXTS, ends=True),
-        "labels": {"kind": "text beside images"},
-        "shown": shown,
-        "pixels": (_DENSE, *shown.pixels),
-        "about_data": about,
-    }
+    environment.filters |= {"name": _name, "text": _text, "comment": lambda value: Code(visible(value))}
+    return environment
 
 
-def _images_or_sound(winner: Winner) -> dict[str, Any]:
-    """Return the same for images or recordings, whose size the library's config says."""
-    from autotune.training.build import build_config
-    from autotune.training.inputs import audio_input, image_input, labels_of
+def _name(value: str) -> Code:
+    """Return a name of Python's, dotted or not, as it stands."""
+    assert re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", value, re.ASCII), f"{value!r} is no name"
+    return Code(value)
 
-    workload, task = winner.workload, winner.workload.task
-    config = build_config(workload.model, task)
-    about = "Yours are made by the model's own processor, with `labels`."
-    if task is Task.IMAGE_CLASSIFICATION:
-        name, shape, clusters = image_input(config)
-        inputs = _input(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
-        return {"input": inputs, "labels": {"kind": "class"}, "about_data": about}
-    ids = {"kind": "ids", "length": _target_length(winner), "vocabulary": _TEXT_VOCABULARY}
-    labels: dict[Task, dict[str, Any]] = {
-        Task.AUDIO_CLASSIFICATION: {"kind": "class"},
-        Task.SPEECH_SEQ2SEQ: ids,
-        Task.SPEECH_CTC: {
-            **ids,
-            "length": labels_of(workload.sequence_length),
-            "vocabulary": Code("config.vocab_size"),
-        },
-    }
-    inputs = _input(*audio_input(config, workload.sequence_length), _DENSE, floats=True)
-    return {"input": inputs, "labels": labels[task], "about_data": about}
+
+def _text(value: str, indent: int = 0, *, wrap: bool = True) -> Code:
+    """Return words for people within a docstring, in lines: nothing in them ends it or is an escape of it."""
+    lines = textwrap.wrap(visible(value), _PROSE_WIDTH) if wrap else [visible(value)]
+    return Code(("\n" + " " * indent).join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines))
+
+
+def literal(value: Any, indent: int = 0) -> str:
+    """Return a value of JSON, or a tuple of such, as Python writes it, long ones a line an item."""
+    if isinstance(value, str):
+        return '"' + "".join({"\\": "\\\\", '"': '\\"'}.get(c) or escaped(c) for c in value) + '"'
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, dict):
+        opening, closing = "{}"
+        items = [f"{literal(key)}: {literal(item, indent + 4)}" for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        items = [literal(item, indent + 4) for item in value]
+    else:
+        raise TypeError(f"a {type(value).__name__} has no literal")
+    line = ", ".join(items) + "," * (isinstance(value, tuple) and len(items) == 1)
+    if indent + len(line) <= _WIDTH and "\n" not in line:
+        return f"{opening}{line}{closing}"
+    return f"{opening}\n" + "".join(f"{' ' * (indent + 4)}{item},\n" for item in items) + f"{' ' * indent}{closing}"

@@ -125,12 +125,6 @@ class Winner:
         return spec.path if spec.source == "directory" and spec.path is not None else spec.name
 
     @property
-    def revision(self) -> str | None:
-        """The model's revision on the hub; None: the latest, or a directory."""
-        spec = self.workload.model
-        return spec.revision if spec.source != "directory" else None
-
-    @property
     def measured(self) -> float | None:
         """Samples per second; None where nothing was measured."""
         measurement = self.result.best.measurement
