@@ -9,8 +9,7 @@ from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, m
 
 from autotune.errors import InputError
 from autotune.planning.plan import SearchState
-from autotune.training.arguments import plan
-from autotune.training.parallel_arguments import parallel_variables
+from autotune.training.arguments import parallel_variables, plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance, Parallelism
 from autotune.values.hardware import detect

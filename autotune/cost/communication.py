@@ -26,7 +26,7 @@ import numpy as np
 
 from autotune.cost.predictions import Vector
 from autotune.cost.profile import Profile, total_bytes
-from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.estimate import Rates

@@ -20,7 +20,7 @@ from autotune.cost.family import Family
 from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
 from autotune.cost.profile import ParameterGroup, Profile, total_bytes
 from autotune.cost.reserve import Buckets
-from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.config import Parallelism, Precision, Sharding, TrainConfig
 
 

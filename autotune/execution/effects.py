@@ -30,10 +30,9 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
-from autotune.training.arguments import effective_tf32
+from autotune.training.arguments import FSDP_KINDS, ZERO_STAGES, effective_tf32
 from autotune.training.batches import PackCollator
 from autotune.training.loss import base_model
-from autotune.training.parallel_arguments import FSDP_KINDS, ZERO_STAGES
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig

@@ -28,7 +28,7 @@ import psutil
 
 from autotune.execution.processes import is_unused
 from autotune.execution.ranks import FOREIGN, own_rank
-from autotune.training.parallel_arguments import ZERO_STAGES
+from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
 from autotune.values.trial import TrialRequest

@@ -28,11 +28,10 @@ from autotune.execution.trial import Trial, trained
 from autotune.execution.user_data import RowCount, longest_of, ordered, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import prepare_model
-from autotune.training.arguments import laid_over, plan
+from autotune.training.arguments import building_device, laid_over, parallel_variables, plan
 from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, token_lengths, training_data
-from autotune.training.parallel_arguments import building_device, parallel_variables
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.budget import LossTask

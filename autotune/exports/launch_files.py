@@ -15,8 +15,7 @@ import yaml
 
 from autotune.errors import InputError
 from autotune.exports.winner import DEFAULTS
-from autotune.training.arguments import laid_over, plan
-from autotune.training.parallel_arguments import ZERO_STAGES, parallel_variables
+from autotune.training.arguments import ZERO_STAGES, laid_over, parallel_variables, plan
 from autotune.value import save_bytes
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE

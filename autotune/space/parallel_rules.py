@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from autotune.training.arguments import transformers_version
-from autotune.training.parallel_arguments import FSDP_KINDS, TENSOR_PARALLEL_SINCE, UNIT_PARAMETERS, ZERO_STAGES
+from autotune.training.arguments import (
+    FSDP_KINDS,
+    TENSOR_PARALLEL_SINCE,
+    UNIT_PARAMETERS,
+    ZERO_STAGES,
+    transformers_version,
+)
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from autotune.space import parallel_rules
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
-from autotune.training.arguments import asks_for_tf32_the_old_way
-from autotune.training.parallel_arguments import FSDP_KINDS
+from autotune.training.arguments import FSDP_KINDS, asks_for_tf32_the_old_way
 from autotune.values.adapters import Adapter, PrefixAdapter
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware

@@ -3,6 +3,11 @@
 Pure. A :class:`TrainingPlan` has two parts: what the configuration *means* (`tuned`, `model`, `adapter`), which the
 export writes, and what only a trial needs (`harness`). The trial trains with both, so what was measured is what is
 exported.
+
+Over several devices data parallelism uses what TrainingArguments has for it: DDP's arguments, FSDP2 (`fsdp`,
+`fsdp_config`) or a DeepSpeed configuration (`deepspeed`). Sequence parallelism is asked for in the environment. Tensor
+parallelism is an argument of the model, `distributed_config`, by which transformers shards it according to its class's
+plan. Defaults of the libraries are left out.
 """
 
 from __future__ import annotations
@@ -12,12 +17,33 @@ from typing import Any
 from pydantic import Field
 
 from autotune.training.adapters import adapter_arguments, quantization_arguments
-from autotune.training.parallel_arguments import model_arguments, parallel_arguments
 from autotune.value import Value
 from autotune.values.config import KNOBS, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.techniques import OPTIMIZERS, checkpointing_arguments
 from autotune.values.workload import Recipe, Workload
+
+# Elements that ZeRO reduces or gathers at a time. DeepSpeed's default is 500 million, in several buffers of 2 GB each
+# (fp32), whatever the model; a tenth is its default for what ZeRO-3 fetches ahead (`zero/config.py`:
+# reduce_bucket_size, allgather_bucket_size, stage3_prefetch_bucket_size).
+ZERO_BUCKET_ELEMENTS = 50_000_000
+
+# Parameters of an FSDP unit, where units are made by size: the order of a layer of a model of a billion parameters
+# (Llama 3.2 1B has 61 million, BERT-large 13 million).
+UNIT_PARAMETERS = 20_000_000
+
+# Kinds of sharding by DeepSpeed, with ZeRO's stages, and by FSDP2.
+ZERO_STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3}
+FSDP_KINDS = ("fsdp_full", "fsdp_grad_op")
+
+# The transformers whose `DistributedConfig` has these degrees; it grew them over several versions.
+TENSOR_PARALLEL_SINCE = (5, 23)
+
+_WRAP_POLICIES = {"layers": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}  # accelerate's FSDP_AUTO_WRAP_POLICY
+
+# torch.distributed needs gloo for collectives on the host, where the norm of gradients that FSDP offloads is added up
+# for clipping; accelerate's launcher chooses the same (`PartialState`).
+_BOTH_BACKENDS = "cuda:nccl,cpu:gloo"
 
 
 class TrainingPlan(Value):
@@ -40,7 +66,7 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
     """
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
-        harness=_HARNESS if workload.recipe is None else _harness_of(workload.recipe),
+        harness=_harness(workload.recipe),
         model=_model(config),
         adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
         quantization=quantization_arguments(config.quantization, config.precision, workload.task)
@@ -77,11 +103,153 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
     else:
         arguments.pop("torch_compile_mode", None)
     if workload.recipe is not None:
-        arguments |= _arguments_of(workload.recipe, config, workload.sequence_length)
-        arguments |= _under_old_name(arguments)
+        arguments |= _of_trl(workload.recipe, config, workload.sequence_length) | _under_old_name(arguments)
     place = {name: i for i, name in enumerate(_ORDER)}
     arguments = dict(sorted(arguments.items(), key=lambda item: place.get(item[0], len(place))))
-    return arguments | parallel_arguments(config, is_cpu=hardware.is_cpu, transformers=transformers_version(hardware))
+    return arguments | _of_several(config, hardware)
+
+
+def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
+    """Return the arguments of TRL's configuration that transformers' hasn't."""
+    arguments: dict[str, Any] = {"max_length": sequence_length}
+    if recipe.kind.generates:
+        arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
+        if config.generation_batch_size is not None:
+            arguments["generation_batch_size"] = config.generation_batch_size
+    if config.precompute_ref_log_probs:
+        arguments["precompute_ref_log_probs"] = True
+    if recipe.kind.coupled is not None:  # KTO takes no other order
+        arguments["train_sampling_strategy"] = "sequential"
+    return arguments
+
+
+def _of_several(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
+    """Return the TrainingArguments that spread a configuration over devices; none for one device."""
+    spread = config.parallelism
+    if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
+        return {"save_only_model": True}
+    if spread.sharding in FSDP_KINDS:
+        return _fsdp(config, hardware)
+    if spread.sharding in ZERO_STAGES:
+        return {"deepspeed": _deepspeed(config, hardware)}
+    arguments: dict[str, Any] = {}
+    if spread.ddp_bucket_cap_mb is not None:
+        arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
+    if spread.ddp_static_graph:
+        # Which parameters take part is learnt in the first step, so they needn't be searched in each.
+        arguments |= {"ddp_static_graph": True, "ddp_find_unused_parameters": False}
+    return arguments
+
+
+def _fsdp(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
+    spread = config.parallelism
+    settings: dict[str, Any] = {
+        "version": 2,
+        "reshard_after_forward": spread.sharding == "fsdp_full",
+        "auto_wrap_policy": _WRAP_POLICIES[spread.wrapping],
+    }
+    if spread.wrapping == "size":
+        settings["min_num_params"] = UNIT_PARAMETERS
+    arguments: dict[str, Any] = {"fsdp": True, "fsdp_config": settings}
+    if spread.offload == "parameters":
+        settings["cpu_offload"] = True
+        if not hardware.is_cpu:
+            arguments["ddp_backend"] = _BOTH_BACKENDS
+    if config.checkpointing == "full":
+        # If the layer checkpointed itself, its weights would be gathered once more in the backward pass.
+        settings["activation_checkpointing"] = True
+        arguments |= checkpointing_arguments("none", transformers_version(hardware))
+    return arguments
+
+
+def _deepspeed(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
+    """Return the DeepSpeed configuration, in which the Trainer replaces 'auto' by its own arguments."""
+    spread, is_cpu = config.parallelism, hardware.is_cpu
+    zero: dict[str, Any] = {
+        "stage": ZERO_STAGES[spread.sharding],
+        "reduce_bucket_size": ZERO_BUCKET_ELEMENTS,
+        "contiguous_gradients": True,
+        "overlap_comm": not is_cpu,  # there are no streams to overlap on a CPU
+    }
+    if zero["stage"] == 3:
+        # Figures that the Trainer derives from the width of the model.
+        zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    else:
+        zero["allgather_bucket_size"] = ZERO_BUCKET_ELEMENTS
+    if spread.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": not is_cpu}
+    if spread.offload == "parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": not is_cpu}
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",  # without it DeepSpeed, which clips for itself, wouldn't
+        "bf16": {"enabled": config.precision is Precision.BF16},
+        "fp16": {"enabled": config.precision is Precision.FP16},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # the Trainer's own optimizer steps, which DeepSpeed shards
+    }
+
+
+def _model(config: TrainConfig) -> dict[str, Any]:
+    # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
+    arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
+    if config.attn_implementation is not None:
+        arguments["attn_implementation"] = config.attn_implementation
+    if config.experts_implementation is not None:
+        arguments["experts_implementation"] = config.experts_implementation
+    spread = config.parallelism
+    if spread.tensor_parallel > 1:
+        degrees: dict[str, Any] = {"tp_size": spread.tensor_parallel}
+        if spread.data_parallel > 1:
+            degrees["fsdp_size"] = spread.data_parallel
+            if spread.offload == "parameters":
+                degrees["fsdp_cpu_offload"] = True
+        arguments["distributed_config"] = degrees
+    return arguments | routing(config.experts_per_token, config.expert_capacity)
+
+
+def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
+    """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
+    fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _harness(recipe: Recipe | None) -> dict[str, Any]:
+    """Return what only a trial needs; a Trainer of TRL's sees to the columns itself."""
+    arguments = {name: value for name, value in _HARNESS.items() if recipe is None or name != "remove_unused_columns"}
+    if recipe is not None and recipe.kind.generates:
+        arguments |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
+    return arguments
+
+
+def parallel_variables(config: TrainConfig) -> dict[str, str]:
+    """Return the environment variables by which accelerate shares a sample's tokens among ranks; none if it doesn't.
+
+    Its `ParallelismConfig` reads them; as an argument of TrainingArguments it could be written to no file.
+    """
+    spread = config.parallelism
+    if spread.sequence_parallel == 1:
+        return {}
+    return {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_SP_SIZE": str(spread.sequence_parallel),
+        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(spread.data_parallel),
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": str(config.attn_implementation),
+    }
+
+
+def building_device(config: TrainConfig, device: str, *, to_compare: bool) -> str:
+    """Return the device on which a rank builds its model, which the libraries then put on `device`.
+
+    FSDP takes weights from the host, unit by unit, so that no device ever holds all of them. Weights that have to be
+    equal however they are split (`to_compare`) are drawn on the host too. Quantized ones are packed on the device.
+    """
+    spread = config.parallelism
+    on_host = spread.sharding in FSDP_KINDS or (to_compare and spread.world_size > 1)
+    return "cpu" if on_host and config.quantization is None else device
 
 
 def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
@@ -116,23 +284,6 @@ def transformers_version(hardware: Hardware) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _model(config: TrainConfig) -> dict[str, Any]:
-    # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
-    arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
-    if config.attn_implementation is not None:
-        arguments["attn_implementation"] = config.attn_implementation
-    if config.experts_implementation is not None:
-        arguments["experts_implementation"] = config.experts_implementation
-    arguments |= model_arguments(config.parallelism)
-    return arguments | routing(config.experts_per_token, config.expert_capacity)
-
-
-def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
-    """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
-    fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
     """Return what is laid over a user's own arguments: all that a search decides, and nothing else of them.
 
@@ -147,28 +298,6 @@ def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return what says checkpointing, which newer versions call otherwise, by the old name, which they keep."""
     names = {f"activation_checkpointing{part}": f"gradient_checkpointing{part}" for part in ("", "_kwargs")}
     return {old: arguments[new] for new, old in names.items() if new in arguments}
-
-
-def _arguments_of(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
-    """Return the arguments of TRL's configuration that transformers' hasn't."""
-    arguments: dict[str, Any] = {"max_length": sequence_length}
-    if recipe.kind.generates:
-        arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
-        if config.generation_batch_size is not None:
-            arguments["generation_batch_size"] = config.generation_batch_size
-    if config.precompute_ref_log_probs:
-        arguments["precompute_ref_log_probs"] = True
-    if recipe.kind.coupled is not None:  # KTO takes no other order
-        arguments["train_sampling_strategy"] = "sequential"
-    return arguments
-
-
-def _harness_of(recipe: Recipe) -> dict[str, Any]:
-    """Return what only a trial with TRL's Trainer needs, which sees to the columns itself."""
-    arguments = {name: value for name, value in _HARNESS.items() if name != "remove_unused_columns"}
-    if recipe.kind.generates:
-        arguments |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
-    return arguments
 
 
 # Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the columns of the model and

@@ -7,7 +7,7 @@ from profiles import MB, make_family, make_group, make_point, make_profile
 
 from autotune.cost.memory import components
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, share_of
-from autotune.training.parallel_arguments import ZERO_BUCKET_ELEMENTS
+from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.units import GIB
 from autotune.values.config import Parallelism
 

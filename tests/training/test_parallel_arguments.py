@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
 
-from autotune.training.arguments import TrainingPlan, plan
-from autotune.training.parallel_arguments import UNIT_PARAMETERS, ZERO_BUCKET_ELEMENTS, building_device
+from autotune.training.arguments import UNIT_PARAMETERS, ZERO_BUCKET_ELEMENTS, TrainingPlan, building_device, plan
 from autotune.values.config import Parallelism
 
 
