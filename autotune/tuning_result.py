@@ -126,7 +126,7 @@ class TuningResult(ResultData):
         A user's own code that computes the loss itself is left as it is.
         """
         from autotune.training.adapters import prepare_model, put_on
-        from autotune.training.image_text import freeze_vision
+        from autotune.training.inputs import freeze_vision
         from autotune.training.loss import base_model
 
         code, adapter = self.workload.own_code, self.arguments.adapter

@@ -19,8 +19,7 @@ from autotune.cost.post_training import log_probs_head
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
-from autotune.training.image_text import image_text
-from autotune.training.inputs import audio_input, image_input, labels_of
+from autotune.training.inputs import audio_input, image_input, image_text, labels_of
 from autotune.values.model import Task
 
 

@@ -11,7 +11,7 @@ import json
 import warnings
 from typing import Any
 
-from autotune.training.image_text import VISION_PARTS
+from autotune.training.inputs import VISION_PARTS
 from autotune.values.adapters import Adapter, OwnAdapter
 from autotune.values.config import Precision
 from autotune.values.model import Task

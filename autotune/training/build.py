@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, check_task, remote_classes, shown
-from autotune.training.image_text import freeze_vision
-from autotune.training.inputs import special_ids
+from autotune.training.inputs import freeze_vision, special_ids
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from autotune.training.batches import (
     Sample,
     row_order,
 )
-from autotune.training.image_text import ImageText, image_text
-from autotune.training.inputs import audio_input, image_input, labels_of, special_ids
+from autotune.training.inputs import ImageText, audio_input, image_input, image_text, labels_of, special_ids
 from autotune.training.texts import refuse_files, text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task

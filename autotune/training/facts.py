@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.training.batches import PACKED
-from autotune.training.image_text import is_vision, takes_images
+from autotune.training.inputs import is_vision, takes_images
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
-from autotune.training.image_text import takes_images
-from autotune.training.inputs import is_supported
+from autotune.training.inputs import takes_images, takes_sound
 from autotune.values.model import Kind, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
     )
     if not any(task.takes_audio for task in found):
         return found
-    return tuple(task for task in found if task.takes_audio) if is_supported(model_type) else ()
+    return tuple(task for task in found if task.takes_audio) if takes_sound(model_type) else ()
 
 
 def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:

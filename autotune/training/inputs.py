@@ -1,15 +1,24 @@
-"""The inputs of models, by the library config: special ids of texts; name and shape of images and of sound.
+"""The inputs of models, by the library config: special ids of texts, images, recordings, and texts with images.
 
 The length of sound is counted in frames, the positions that the encoder attends over: 20 ms for wav2vec 2.0 and its kin
 (320 samples at 16 kHz) and for Whisper (two log-mel frames of 10 ms). Some models take one length alone, Whisper 30 s.
+
+An image stands in a text as a run of placeholder tokens, one for each feature that the vision part makes of it; the
+model puts the features in their place. How an image is cut and how many features come out is as the model's processor
+decides (transformers 5.23, `image_processing_*.py` and `processing_*.py` of each type). Images here are square; runs
+are parted by ordinary tokens, where processors write marks.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-_DEFAULT_SIZE = 224  # pixels of an edge, where the config of an ImageNet model doesn't tell, such as ResNet's
+from autotune.errors import InputError
+
+_IMAGENET_SIZE = 224  # pixels of an edge, where the config of an ImageNet model doesn't tell, such as ResNet's
 
 # Encoders over convolutions of the waveform, whose kernels and strides their configs list.
 _WAVEFORM = frozenset(
@@ -33,6 +42,30 @@ LABELS_PER_FRAME = 0.25
 # Frames of a span that SpecAugment hides, by default of the configs' `mask_time_length`; a sample has to hold one.
 _HIDDEN_SPAN = 10
 
+# Edge in pixels of an image for models that take any size: 256 features of Qwen2-VL (28 pixels an edge each).
+_USUAL_SIZE = 448
+
+# Field that tells images from text, by model type, with its value for an image's tokens and for text.
+_TYPES = {
+    "qwen2_vl": ("mm_token_type_ids", 1, 0),
+    "qwen2_5_vl": ("mm_token_type_ids", 1, 0),
+    "qwen3_vl": ("mm_token_type_ids", 1, 0),
+    "gemma3": ("token_type_ids", 1, 0),
+    "paligemma": ("token_type_ids", 0, 1),  # the prefix, and what is learned
+}
+
+# Model types that look up a placeholder as another token, so that it may lie beyond the vocabulary.
+_LOOKED_UP_OTHERWISE = frozenset({"gemma3", "paligemma"})
+
+# Parts of these models that see images. Their other parts are the language model, what joins the two, and the head.
+VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
+
+_TILES = 4  # tiles along the longest edge of Idefics 3 and SmolVLM: `size` of their processors
+_MOST_TILES = 12  # `max_patches` of InternVL's processor
+
+
+# Ids, images and sound
+
 
 def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
     """Return name and shape of the input of one image for a library config, and the number of its colours.
@@ -42,7 +75,7 @@ def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
     if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
         return "input_ids", (config.n_positions,), config.vocab_size - 1
     vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or _DEFAULT_SIZE
+    size = getattr(vision, "image_size", None) or _IMAGENET_SIZE
     height, width = (size, size) if isinstance(size, int) else size
     return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
 
@@ -53,8 +86,8 @@ def special_ids(config: Any, name: str) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-def is_supported(model_type: str) -> bool:
-    """Return whether inputs can be made for this type of model."""
+def takes_sound(model_type: str) -> bool:
+    """Return whether recordings can be made for this type of model."""
     return model_type in _WAVEFORM | _FEATURES
 
 
@@ -104,3 +137,207 @@ def _before(convolutions: tuple[tuple[int, int], ...], length: int) -> int:
     for kernel, stride in reversed(convolutions):
         length = (length - 1) * stride + kernel
     return length
+
+
+# Texts with images
+
+
+class Image(NamedTuple):
+    """One image of a sample, as a processor makes it."""
+
+    size: int  # edge in pixels
+    runs: tuple[int, ...]  # placeholder tokens that follow one another, between ordinary ones
+    pixels: tuple[int, ...]  # shape of `pixel_values`, to be joined along the first dimension
+    numbers: tuple[int, ...]  # a row of the input `named`
+    named: str | None = None
+    is_stacked: bool = False  # whether the images of a sample are joined along a dimension of their own, the second
+
+
+class ImageText(NamedTuple):
+    """The images of a sample, and where their placeholders stand."""
+
+    image: Image
+    images: int
+    token: int  # id of the placeholder
+    types: tuple[str, int, int] | None
+
+    @property
+    def tokens(self) -> int:
+        """Placeholders of a sample, and a token before, between and behind their runs."""
+        return self.images * sum(run + 1 for run in self.image.runs) + 1
+
+    @property
+    def described(self) -> str:
+        """The images in words."""
+        one = f"of {self.image.size} pixels as {sum(self.image.runs)} tokens"
+        return f"an image {one} in each sample" if self.images == 1 else f"{self.images} images {one} in each sample"
+
+    @property
+    def pixels(self) -> tuple[int, ...]:
+        """Shape of the `pixel_values` of a sample."""
+        first, *rest = self.image.pixels
+        if self.image.is_stacked:
+            return (1, self.images * first, *rest)
+        return (self.images * first, *rest)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Beginnings and ends of the runs of placeholders in a sample."""
+        starts = itertools.accumulate((run + 1 for run in self.image.runs * self.images), initial=1)
+        return [(start, start + run) for start, run in zip(starts, self.image.runs * self.images, strict=False)]
+
+    def positions(self) -> list[int]:
+        """Return the positions of the placeholders in a sample."""
+        return [position for start, end in self.ranges for position in range(start, end)]
+
+
+def takes_images(model_type: str) -> bool:
+    """Return whether texts with images can be made for this type of model."""
+    return model_type in _IMAGES
+
+
+def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
+    """Return the images of a sample for a library config.
+
+    Args:
+        config: Of a type that `takes_images`.
+        images: Number; None: one.
+        size: Edge in pixels; None: what the model was made for.
+
+    Raises:
+        InputError: The model doesn't take images of this size, or its config contradicts itself.
+    """
+    model_type = config.model_type
+    token, vocabulary = config.image_token_id, config.get_text_config().vocab_size
+    if token is None or (token >= vocabulary and model_type not in _LOOKED_UP_OTHERWISE):
+        raise InputError(f"{model_type}: the placeholder of images (image_token_id {token}) is not in the vocabulary")
+    return ImageText(_IMAGES[model_type](config, size), images or 1, int(token), _TYPES.get(model_type))
+
+
+# How each type cuts an image
+
+
+def _qwen(config: Any, size: int | None) -> Image:
+    """Return patches of an image of any size, rounded to whole features: `smart_resize` in Qwen2-VL's processor."""
+    vision = config.vision_config
+    merge = vision.spatial_merge_size
+    features = max(1, round((size or _USUAL_SIZE) / (vision.patch_size * merge)))
+    patches = features * merge
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return Image(
+        size=patches * vision.patch_size,
+        runs=(features**2,),
+        pixels=(patches**2, width),
+        numbers=(1, patches, patches),
+        named="image_grid_thw",
+    )
+
+
+def _llava(config: Any, size: int | None) -> Image:
+    edge = _fixed(config, size)
+    return Image(edge, (_clip_features(config),), (1, *_channels(config), edge, edge), ())
+
+
+def _clip_features(config: Any) -> int:
+    """Return the features of a tile: CLIP's patches and its class token, which is the one that "default" leaves out."""
+    vision = config.vision_config
+    if vision.model_type not in ("clip_vision_model", "siglip_vision_model"):
+        raise InputError(f"{config.model_type}: images for {vision.model_type} are not made here")
+    of_class = int(vision.model_type == "clip_vision_model")
+    return (
+        int(_edge(vision) // vision.patch_size) ** 2
+        + of_class
+        - int(config.vision_feature_select_strategy == "default")
+    )
+
+
+def _llava_next(config: Any, size: int | None) -> Image:
+    """Return tiles of the best resolution and the whole image; padding is cut off and each row ends with a feature.
+
+    `select_best_resolution` in image_processing_utils.py, `_get_unpadded_features` in processing_llava_next.py.
+    """
+    edge = _edge(config.vision_config)
+    size = size or 2 * edge
+    height, width = min(config.image_grid_pinpoints, key=lambda at: (-(min(*at, size) ** 2), at[0] * at[1]))
+    patches = edge // config.vision_config.patch_size
+    rows, columns = height // edge * patches, width // edge * patches
+    if columns < rows:
+        rows -= (rows - columns) // 2 * 2
+    else:
+        columns -= (columns - rows) // 2 * 2
+    tiles = height // edge * (width // edge) + 1
+    features = _clip_features(config) + rows * columns + rows
+    return Image(size, (features,), (1, tiles, *_channels(config), edge, edge), (size, size), "image_sizes")
+
+
+def _siglip(config: Any, size: int | None) -> Image:
+    edge = _fixed(config, size)
+    features = getattr(config, "mm_tokens_per_image", None) or (edge // config.vision_config.patch_size) ** 2
+    return Image(edge, (features,), (1, *_channels(config), edge, edge), ())
+
+
+def _idefics(config: Any, size: int | None) -> Image:
+    """Return tiles of an image that is no smaller than one, and the whole image if there are several."""
+    edge = _edge(config.vision_config)
+    across = math.ceil((size or _TILES * edge) / edge)
+    tiles = across**2 + 1 if across > 1 else 1
+    features = (edge // config.vision_config.patch_size) ** 2 // config.scale_factor**2
+    return Image(across * edge, (features,) * tiles, (tiles, *_channels(config), edge, edge), (), is_stacked=True)
+
+
+def _internvl(config: Any, size: int | None) -> Image:
+    """Return tiles of an image, and the whole image if there are several.
+
+    The grid is the largest square one whose area the image fills by half: `get_optimal_tiled_canvas`.
+    """
+    edge = _edge(config.vision_config)
+    size = size or edge
+    across = max(n for n in range(1, math.isqrt(_MOST_TILES) + 1) if n == 1 or 2 * size**2 > (n * edge) ** 2)
+    tiles = across**2 + 1 if across > 1 else 1
+    patch = config.vision_config.patch_size
+    patches = edge // (patch[0] if isinstance(patch, list | tuple) else patch)
+    features = int(patches * config.downsample_ratio) ** 2
+    return Image(across * edge, (features * tiles,), (tiles, *_channels(config), edge, edge), ())
+
+
+_IMAGES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _qwen),
+    "llava": _llava,
+    "llava_next": _llava_next,
+    **dict.fromkeys(("paligemma", "gemma3"), _siglip),
+    **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
+    "internvl": _internvl,
+}
+
+
+def _edge(vision: Any) -> int:
+    size = vision.image_size
+    return int(size[0] if isinstance(size, list | tuple) else size)
+
+
+def _channels(config: Any) -> tuple[int]:
+    return (int(getattr(config.vision_config, "num_channels", 3)),)
+
+
+def _fixed(config: Any, size: int | None) -> int:
+    """Return the one edge that a model takes.
+
+    Raises:
+        InputError: Another one is asked for.
+    """
+    edge = _edge(config.vision_config)
+    if size not in (None, edge):
+        raise InputError(f"--image-size {size}: {config.model_type} makes every image {edge} pixels wide and high")
+    return edge
+
+
+def freeze_vision(model: Any) -> None:
+    """Leave the weights of the vision part as they are in training."""
+    for name, parameter in model.named_parameters():
+        if is_vision(name):
+            parameter.requires_grad_(False)
+
+
+def is_vision(name: str) -> bool:
+    """Return whether a module or parameter of a vision-language model belongs to its vision part, by its name."""
+    return not VISION_PARTS.isdisjoint(name.split("."))

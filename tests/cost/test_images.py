@@ -11,7 +11,7 @@ from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
 from autotune.training.build import build_config, describe
-from autotune.training.image_text import image_text
+from autotune.training.inputs import image_text
 from autotune.values.model import Task
 
 TASK = Task.IMAGE_TEXT_TO_TEXT

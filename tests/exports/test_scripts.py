@@ -34,7 +34,7 @@ from autotune.training import recipe_data, recipes
 from autotune.training.arguments import plan
 from autotune.training.build import build_config, build_model
 from autotune.training.heads import HEADS
-from autotune.training.image_text import image_text
+from autotune.training.inputs import image_text
 from autotune.training.resolve import resolve
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism

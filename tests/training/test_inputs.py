@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
-from autotune.training.inputs import audio_input, fixed_frames, is_supported, labels_of, least_frames
+from autotune.training.inputs import audio_input, fixed_frames, labels_of, least_frames, takes_sound
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -44,5 +44,5 @@ def test_a_transcript_leaves_room_for_blanks():
 
 
 def test_types_whose_inputs_are_not_known_are_not_supported():
-    assert is_supported("wavlm")
-    assert not is_supported("voxtral")
+    assert takes_sound("wavlm")
+    assert not takes_sound("voxtral")

@@ -11,7 +11,7 @@ from autotune.training.build import build_config, build_model
 from autotune.training.dataset import training_data
 from autotune.training.facts import facts_of
 from autotune.training.heads import default_task
-from autotune.training.image_text import image_text
+from autotune.training.inputs import image_text
 from autotune.values.adapters import LoraAdapter
 from autotune.values.model import Task
 from autotune.values.workload import Workload
