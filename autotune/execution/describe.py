@@ -28,12 +28,11 @@ from autotune.execution.user_limits import Seen, overrides, split_of_trainer, wi
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
-from autotune.training.batches import row_lengths
 from autotune.training.build import describe
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
 from autotune.training.loss import base_model
-from autotune.training.recipe_data import checked_data
+from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.texts import prepare, profile_of
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task

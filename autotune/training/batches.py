@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,18 +203,3 @@ def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
     from torch.nn.utils.rnn import pad_sequence
 
     return pad_sequence(list(rows), batch_first=True, padding_value=value)
-
-
-def row_lengths(dataset: Any) -> Any:
-    """Return the length of each row, of ids or characters: the prompt's, and the longest of what may follow it."""
-    names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
-    found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
-    prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
-    return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
-
-
-def _size(value: Any) -> int:
-    """Return the characters of a text or of a conversation, or the number of ids."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return sum(len(str(message.get("content") or "")) for message in value)
-    return len(value) if isinstance(value, list | str) else 0

@@ -1,13 +1,18 @@
-"""Post-training with TRL's Trainers: what one is made of, for a model with random weights.
+"""Post-training with TRL's Trainers: the rows that they train on, and what one is made of, with random weights.
 
-Generated completions all have the recipe's length, since random weights rarely stop. TRL loads the weights of a
-reference model by name; in a trial they are a copy of the policy's.
+Rows are those of the user's file, whose texts a reward function sees and TRL tokenizes, or synthetic ones. These have
+exactly the tokens that the recipe says, by a tokenizer whose words are the ids of the model's vocabulary. Generated
+completions all have the recipe's length, since random weights rarely stop. TRL loads the weights of a reference model
+by name; in a trial they are a copy of the policy's.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import itertools
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +21,188 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotune.errors import AutotuneError, NoEffectError
+from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.recipe_data import order_of, recipe_in, reward_function, rows_of, tokenizer_of
-from autotune.training.texts import quiet_datasets
+from autotune.training.batches import STEPS_TO_PEAK
+from autotune.training.inputs import special_ids
+from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
 from autotune.values.model import Task
-from autotune.values.workload import Recipe, Workload
+from autotune.values.workload import LengthProfile, Recipe, Workload
+
+_ROWS = "recipe"  # folder of the rows of a user's file
+_MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
+_LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
+_SYNTHETIC_ROWS = 128  # different ones
+
+_PAD, _END = "<pad>", "</s>"
+
+
+def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | None, tuple[str, ...]]:
+    """Put the rows of the user's file where trials find them; return the lengths of samples in tokens, and notes.
+
+    Raises:
+        InputError: The file, the tokenizer or the reward function can't be used.
+    """
+    recipe = recipe_in(workload)
+    if recipe.kind.generates:
+        reward_function(recipe)
+    if workload.dataset is None:
+        return None, ()
+    with rows_of_file(workload.dataset, directory) as rows:
+        check_columns(rows.features, recipe, workload.dataset)
+        drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
+        longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
+        kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
+        rows.select(kept).save_to_disk(str(directory / _ROWS))
+    notes = [f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"]
+    if not recipe.kind.generates:
+        notes[0] += f", cut to {workload.sequence_length} tokens (--prompt-len, --completion-len)"
+    if load_tokenizer(workload.model, notes)[0].eos_token is None:
+        raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
+    try:
+        lengths = _tokens(workload, directory)
+    except Exception as error:  # whatever TRL and the tokenizer raise
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"--data {workload.dataset}: TRL can't use it: {what}") from error
+    if not len(lengths):
+        raise InputError(f"--data {workload.dataset}: all rows are too long (--prompt-len, --completion-len)")
+    profile = profile_of(lengths)
+    return profile, (*notes, profile.shown)
+
+
+def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:
+    """Return the tokens of each sample of a file as TRL makes them, with a model of no size in place of the user's."""
+    import transformers
+    import trl
+
+    recipe, rows = recipe_in(workload), rows_of(workload, None, directory)
+    tokenizer = tokenizer_of(workload, None)
+    if recipe.kind.generates:
+        ids = (
+            tokenizer(prompt)["input_ids"]
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+            for prompt in rows["prompt"]
+        )
+        return np.array([len(found) + recipe.completion_length for found in ids], dtype=np.int64)
+    one = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_labels"), 1)
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, **one)
+    is_reward = recipe.kind.task is Task.SEQUENCE_CLASSIFICATION
+    model = (transformers.LlamaForSequenceClassification if is_reward else transformers.LlamaForCausalLM)(config)
+    trainer_class = getattr(trl, recipe.kind.trainer)
+    given = {"ref_model": copy.deepcopy(model)} if recipe.kind.reference else {}
+    with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
+        plain = {"train_sampling_strategy": "sequential", "bf16": False, "use_cpu": True, "report_to": "none"}
+        arguments = getattr(trl, recipe.kind.config)(scratch, max_length=workload.sequence_length, **plain)
+        made = trainer_class(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer, **given)
+    lengths: NDArray[np.int64] = np.minimum(row_lengths(made.train_dataset), workload.sequence_length)
+    return lengths
+
+
+def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
+    """Return the user's reward function, or one that counts unlike tokens.
+
+    Raises:
+        InputError: The user's can't be imported.
+    """
+    if recipe.reward is None:
+        return _unlike_tokens
+    module, _, name = recipe.reward.partition(":")
+    if recipe.directory is not None and recipe.directory not in sys.path:
+        sys.path.insert(0, recipe.directory)
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the user's module raises
+        raise InputError(f"--reward {recipe.reward}: {type(error).__name__}: {one_line(error)}") from error
+    if not callable(found):
+        raise InputError(f"--reward {recipe.reward}: {type(found).__name__} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _unlike_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [len(set(ids)) / max(1, len(ids)) for ids in completion_ids]
+
+
+def rows_of(workload: Workload, config: Any, directory: Path) -> Any:
+    """Return the rows of the user's file, or synthetic ones, as a `datasets.Dataset`."""
+    import datasets
+
+    recipe = recipe_in(workload)
+    if workload.dataset is not None:
+        return datasets.load_from_disk(str(directory / _ROWS))
+    random = np.random.default_rng(workload.seed)
+    names, size, (pad, end) = recipe.kind.columns, config.get_text_config().vocab_size, _special(config)
+    ids = np.setdiff1d(np.arange(size), [pad, end])
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row, name in itertools.product(range(_SYNTHETIC_ROWS), names):
+        if name == "label":
+            columns[name].append(row % 2 == 0)
+            continue
+        length = recipe.prompt_length
+        if name != "prompt":  # one token is the end that TRL adds
+            length = recipe.completion_length - 1 + (0 if "prompt" in names else recipe.prompt_length)
+        text = " ".join(f"w{i}" for i in random.choice(ids, length))
+        columns[name].append(text if name == "prompt" or "prompt" not in names else f" {text}")
+    return datasets.Dataset.from_dict(columns)
+
+
+def tokenizer_of(workload: Workload, config: Any) -> Any:
+    """Return the model's own tokenizer for a user's file, otherwise one whose words are the ids of its vocabulary."""
+    if workload.dataset is not None:
+        return load_tokenizer(workload.model, [])[0]
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pad, end = _special(config)
+    names = {pad: _PAD, end: _END}
+    words = {names.get(i, f"w{i}"): i for i in range(config.get_text_config().vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=_PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END)
+
+
+def _special(config: Any) -> tuple[int, int]:
+    """Return the ids of padding and of the end of a text, which differ."""
+    known = range(config.get_text_config().vocab_size)
+    end = next((i for i in special_ids(config, "eos_token_id")[:1] if i in known), 1)
+    pad = next((i for i in special_ids(config, "pad_token_id") if i in known and i != end), 0 if end else 1)
+    return pad, end
+
+
+def order_of(dataset: Any, longest_first: int, workload: Workload) -> Any:
+    """Return the numbers of rows in the order in which they are read, the longest first."""
+    order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
+    if workload.dataset is None:
+        return order
+    longest = np.argsort(-row_lengths(dataset), kind="stable")[:longest_first]
+    return np.concatenate([np.tile(longest, STEPS_TO_PEAK), order])
+
+
+def recipe_in(workload: Workload) -> Recipe:
+    """Return the recipe of a workload that has one."""
+    assert workload.recipe is not None
+    return workload.recipe
+
+
+def row_lengths(dataset: Any) -> NDArray[np.int64]:
+    """Return the length of each row, in ids or characters: of the prompt, and of the longest that may follow it."""
+    names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
+    found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
+    prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
+    return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
+
+
+def _size(value: Any) -> int:
+    """Return the characters of a text or of a conversation, or the number of ids."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return sum(len(str(message.get("content") or "")) for message in value)
+    return len(value) if isinstance(value, list | str) else 0
+
+
+# The Trainer
 
 
 def recipe_trainer(

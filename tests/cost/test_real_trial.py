@@ -14,7 +14,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
 from autotune.training.build import build_config
 from autotune.training.inputs import image_text
-from autotune.training.recipe_data import checked_data
+from autotune.training.recipes import checked_data
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare
 from autotune.units import GIB

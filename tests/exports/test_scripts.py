@@ -30,7 +30,7 @@ from vision_language import edge, tiny_vision_language
 
 from autotune.errors import InputError
 from autotune.exports.targets import draft
-from autotune.training import recipe_data, recipes
+from autotune.training import recipes
 from autotune.training.arguments import plan
 from autotune.training.build import build_config, build_model
 from autotune.training.heads import HEADS
@@ -343,7 +343,7 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
         made = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(4)]
         generated = (made, None) if name == "grpo" else made
         monkeypatch.setattr(trainer_class, "_generate_single_turn", lambda *_, **__: generated)
-    recipe_data.checked_data(workload, tmp_path / "data")
+    recipes.checked_data(workload, tmp_path / "data")
     model = getattr(transformers, HEADS[kind.task][0]).from_pretrained(workload.model.path, **result.model_kwargs())
     mapping = plan(result.best.config, workload, result.hardware)
     arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path / "trial"), "max_steps": STEPS}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.errors import InputError
-from autotune.training import recipe_data, recipes
+from autotune.training import recipes
 from autotune.training.arguments import plan
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
@@ -175,16 +175,16 @@ def test_rewards_are_imported(tmp_path, monkeypatch):
         "def length(completion_ids, **_):\n    return [1.0 for _ in completion_ids]\n"
     )
     monkeypatch.setattr(sys, "path", list(sys.path))
-    found = recipe_data.reward_function(recipe_of("grpo", reward="scores_of_a_user:length", directory=str(tmp_path)))
+    found = recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:length", directory=str(tmp_path)))
     assert found(completion_ids=[[1], [2]]) == [1.0, 1.0]
     with pytest.raises(InputError, match="--reward scores_of_a_user:missing: AttributeError"):
-        recipe_data.reward_function(recipe_of("grpo", reward="scores_of_a_user:missing", directory=str(tmp_path)))
+        recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:missing", directory=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward", "kto", "grpo"])
 def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(recipe_data, "_MOST_ROWS", 8)
-    monkeypatch.setattr(recipe_data, "_LONGEST_ROWS", 2)
+    monkeypatch.setattr(recipes, "_MOST_ROWS", 8)
+    monkeypatch.setattr(recipes, "_LONGEST_ROWS", 2)
     columns = RECIPES[name].columns
     rows = [{c: c * (1 + n % 3) for c in columns} for n in range(200)]
     rows[150][columns[-1] if name != "kto" else "completion"] = "longest " * 6
@@ -196,7 +196,7 @@ def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tm
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     changes = workload_of(name, dataset=str(file), sequence_length=128)
     workload = Workload(model=resolve(str(tiny_llama)), **changes)
-    recipe_data.checked_data(workload, tmp_path / "data")
+    recipes.checked_data(workload, tmp_path / "data")
     made = TrainConfig(per_device_train_batch_size=4, optim="adamw_torch", dataloader_pin_memory=False)
     mapping = plan(made, workload, detect("cpu"))
     arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path)}
@@ -219,7 +219,7 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     workload = Workload(model=resolve(str(tiny_llama)), **workload_of(name, dataset=str(file), sequence_length=20))
-    lengths, _ = recipe_data.checked_data(workload, tmp_path / "data")
+    lengths, _ = recipes.checked_data(workload, tmp_path / "data")
     # Bytes, and "</s>" and the end that TRL and the tokenizer add: of prompt and completion together, cut at 20, of a
     # pair without a prompt, or of a prompt alone. KTO pairs the short prompt with the long completion as well.
     of_prompt = (4 + 1 + 8, 13 + 1 + 8)
@@ -233,7 +233,7 @@ def test_a_file_of_rows_that_are_all_too_long_is_refused(tiny_llama, tmp_path):
     file.write_text(json.dumps({"chosen": "c" * 30, "rejected": "r" * 30}) + "\n")
     workload = Workload(model=resolve(str(tiny_llama)), **workload_of("reward", dataset=str(file)))
     with pytest.raises(InputError, match="all rows are too long"):
-        recipe_data.checked_data(workload, tmp_path / "data")
+        recipes.checked_data(workload, tmp_path / "data")
 
 
 def test_columns_that_are_missing_are_named(bench, tmp_path):
