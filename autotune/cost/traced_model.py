@@ -18,7 +18,7 @@ from autotune.cost.meta import pack_at_once
 from autotune.cost.shards import keep_part
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing
-from autotune.training.chunked_loss import chunk_loss
+from autotune.training.loss import chunk_loss
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec
 

@@ -48,6 +48,9 @@ _WIDTH, _IMPORTS_WIDTH, _PROSE_WIDTH = 90, 96, 112
 _TEXTS, _DENSE = 512, 8
 _MASKED_SHARE = 0.15
 
+# The line of `training.loss` after which the code stands that trials chunk the loss with.
+_EXPORTED = "# A script that `autotune export` writes has all that follows.\n"
+
 # Readers of the library datasets, by kind of file.
 _LOADERS = {".csv": "csv", ".parquet": "parquet"}
 
@@ -138,8 +141,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
     """Return the values that every script's template needs."""
     workload, config, peft = winner.workload, winner.config, winner.peft_arguments
     steps = user_steps(winner).get("max_steps", _STEPS)
-    # Its code is what trials chunked the loss with, but for what it imports.
-    chunked_loss = (resources.files("autotune.training") / "chunked_loss.py").read_text(encoding="utf-8")
+    loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
     return {
         "winner": winner,
         "launch": f"{launch(winner, script)[0]} --steps {steps}",
@@ -156,7 +158,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "weighs": winner.samples_per_step > config.per_device_train_batch_size,
         "measured": None if winner.measured is None else round(winner.measured, 3),
         "imports": functools.partial(_imported, winner.result.arguments.quantization is not None),
-        "chunked_loss": Code(chunked_loss.partition("import torch\n")[2].strip()) if config.chunked_loss else None,
+        "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
         **_collator(winner),
         "masked_share": _MASKED_SHARE,

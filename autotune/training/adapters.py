@@ -129,8 +129,7 @@ def prepare_model(
     Raises:
         ValueError: The adapter finds nothing in the model that it could be put on.
     """
-    from autotune.training.chunked_loss import chunk_loss
-    from autotune.training.loss import normalize_loss
+    from autotune.training.loss import chunk_loss, normalize_loss
 
     if activation_memory_budget is not None:
         from torch._functorch import config as partitioning

@@ -12,7 +12,6 @@ import inspect
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from autotune.training.batches import PACKED
@@ -21,7 +20,6 @@ from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Words in the names of settings of one head, which models with another head have and don't use.
@@ -41,15 +39,13 @@ _NAMING = frozenset(
 # Since this version the capacity of an expert of Switch is one per sequence, not per micro-batch.
 _SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
 
-# An FSDP unit of several modules, which has no module of its own.
-_TAIL = "the head"
-
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     """Return the facts about a built model and its head."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     config = model.config.get_text_config()
+    of_experts = (name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
     return ModelFacts(
         task=task,
         parameters=sum(p.numel() for p in model.parameters()),
@@ -71,7 +67,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         vocab_size=getattr(config, "vocab_size", None) if task.takes_text else None,
         linear_modules=_linear_modules(model),
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
-        expert_parameters=_expert_parameters(model),
+        expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),
         takes_prefix=_takes_prefix(model, config),
         not_fsdp=_fsdp_conflict(model),
         tensor_parallel_heads=_tensor_parallel_heads(model),
@@ -229,12 +225,6 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _expert_parameters(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the last two names of the weights that hold all experts of a layer in one tensor, in order."""
-    found = (name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
-    return tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in found))
-
-
 def _takes_prefix(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether peft's prefixes fit: the head passes a cache on, and its heads make up the hidden size.
 
@@ -259,46 +249,23 @@ def _fsdp_conflict(model: PreTrainedModel) -> str | None:
     if missing:
         return f"accelerate looks for its layers by the name {missing[0]}, which none has"
     try:
-        embeddings = _embedding_units(model)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     except NotImplementedError:  # which accelerate doesn't catch either
         return f"accelerate asks for its input embedding, which transformers doesn't know of {type(model).__name__}"
+    is_tied = embedding is not None and getattr(head, "weight", None) is getattr(embedding, "weight", embedding)
+    of_their_own = {id(embedding): head if is_tied else embedding, id(head): head}
+    units: dict[str, object] = {}
     owners: dict[int, tuple[object, str]] = {}
-    for unit, module, path in _units(model, layers, embeddings):
+    for path, module in model.named_modules(remove_duplicate=False):  # parents before their children
+        is_layer = type(module).__name__ in layers or not path
+        unit = of_their_own.get(id(module), module if is_layer else units.get(path.rpartition(".")[0]))
+        units[path] = unit
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             here = f"{path}.{name}".lstrip(".")
             owner, there = owners.setdefault(id(parameter), (unit, here))
             if owner is not unit:
                 return f"{there} and {here} are one parameter, which two FSDP units would own"
     return None
-
-
-def _units(
-    model: PreTrainedModel, layers: set[str], embeddings: dict[int, object]
-) -> Iterator[tuple[object, nn.Module, str]]:
-    """Yield each module with its unit, and its path."""
-
-    def walk(module: nn.Module, path: str, unit: object) -> Iterator[tuple[object, nn.Module, str]]:
-        if id(module) in embeddings:
-            unit = embeddings[id(module)]
-        elif type(module).__name__ in layers:
-            unit = module
-        yield unit, module, path
-        for name, child in module.named_children():
-            yield from walk(child, f"{path}.{name}", unit)
-
-    return walk(model, "", model)
-
-
-def _embedding_units(model: PreTrainedModel) -> dict[int, object]:
-    """Return the units of the input embedding and of the head, by the identity of their modules."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = embedding is not None and getattr(head, "weight", None) is getattr(embedding, "weight", embedding)
-    units: dict[int, object] = {}
-    if embedding is not None:
-        units[id(embedding)] = _TAIL if tied else embedding
-    if head is not None:
-        units[id(head)] = _TAIL
-    return units
 
 
 def _tensor_parallel_heads(model: PreTrainedModel) -> int | None:

@@ -8,9 +8,8 @@ from model_families import FAMILIES
 from optimizer_steps import MODELS, assert_same_step, build, one_step, reference
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.training.chunked_loss import chunk_loss
 from autotune.training.facts import facts_of
-from autotune.training.loss import normalize_loss
+from autotune.training.loss import chunk_loss, normalize_loss
 from autotune.values.model import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
