@@ -38,10 +38,6 @@ def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
     return yaml.safe_load(text) if name == ACCELERATE else json.loads(text)
 
 
-def test_one_process_needs_no_launcher():
-    assert launch_files.launch_commands(measured(1)) == ("python train.py",)
-
-
 def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
     first, second = launch_files.launch_commands(measured(4))
     assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
@@ -142,15 +138,6 @@ def test_accelerates_file_says_of_fsdp_what_was_measured():
     assert (found["distributed_type"], found["num_processes"], found["mixed_precision"]) == ("FSDP", 2, "bf16")
     assert found["fsdp_config"]["fsdp_reshard_after_forward"] is settings["reshard_after_forward"] is False
     assert found["fsdp_config"]["fsdp_min_num_params"] == settings["min_num_params"]
-
-
-def test_files_and_commands_are_written_together(tmp_path):
-    paths = launch_files.save(measured(sharding="zero_2"), tmp_path / "new")
-    assert {path.name for path in paths} == {
-        "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt",
-    }  # fmt: skip
-    assert all(path.read_text() for path in paths)
-    assert "torchrun" in (tmp_path / "new/launch.txt").read_text()
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp_full", "zero_3"])
@@ -313,16 +300,6 @@ def test_the_answer_says_how_much_of_its_speed_the_flags_have(micro_batch, other
     answer = user_answer(make_config(micro_batch, attn_implementation="eager"), others=others)
     assert said in user_launch(answer, "best-config.json")[1]
     assert targets.draft(answer, ARGUMENTS).lost == ("model.set_attn_implementation('eager')", said)
-
-
-def test_the_file_of_arguments_says_what_is_in_code():
-    best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
-    draft = targets.draft(user_answer(best), ARGUMENTS)
-    assert set(draft.lost) >= {
-        "model.set_attn_implementation('eager')",
-        f"peft's {best.adapter.shown}",
-        "weights in bfloat16",
-    }
 
 
 def test_a_users_script_is_told_how_it_trains_where_a_target_can_not():

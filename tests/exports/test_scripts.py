@@ -414,18 +414,6 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     assert max(map(len, source.splitlines())) <= 120
 
 
-def test_trls_own_defaults_are_overruled():
-    (source,) = drafted("trl").files.values()
-    tree = ast.parse(source)
-    told = {n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign)}
-    arguments = ast.literal_eval(told["SFT_ARGUMENTS"])
-    assert arguments["activation_checkpointing"] is False
-    assert arguments["bf16"] is False
-    assert arguments["learning_rate"] == 5e-5
-    assert arguments["loss_type"] == "nll"
-    assert arguments["max_length"] == 128
-
-
 def test_a_single_gpu_is_the_only_one_that_a_script_sees():
     assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=0 python train.py",)
     assert drafted("python", hardware=CPU).launch == ("python train.py",)

@@ -141,16 +141,6 @@ def test_the_arguments_make_pefts_own_config_without_a_warning(kind):
     assert config.task_type == "CAUSAL_LM"
 
 
-def test_bitfit_has_no_peft_config():
-    assert peft_config(adapter_arguments(ADAPTERS["bitfit"](), Task.CAUSAL_LM)) is None
-
-
-def test_variants_of_lora_are_switched_on():
-    assert peft_config(adapter_arguments(ADAPTERS["dora"]())).use_dora
-    assert peft_config(adapter_arguments(ADAPTERS["rslora"]())).use_rslora
-    assert not peft_config(adapter_arguments(ADAPTERS["lora"]())).use_dora
-
-
 def test_an_adapter_other_than_asked_for_is_found():
     _, model = build("llama", "lora")
     with pytest.raises(Exception, match="dora was asked for, but use_dora is False, not True"):

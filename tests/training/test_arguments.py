@@ -9,8 +9,16 @@ import pytest
 from factories import make_config, make_gpu, make_hardware, make_plan, make_workload
 from transformers import TrainingArguments
 
-from autotune.training.adapters import ATTENTION_MODULES, peft_config
-from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, TrainingPlan, effective_tf32, laid_over, plan
+from autotune.training.arguments import (
+    OWN_HARNESS,
+    SEARCHED_ARGUMENTS,
+    UNIT_PARAMETERS,
+    TrainingPlan,
+    building_device,
+    effective_tf32,
+    laid_over,
+    plan,
+)
 from autotune.values.budget import Effort
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
@@ -50,31 +58,12 @@ def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments)
     assert different <= set(arguments)
 
 
-def test_nothing_is_said_of_compilation_where_there_is_none():
-    assert not {name for name in mapped().tuned if "compile" in name}
-
-
 @pytest.mark.parametrize(
     ("precision", "dtype"),
     [("fp32", "float32"), ("bf16", "float32"), ("fp16", "float32"), ("pure_bf16", "bfloat16")],
 )
 def test_weights_are_fp32_unless_training_is_pure(precision, dtype):
     assert mapped(precision=precision).model["dtype"] == dtype
-
-
-def test_the_attention_kernel_is_an_argument_of_the_model():
-    assert mapped(attn_implementation="eager").model["attn_implementation"] == "eager"
-    assert "attn_implementation" not in mapped(attn_implementation=None).model
-
-
-def test_an_adapter_is_the_arguments_of_a_lora_config():
-    assert mapped().adapter is None
-    lora = peft_config(mapped(adapter={"rank": 4, "alpha": 8, "dropout": 0.1}).adapter)
-    assert (lora.r, lora.lora_alpha, lora.lora_dropout, lora.target_modules) == (4, 8, 0.1, "all-linear")
-
-
-def test_an_adapter_on_attention_names_its_projections():
-    assert mapped(adapter={"target_modules": "attention"}).adapter["target_modules"] == list(ATTENTION_MODULES)
 
 
 @pytest.mark.parametrize(
@@ -131,29 +120,15 @@ def test_the_filter_of_nan_which_waits_for_the_device_is_that_of_the_exported_tr
     assert mapping.tuned.get("logging_nan_inf_filter") == fixed.get("logging_nan_inf_filter")
 
 
-def test_the_cpu_is_asked_for_on_a_cpu_alone():
-    assert mapped(make_hardware()).tuned["use_cpu"] is True
-    assert "use_cpu" not in mapped(NEW_GPU).tuned
-
-
 def test_fixed_arguments_of_the_user_survive_in_what_is_exported():
     fixed = {"learning_rate": 3e-4, "num_train_epochs": 7, "save_strategy": "epoch", "seed": 7, "max_grad_norm": 0.5}
     assert fixed.items() <= mapped(fixed=fixed).tuned.items()
-
-
-def test_without_a_seed_of_the_users_own_it_is_the_searchs():
-    assert mapped().tuned["seed"] == make_workload().seed
 
 
 def test_prefetching_is_dropped_where_no_worker_could_do_it():
     ahead = {"dataloader_prefetch_factor": 4}
     assert mapped(dataloader_num_workers=2, **ahead).tuned["dataloader_prefetch_factor"] == 4
     assert "dataloader_prefetch_factor" not in mapped(dataloader_num_workers=0, **ahead).tuned
-
-
-def test_the_sampler_is_exported():
-    for strategy in ("group_by_length", "batch_rebalance"):
-        assert mapped(train_sampling_strategy=strategy).tuned["train_sampling_strategy"] == strategy
 
 
 def test_what_only_a_trial_needs_is_not_exported():
@@ -233,3 +208,102 @@ def test_what_is_laid_over_leaves_the_rest_of_the_own_arguments_alone():
     assert not {"learning_rate", "seed"} & laid.keys()
     assert laid["gradient_checkpointing"] is laid["activation_checkpointing"] is True
     assert laid["gradient_checkpointing_kwargs"] == laid["activation_checkpointing_kwargs"]
+
+
+# Several devices: what DDP, FSDP2, DeepSpeed and transformers' tensor parallel are told
+
+
+def spread(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **parallelism: Any):
+    config = make_config(2, parallelism=Parallelism(world_size=world_size, **parallelism), **(knobs or {}))
+    return plan(config, make_workload(), hardware or make_gpu())
+
+
+FSDP = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS, "reshard_after_forward": False}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "told"),
+    [
+        ({"world_size": 1}, {}),
+        ({}, {"gradient_accumulation_steps": 4}),
+        ({"world_size": 4, "tensor_parallel": 4}, {"save_only_model": True}),
+        (
+            {"ddp_bucket_cap_mb": 100, "ddp_static_graph": True},
+            {
+                "ddp_bucket_cap_mb": 100,
+                "ddp_static_graph": True,
+                "ddp_find_unused_parameters": False,
+                "gradient_accumulation_steps": 4,
+            },
+        ),
+        ({"sharding": "fsdp_full"}, {"fsdp": True, "fsdp_config": FSDP, "gradient_accumulation_steps": 4}),
+        (
+            {"sharding": "fsdp_grad_op", "wrapping": "size"},
+            {"fsdp": True, "fsdp_config": {**FSDP, **BY_SIZE}, "gradient_accumulation_steps": 4},
+        ),
+        (
+            {"world_size": 1, "sharding": "fsdp_full", "offload": "parameters"},
+            {"fsdp": True, "fsdp_config": {**FSDP, "cpu_offload": True}, "ddp_backend": "cuda:nccl,cpu:gloo"},
+        ),
+    ],
+)
+def test_several_devices_are_told_what_one_is_and_how_they_share_it(parallelism, told):
+    assert spread(**parallelism).tuned == {**spread(1).tuned, **told}
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("5.17.2", "gradient_checkpointing"), ("5.23.0", "activation_checkpointing")]
+)
+def test_fsdp_checkpoints_its_units_itself(version, name):
+    gpu = make_gpu(versions={"transformers": version})
+    tuned = spread(sharding="fsdp_full", knobs={"checkpointing": "full"}, hardware=gpu).tuned
+    assert tuned["fsdp_config"]["activation_checkpointing"] is True
+    assert tuned[name] is False
+    assert spread(sharding="zero_3", knobs={"checkpointing": "full"}, hardware=gpu).tuned[name] is True
+
+
+@pytest.mark.parametrize(("precision", "enabled"), [("fp32", None), ("bf16", "bf16"), ("fp16", "fp16")])
+def test_deepspeed_has_the_precision_of_the_trainer(precision, enabled):
+    tuned = spread(sharding="zero_2", knobs={"precision": precision}).tuned
+    assert [name for name in ("bf16", "fp16") if tuned["deepspeed"][name]["enabled"]] == [enabled] * bool(enabled)
+    assert [name for name in ("bf16", "fp16") if tuned[name]] == [enabled] * bool(enabled)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "parts"),
+    [
+        ({}, {}),
+        ({"offload": "optimizer"}, {"offload_optimizer": "cpu"}),
+        ({"offload": "parameters"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+    ],
+)
+def test_zero_offloads_what_it_is_told_to(parallelism, parts):
+    settings = spread(sharding="zero_3", **parallelism).tuned["deepspeed"]["zero_optimization"]
+    assert {name: settings[name]["device"] for name in settings if name.startswith("offload")} == parts
+    assert all(settings[name]["pin_memory"] for name in parts)
+
+
+def test_on_a_cpu_nothing_is_pinned_or_overlapped():
+    tuned = spread(sharding="zero_2", offload="optimizer", hardware=make_hardware()).tuned
+    settings = tuned["deepspeed"]["zero_optimization"]
+    assert settings["offload_optimizer"]["pin_memory"] is False
+    assert settings["overlap_comm"] is False
+
+
+def test_tensor_parallel_is_the_models():
+    shared = spread(4, tensor_parallel=2, sharding="fsdp_full")
+    assert shared.model["distributed_config"] == {"tp_size": 2, "fsdp_size": 2}
+    assert spread(2, tensor_parallel=2).model["distributed_config"] == {"tp_size": 2}
+    assert "fsdp" not in shared.tuned
+
+
+def test_no_device_holds_all_of_a_model_that_fsdp_splits():
+    def built(to_compare=False, knobs=None, **parallelism):
+        config = make_config(parallelism=Parallelism(world_size=2, **parallelism), **(knobs or {}))
+        return building_device(config, "cuda:1", to_compare=to_compare)
+
+    assert built(sharding="fsdp_full") == "cpu"
+    assert built(sharding="zero_3") == built() == "cuda:1"
+    assert built(sharding="zero_3", to_compare=True) == built(to_compare=True) == "cpu"
+    assert built(to_compare=True, knobs={"adapter": {}, "quantization": "nf4"}) == "cuda:1"

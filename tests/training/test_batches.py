@@ -8,7 +8,6 @@ from factories import make_config
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from autotune.training.batches import (
-    IGNORED,
     PACKED,
     PackCollator,
     PadCollator,
@@ -82,13 +81,6 @@ def test_positions_are_those_within_the_sample():
     batch = PositionCollator()(samples(3, 3))
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert batch["input_ids"].shape == batch["labels"].shape == (2, 3)
-
-
-def test_packing_joins_the_samples_with_positions_of_their_own():
-    batch = PackCollator()(samples(3, 2))
-    assert batch["input_ids"].shape == (1, 5)
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
-    assert batch["labels"][0, [0, 3]].tolist() == [IGNORED, IGNORED]
 
 
 def test_packing_is_what_the_library_calls_flattening():
@@ -205,10 +197,6 @@ def test_the_order_depends_on_the_seed_alone():
 
 
 BALANCED = make_config(2, train_sampling_strategy="batch_rebalance")
-
-
-def test_micro_batches_are_samples_one_after_the_other():
-    assert list(micro_batches([9, 3, 5, 1, 7], make_config(2), 4)) == [[0, 1], [2, 3]]
 
 
 def test_balanced_micro_batches_are_a_long_sample_or_several_short_ones_of_the_same_step():
