@@ -198,17 +198,6 @@ def _checkpointing(given: dict[str, Any], source: str) -> Checkpointing:
     return "none"
 
 
-def _parallelism(given: dict[str, Any], devices: int) -> Parallelism:
-    """Return DDP over `devices`, with what the user has set of it; one device has no use for that."""
-    if devices == 1:
-        return Parallelism()
-    return Parallelism(
-        world_size=devices,
-        ddp_bucket_cap_mb=given.get("ddp_bucket_cap_mb"),
-        ddp_static_graph=bool(given.get("ddp_static_graph")),
-    )
-
-
 def baseline_config(
     arguments: UserArguments | None,
     global_batch: int | None,
@@ -234,7 +223,11 @@ def baseline_config(
         as_given.setdefault("torch_compile_backend", "inductor")
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
+    parallelism = Parallelism()
     try:
+        if devices > 1:  # DDP, with what the user has set of it
+            static, bucket = bool(given.get("ddp_static_graph")), given.get("ddp_bucket_cap_mb")
+            parallelism = Parallelism(world_size=devices, ddp_bucket_cap_mb=bucket, ddp_static_graph=static)
         return TrainConfig(
             **as_given,
             expandable_segments=not hardware.is_cpu and "expandable_segments:True" in (allocator_settings() or ""),
@@ -243,7 +236,7 @@ def baseline_config(
             checkpointing=_checkpointing(given, source),
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
             experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
-            parallelism=_parallelism(given, devices),
+            parallelism=parallelism,
         )
     except ValidationError as error:
         first = error.errors()[0]

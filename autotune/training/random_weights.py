@@ -177,16 +177,26 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
     Raises:
         ValueError: The class has no plan.
     """
-    made = not any(parameter.is_meta for parameter in model.parameters())
+    from torch import distributed
+    from torch.distributed.tensor import DTensor
+
+    is_made = not any(parameter.is_meta for parameter in model.parameters())
     put_apart(model)
     config, device, mesh = type(model).prepare_distribute_model(dict(degrees))
     model = type(model).maybe_distribute_model(model, config, mesh)
-    if made:
-        model.tie_weights()
-        _move_the_rest(model, device)
-    else:
-        _draw(model, device)
-    _make_alike(model)
+    if not is_made:  # each rank draws its own part
+        model._move_missing_keys_from_meta_to_device(set(model.state_dict()), {"": torch.device(device)}, None, None)
+    model.tie_weights()
+    with torch.no_grad():
+        if not is_made:
+            model.initialize_weights()
+        for parameter in model.parameters():
+            if not isinstance(parameter.data, DTensor):  # what the plan doesn't name, and what each has drawn
+                parameter.data = parameter.data.to(device)
+                distributed.broadcast(parameter.data, src=0)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     return model
 
 
@@ -198,34 +208,3 @@ def put_apart(model: nn.Module) -> None:
             if id(parameter) in seen:
                 module._parameters[name] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
             seen.add(id(parameter))
-
-
-def _draw(model: PreTrainedModel, device: Any) -> None:
-    """Give a model on the meta device random weights, each rank its own part."""
-    model._move_missing_keys_from_meta_to_device(set(model.state_dict()), {"": torch.device(device)}, None, None)
-    model.tie_weights()
-    with torch.no_grad():
-        model.initialize_weights()
-
-
-def _move_the_rest(model: nn.Module, device: Any) -> None:
-    """Put on `device` what the plan doesn't name; what it does is there."""
-    from torch.distributed.tensor import DTensor
-
-    for parameter in model.parameters():
-        if not isinstance(parameter.data, DTensor):
-            parameter.data = parameter.data.to(device)
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-
-
-def _make_alike(model: nn.Module) -> None:
-    """Give what isn't split the values of the first rank: each has drawn its own."""
-    from torch import distributed
-    from torch.distributed.tensor import DTensor
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not isinstance(parameter.data, DTensor):
-                distributed.broadcast(parameter.data, src=0)

@@ -191,8 +191,9 @@ def row_lengths(dataset: Any) -> NDArray[np.int64]:
     """Return the length of each row, in ids or characters: of the prompt, and of the longest that may follow it."""
     names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
     found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
-    prompt = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=np.int64(0))
-    return prompt + np.max([*found.values(), np.zeros(len(dataset), dtype=np.int64)], axis=0)
+    none = np.zeros(len(dataset), dtype=np.int64)
+    prompt: NDArray[np.int64] = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=none)
+    return prompt + np.max([none, *found.values()], axis=0)  # type: ignore[no-any-return]
 
 
 def _size(value: Any) -> int:
