@@ -1,10 +1,21 @@
-"""Sizes of what speech models are fed with."""
+"""What speech models and vision-language models of every type are fed with is what they take."""
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
+from vision_language import FAMILIES, edge, tiny_vision_language
 
-from autotune.training.inputs import audio_input, fixed_frames, labels_of, least_frames, takes_sound
+from autotune.errors import InputError
+from autotune.training.adapters import adapter_arguments, prepare_model
+from autotune.training.batches import IGNORED
+from autotune.training.build import build_config, build_model
+from autotune.training.dataset import training_data
+from autotune.training.facts import facts_of
+from autotune.training.heads import default_task
+from autotune.training.inputs import audio_input, fixed_frames, image_text, labels_of, least_frames, takes_sound
+from autotune.values.adapters import LoraAdapter
+from autotune.values.model import Task
+from autotune.values.workload import Workload
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -46,3 +57,105 @@ def test_a_transcript_leaves_room_for_blanks():
 def test_types_whose_inputs_are_not_known_are_not_supported():
     assert takes_sound("wavlm")
     assert not takes_sound("voxtral")
+
+
+# Texts with images
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft 0.21 asks for it
+
+TASK = Task.IMAGE_TEXT_TO_TEXT
+TEXT = 16
+
+
+def made(spec, name, *, images, samples=3):
+    """Return a batch for a model, and what its images are."""
+    shown = image_text(build_config(spec, TASK), images, edge(name))
+    workload = Workload(
+        model=spec, task=TASK, sequence_length=shown.tokens + TEXT, images=images, image_size=shown.image.size,
+        global_batch_size=samples,
+    )  # fmt: skip
+    data, collate = training_data(workload, build_config(spec, TASK), samples=samples, directory=None)
+    return collate([data[index] for index in range(samples)]), shown
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_usual_head_learns_from_two_images_a_sample(tmp_path, name):
+    """The model itself compares the placeholders with the features of its vision part, and raises."""
+    spec = tiny_vision_language(tmp_path, name)
+    assert default_task(spec) is TASK
+    batch, shown = made(spec, name, images=2)
+    placeholders = batch["input_ids"] == shown.token
+    assert placeholders.sum(dim=1).tolist() == [2 * sum(shown.image.runs)] * 3
+    assert (batch["labels"][placeholders] == IGNORED).all()
+    assert (batch["labels"][~placeholders] != IGNORED).all()
+    model = build_model(spec, TASK, dtype="float32", device="cpu")
+    model(**batch)["loss"].backward()
+    seen = [p.grad for n, p in model.named_parameters() if "vision" in n or "visual" in n]
+    assert any(grad is not None for grad in seen)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_parameters_that_a_frozen_vision_part_has_are_counted(tmp_path, name):
+    spec = tiny_vision_language(tmp_path, name).model_copy(update={"freeze_vision": True})
+    model = build_model(spec, TASK, dtype="float32", device="meta")
+    left = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    assert 0 < left == facts_of(model, TASK).frozen_parameters
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "smolvlm"])
+def test_adapters_are_put_on_the_language_model_alone(tmp_path, name):
+    model = build_model(tiny_vision_language(tmp_path, name), TASK, dtype="float32", device="meta")
+    trained = [
+        n for n, p in prepare_model(model, adapter_arguments(LoraAdapter(), TASK)).named_parameters() if p.requires_grad
+    ]
+    assert trained
+    assert not [n for n in trained if "vision" in n or "visual" in n]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "paligemma", "idefics3"])
+def test_a_frozen_vision_part_is_all_that_is_frozen(tmp_path, name):
+    spec = tiny_vision_language(tmp_path, name).model_copy(update={"freeze_vision": True})
+    model = build_model(spec, TASK, dtype="float32", device="meta")
+    frozen = {n.split(".")[1] for n, p in model.named_parameters() if not p.requires_grad}
+    trained = {n.split(".")[1] for n, p in model.named_parameters() if p.requires_grad}
+    assert len(frozen) == 1
+    assert not frozen & trained
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "pixels", "tokens"),
+    [
+        ("qwen2_vl", 56, (196, 96), 49),  # a feature of 8 x 8 pixels
+        ("llava_next", 64, (5, 3, 32, 32), 16 + 64 + 8),  # the whole, four tiles, and the end of each row
+        ("llava_next", 32, (3, 3, 32, 32), 16 + 16 + 4),  # a tile and a grey one, which is cut off
+        ("smolvlm", 32, (1, 3, 32, 32), 4),
+        ("smolvlm", 90, (10, 3, 32, 32), 40),
+        ("internvl", 64, (5, 3, 32, 32), 5 * 4),
+    ],
+)
+def test_a_larger_image_is_more_patches_or_tiles(tmp_path, name, size, pixels, tokens):
+    shown = image_text(build_config(tiny_vision_language(tmp_path, name), TASK), 1, size)
+    assert (shown.pixels[-len(pixels) :], sum(shown.image.runs)) == (pixels, tokens)
+
+
+def test_the_tokens_of_published_models_are_those_that_their_processors_make():
+    from transformers import CONFIG_MAPPING
+
+    llava = CONFIG_MAPPING["llava"](text_config={"model_type": "llama", "vocab_size": 32064})
+    assert image_text(llava, None, None).image.runs == (576,)  # LLaVA 1.5: 24 x 24
+    assert image_text(CONFIG_MAPPING["qwen2_vl"](), None, 448).image.runs == (256,)
+    vision = {"image_size": 896, "patch_size": 14}
+    assert image_text(CONFIG_MAPPING["gemma3"](vision_config=vision), None, None).image.runs == (256,)
+    assert image_text(CONFIG_MAPPING["internvl"](), None, None).image.runs == (256,)
+
+
+def test_a_size_that_a_model_does_not_take_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--image-size 48: llava makes every image 32 pixels wide and high"):
+        image_text(build_config(tiny_vision_language(tmp_path, "llava"), TASK), None, 48)
+
+
+def test_sizes_and_lengths_of_a_batch_do_not_depend_on_the_sample(tmp_path):
+    batch, shown = made(tiny_vision_language(tmp_path, "qwen2_vl"), "qwen2_vl", images=3, samples=2)
+    assert batch["image_grid_thw"].tolist() == [[1, 8, 8]] * 6
+    assert batch["pixel_values"].shape == (6 * 64, 96)
+    assert torch.equal(batch["mm_token_type_ids"] == 1, batch["input_ids"] == shown.token)
