@@ -12,7 +12,7 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from autotune.training.dataset import PadCollator
+from autotune.training.batches import padded_batch
 from autotune.training.heads import HEADS
 from autotune.training.inputs import audio_input
 from autotune.values.model import Task
@@ -222,7 +222,7 @@ def _labels(task, ids, index, random):
 
 def collator_for(name):
     _, task, figures = CASES[name]
-    return PadCollator(figures["pad_token_id"]) if task.takes_text else default_data_collator
+    return functools.partial(padded_batch, pad_id=figures["pad_token_id"]) if task.takes_text else default_data_collator
 
 
 def reference(model, name, samples=None):

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import DataCollatorWithFlattening, PreTrainedModel, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 from transformers.trainer_pt_utils import BatchRebalanceSampler
@@ -31,7 +31,6 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 from autotune.errors import NoEffectError
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arguments
 from autotune.training.arguments import FSDP_KINDS, ZERO_STAGES, effective_tf32
-from autotune.training.batches import PackCollator
 from autotune.training.loss import base_model
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.values.adapters import is_new_weight
@@ -239,7 +238,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return "of the same cost in tokens" if balanced else "of the same number of samples"
 
     def _packing(self) -> str:
-        packed = isinstance(getattr(self._loader, "collate_fn", None), PackCollator)
+        packed = isinstance(getattr(self._loader, "collate_fn", None), DataCollatorWithFlattening)
         _same("packing", self._config.packing, packed)
         return "one row each" if packed else "a row a sample"
 

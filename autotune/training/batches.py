@@ -6,7 +6,8 @@ the longest batches to the shortest over thousands of rows, of which a trial see
 visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
 sampler cuts the rows of each step, shuffled as ever, into its micro-batches.
 
-Packing puts the samples of a micro-batch into one row without padding, with positions that start anew at each sample.
+Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding,
+with positions that start anew at each sample.
 transformers masks by the positions, so no sample sees another, and the loss is that of padded batches. Blocks of a
 fixed length, which cut samples and let one see the next, would be another training and are not made.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,67 +49,37 @@ Sample = dict[str, "Tensor"]
 Collator = Callable[[Sequence[Sample]], Sample]  # from samples to tensors whose first dimension is that of the batch
 
 
-@dataclass(frozen=True)
-class PadCollator:
-    """Batches of texts, padded on the right to the longest of the batch, as with Hugging Face's collators."""
+def padded_batch(samples: Sequence[Sample], *, pad_id: int) -> Sample:
+    """Pad texts on the right to the longest of the batch, as Hugging Face's collators do; mask what is padding."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    pad_id: int
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Pad and stack; mask what is padding."""
-        import torch
-
-        ids = [sample["input_ids"] for sample in samples]
-        labels = [sample["labels"] for sample in samples]
-        return {
-            "input_ids": _padded(ids, self.pad_id),
-            "attention_mask": _padded([torch.ones_like(row) for row in ids], 0),
-            "labels": _padded(labels, IGNORED) if labels[0].ndim else torch.stack(labels),
-        }
+    ids, labels = ([sample[name] for sample in samples] for name in ("input_ids", "labels"))
+    fill = partial(pad_sequence, batch_first=True)
+    return {
+        "input_ids": fill(ids, padding_value=pad_id),
+        "attention_mask": fill([torch.ones_like(row) for row in ids], padding_value=0),
+        "labels": fill(labels, padding_value=IGNORED) if labels[0].ndim else torch.stack(labels),
+    }
 
 
-@dataclass(frozen=True)
-class PackCollator:
-    """Texts of a causal model in one row, as with `transformers.DataCollatorWithFlattening`."""
+def positioned_batch(samples: Sequence[Sample]) -> Sample:
+    """Stack texts of one length with the position of each token, which a rank that has some of them needs."""
+    import torch
 
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Join the samples; the first label of each is ignored, since nothing before it may predict it."""
-        import torch
-
-        labels = [torch.cat([torch.full_like(s["labels"][:1], IGNORED), s["labels"][1:]]) for s in samples]
-        positions = [torch.arange(len(s["input_ids"])) for s in samples]
-        return {
-            "input_ids": torch.cat([s["input_ids"] for s in samples])[None],
-            "labels": torch.cat(labels)[None],
-            "position_ids": torch.cat(positions)[None],
-        }
+    batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    rows, tokens = batch["input_ids"].shape
+    return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
 
 
-@dataclass(frozen=True)
-class PositionCollator:
-    """Texts of one length with the position of each token, which a rank that has some of a sample's tokens needs."""
+def joined_batch(samples: Sequence[Sample]) -> Sample:
+    """Stack texts of one length, and join their images along the first dimension, as the models take them."""
+    import torch
 
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Stack the samples; the positions have the shape of the ids."""
-        import torch
-
-        batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-        rows, tokens = batch["input_ids"].shape
-        return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
-
-
-@dataclass(frozen=True)
-class ImageTextCollator:
-    """Texts of one length with images, which vision-language models take joined along the first dimension."""
-
-    def __call__(self, samples: Sequence[Sample]) -> Sample:
-        """Stack what belongs to tokens, join what belongs to images."""
-        import torch
-
-        return {
-            name: (torch.stack if value.ndim == 1 else torch.cat)([sample[name] for sample in samples])
-            for name, value in samples[0].items()
-        }
+    return {
+        name: (torch.stack if value.ndim == 1 else torch.cat)([sample[name] for sample in samples])
+        for name, value in samples[0].items()
+    }
 
 
 def row_order(
@@ -197,9 +168,3 @@ def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per
     starts = np.cumsum(counts) - counts
     run = sum(int((np.maximum.reduceat(sizes[order], starts) * counts).sum()) for sizes in lengths)
     return 1 - sum(int(sizes[order].sum()) for sizes in lengths) / run
-
-
-def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
-    from torch.nn.utils.rnn import pad_sequence
-
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)

@@ -12,31 +12,20 @@ place, since a mask id changes neither time nor memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import InputError
-from autotune.training.batches import (
-    IGNORED,
-    Collator,
-    ImageTextCollator,
-    PackCollator,
-    PadCollator,
-    PositionCollator,
-    Sample,
-    row_order,
-)
-from autotune.training.inputs import ImageText, audio_input, image_input, image_text, labels_of, special_ids
+from autotune.training.batches import IGNORED, Collator, Sample, joined_batch, padded_batch, positioned_batch, row_order
+from autotune.training.inputs import audio_input, image_input, image_text, labels_of, special_ids
 from autotune.training.texts import refuse_files, text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MASKED_SHARE = 0.15
 IMAGES = 8  # distinct images or recordings, which take megabytes and not gigabytes
@@ -74,17 +63,16 @@ def training_data(
         InputError: The workload names a file of images or sound, or one of texts without a directory.
         RunDirectoryError: The lengths are missing.
     """
-    from transformers import default_data_collator
+    from transformers import DataCollatorWithFlattening, default_data_collator
 
     refuse_files(workload)
     if workload.task is Task.IMAGE_TEXT_TO_TEXT:
-        return Repeated(_images_in_texts(workload, model_config), samples), ImageTextCollator()
+        return Repeated(_images_in_texts(workload, model_config), samples), joined_batch
     if not workload.task.takes_text:
-        made = _sound if workload.task.takes_audio else _images
-        return Repeated(made(workload, model_config), samples), default_data_collator
+        return Repeated(_images_or_sound(workload, model_config), samples), default_data_collator
     if workload.dataset is None:
         shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
-        collator = PositionCollator() if shares_tokens else default_data_collator
+        collator = positioned_batch if shares_tokens else default_data_collator
         return Repeated(_texts(workload, model_config, None), samples), collator
     if directory is None:
         raise InputError("the data are of a file: give directory=, where their lengths are or are to be put")
@@ -102,7 +90,7 @@ def training_data(
         )
         lengths = lengths[order]
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
-    collator = PackCollator() if config.packing else PadCollator(pad)
+    collator = DataCollatorWithFlattening() if config.packing else partial(padded_batch, pad_id=pad)
     return Repeated(_texts(workload, model_config, lengths), samples), collator
 
 
@@ -129,109 +117,49 @@ def token_lengths(samples: Any, numbers: NDArray[np.int64]) -> list[NDArray[np.i
     """
     while isinstance(samples, Repeated):
         numbers, samples = numbers % len(samples.source), samples.source
-    lengths = getattr(samples, "lengths", None)
-    return [] if lengths is None else list(lengths[numbers].T)
+    return list(samples.lengths[numbers].T)
 
 
 @dataclass(frozen=True)
-class TextSamples:
-    """Token ids and labels; a sample has the last ids of a row, and so ends as the row does."""
+class RandomSamples:
+    """Samples of rows that take turns, by field; a text has the last tokens of a row, and so ends as the row does."""
 
-    task: Task  # decides the labels
-    seed: int  # of the masked positions
-    ids: NDArray[np.int32]  # rows that take turns, as long as the longest sample
-    labels: NDArray[np.int32] | None  # a row of target ids or a class for each row; None: they are made from the ids
-    lengths: NDArray[np.int64]  # (samples, 1), or (samples, 2) with those of the targets
+    rows: dict[str, NDArray[Any]]  # by field; without labels they are the ids
+    lengths: NDArray[np.int64]  # tokens of each sample in the first fields: (samples, fields)
+    masks: int | None = None  # seed of the positions that have labels; None: all have
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Sample:
-        row, sizes = index % len(self.ids), self.lengths[index]
-        ids = self.ids[row, self.ids.shape[1] - sizes[0] :].astype(np.int64)
-        if self.task is Task.MASKED_LM:
-            labels = self._masked(ids, index)
-        elif self.labels is None:
-            labels = ids
-        elif self.task is Task.SEQ2SEQ_LM:
-            labels = self.labels[row, self.labels.shape[1] - sizes[1] :].astype(np.int64)
-        else:
-            labels = np.array(self.labels[row], dtype=np.int64)
-        return {"input_ids": _tensor(ids), "labels": _tensor(labels)}
+        import torch
 
-    def _masked(self, ids: NDArray[np.int64], index: int) -> NDArray[np.int64]:
-        # At least one, or a batch of short texts would have no loss.
-        count = max(1, round(MASKED_SHARE * len(ids)))
-        positions = np.random.default_rng((self.seed, index)).permutation(len(ids))[:count]
-        labels = np.full_like(ids, IGNORED)
-        labels[positions] = ids[positions]
-        return labels
+        sample = {name: np.asarray(rows[index % len(rows)]) for name, rows in self.rows.items()}
+        for name, length in zip(self.rows, self.lengths[index], strict=False):
+            sample[name] = sample[name][len(sample[name]) - length :]
+        if self.masks is not None:
+            ids = sample["input_ids"]
+            count = max(1, round(MASKED_SHARE * len(ids)))  # or a batch of short texts would have no loss
+            positions = np.random.default_rng((self.masks, index)).permutation(len(ids))[:count]
+            sample["labels"] = np.full_like(ids, IGNORED)
+            sample["labels"][positions] = ids[positions]
+        elif "labels" not in sample:
+            sample["labels"] = sample["input_ids"]
+        kinds = {"i": np.int64, "f": np.float32}
+        return {name: torch.from_numpy(row.astype(kinds[row.dtype.kind], copy=False)) for name, row in sample.items()}
 
 
-@dataclass(frozen=True)
-class DenseSamples:
-    """A handful of images or recordings, which take turns, with labels by sample."""
-
-    name: str
-    inputs: NDArray[np.float32] | NDArray[np.int64]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Sample:
-        dense = self.inputs[index % len(self.inputs)]
-        return {self.name: _tensor(dense), "labels": _tensor(np.array(self.labels[index]))}
-
-
-@dataclass(frozen=True)
-class ImageTextSamples:
-    """Texts with images: placeholders before the text, which alone has labels."""
-
-    texts: NDArray[np.int32]
-    pixels: NDArray[np.float32]  # of distinct samples, which take turns
-    shown: ImageText
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample, (samples, 1)."""
-        return np.full((len(self.texts), 1), self.texts.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, index: int) -> Sample:
-        shown, positions = self.shown, self.shown.positions()
-        ids = np.array(self.texts[index], dtype=np.int64)
-        labels = ids.copy()
-        ids[positions], labels[positions] = shown.token, IGNORED
-        sample = {"input_ids": ids, "labels": labels, "pixel_values": self.pixels[index % len(self.pixels)]}
-        if shown.image.named is not None:
-            sample[shown.image.named] = np.array([shown.image.numbers] * shown.images)
-        if shown.types is not None:
-            name, of_image, of_text = shown.types
-            sample[name] = np.full_like(ids, of_text)
-            sample[name][positions] = of_image
-        return {name: _tensor(values) for name, values in sample.items()}
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(array)
-
-
-def _texts(workload: Workload, config: Any, lengths: NDArray[np.int64] | None) -> TextSamples:
+def _texts(workload: Workload, config: Any, lengths: NDArray[np.int64] | None) -> RandomSamples:
     """Return texts of these lengths; None: all are as long as the workload says."""
     random, has_targets = np.random.default_rng(workload.seed), workload.task is Task.SEQ2SEQ_LM
     if lengths is None:
         longest = (workload.sequence_length, workload.target_length or workload.sequence_length)[: 1 + has_targets]
         lengths = np.tile(longest, (SYNTHETIC_SAMPLES, 1))
-    ids, *targets = (_random_ids(random, int(longest), config) for longest in lengths.max(axis=0))
-    labels = targets[0] if targets else None
+    names = ("input_ids", "labels")[: 1 + has_targets]
+    rows = {n: _random_ids(random, int(most), config) for n, most in zip(names, lengths.max(axis=0), strict=True)}
     if workload.task is Task.SEQUENCE_CLASSIFICATION:
-        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
-    return TextSamples(workload.task, workload.seed, ids, labels, lengths)
+        rows["labels"] = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
+    return RandomSamples(rows, lengths, workload.seed if workload.task is Task.MASKED_LM else None)
 
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
@@ -246,36 +174,37 @@ def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArra
     return rows
 
 
-def _images_in_texts(workload: Workload, config: Any) -> ImageTextSamples:
+def _images_in_texts(workload: Workload, config: Any) -> RandomSamples:
+    """Return texts with images: placeholders before the text, which alone has labels."""
     random = np.random.default_rng(workload.seed)
     shown = image_text(config, workload.images, workload.image_size)
     pixels = random.standard_normal((max(1, IMAGES // shown.images), *shown.pixels), dtype=np.float32)
-    return ImageTextSamples(_random_ids(random, workload.sequence_length, config), pixels, shown)
+    ids, positions = _random_ids(random, workload.sequence_length, config), shown.positions()
+    rows = {"input_ids": ids, "labels": ids.copy(), "pixel_values": pixels}
+    rows["input_ids"][:, positions], rows["labels"][:, positions] = shown.token, IGNORED
+    if shown.image.named is not None:
+        rows[shown.image.named] = np.array([[shown.image.numbers] * shown.images])
+    if shown.types is not None:
+        name, of_image, of_text = shown.types
+        rows[name] = np.full((1, ids.shape[1]), of_text)
+        rows[name][:, positions] = of_image
+    return RandomSamples(rows, np.full((SYNTHETIC_SAMPLES, 1), ids.shape[1]))
 
 
-def _images(workload: Workload, config: Any) -> DenseSamples:
-    random = np.random.default_rng(workload.seed)
-    name, shape, clusters = image_input(config)
-    size = (IMAGES, *shape)
-    return DenseSamples(
-        name=name,
-        inputs=random.standard_normal(size, dtype=np.float32)
-        if clusters is None
-        else random.integers(clusters, size=size),
-        labels=random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64),
-    )
-
-
-def _sound(workload: Workload, config: Any) -> DenseSamples:
-    """Return noise of the workload's length, with a transcript or a class each."""
-    random = np.random.default_rng(workload.seed)
-    name, shape = audio_input(config, workload.sequence_length)
-    if workload.task is Task.AUDIO_CLASSIFICATION:
-        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int64)
-    elif workload.task is Task.SPEECH_SEQ2SEQ:
-        labels = _random_ids(random, workload.target_length or workload.sequence_length, config).astype(np.int64)
+def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
+    """Return noise, with a class or a transcript each."""
+    random, colours = np.random.default_rng(workload.seed), None
+    if workload.task.takes_audio:
+        name, shape = audio_input(config, workload.sequence_length)
     else:
-        blank = special_ids(config, "pad_token_id")  # CTC's
-        ordinary = np.setdiff1d(np.arange(config.vocab_size), blank)
+        name, shape, colours = image_input(config)
+    if workload.task is Task.SPEECH_SEQ2SEQ:
+        labels = _random_ids(random, workload.target_length or workload.sequence_length, config)
+    elif workload.task is Task.SPEECH_CTC:
+        ordinary = np.setdiff1d(np.arange(config.vocab_size), special_ids(config, "pad_token_id"))  # CTC's blank
         labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
-    return DenseSamples(name, random.standard_normal((IMAGES, *shape), dtype=np.float32), labels)
+    else:
+        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
+    size = (IMAGES, *shape)
+    inputs = random.standard_normal(size, dtype=np.float32) if colours is None else random.integers(colours, size=size)
+    return RandomSamples({name: inputs, "labels": labels}, np.empty((SYNTHETIC_SAMPLES, 0), dtype=np.int64))

@@ -1,5 +1,7 @@
 """How samples become batches: orders that stand for training, padding, and packing that changes nothing."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerC
 
 from autotune.training.batches import (
     PACKED,
-    PackCollator,
-    PadCollator,
-    PositionCollator,
     micro_batches,
+    padded_batch,
     padding_share,
+    positioned_batch,
     row_order,
 )
 from autotune.training.loss import normalize_loss
@@ -78,15 +79,9 @@ def padded(rows: np.ndarray, micro_batch: int = 4) -> float:
 
 
 def test_positions_are_those_within_the_sample():
-    batch = PositionCollator()(samples(3, 3))
+    batch = positioned_batch(samples(3, 3))
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert batch["input_ids"].shape == batch["labels"].shape == (2, 3)
-
-
-def test_packing_is_what_the_library_calls_flattening():
-    ours = PackCollator()(samples(3, 5, 2))
-    theirs = transformers.DataCollatorWithFlattening()(samples(3, 5, 2))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("model_type", sorted(PACKED))
@@ -95,7 +90,7 @@ def test_samples_of_a_packed_row_do_not_see_each_other(model_type):
     rows = samples(5, 9, 3)
     with torch.no_grad():
         alone = torch.cat([model(input_ids=row["input_ids"][None]).logits[0] for row in rows])
-        packed = model(**PackCollator()(rows)).logits[0]
+        packed = model(**transformers.DataCollatorWithFlattening()(rows)).logits[0]
     assert torch.allclose(packed, alone, atol=1e-4)
 
 
@@ -115,7 +110,7 @@ def step_of(rows, output, collator=None, **arguments):
             logging_strategy="no", **arguments,
         ),
         train_dataset=rows,
-        data_collator=collator or PadCollator(0),
+        data_collator=collator or partial(padded_batch, pad_id=0),
         callbacks=[reader],
     )  # fmt: skip
     return trainer.train().training_loss, reader.gradients
@@ -133,7 +128,7 @@ def test_a_packed_step_is_the_padded_one(accumulation, tmp_path):
     rows = samples(5, 14, 3, 9)
     padded, packed = (
         step_of(rows, tmp_path, collator, train_sampling_strategy="sequential", **arguments)
-        for collator in (PadCollator(0), PackCollator())
+        for collator in (None, transformers.DataCollatorWithFlattening())
     )
     assert_same_step(padded, packed)
 

@@ -13,7 +13,7 @@ import transformers
 from corpora import USUAL_MODEL, VOCABULARY, config_of, prepared, real, texts, workload_of
 from torch.utils.data import DataLoader
 
-from autotune.training.dataset import IGNORED, Repeated, TextSamples, token_lengths, training_data
+from autotune.training.dataset import IGNORED, RandomSamples, Repeated, token_lengths, training_data
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES
 
@@ -245,7 +245,7 @@ def test_lengths_are_known_without_reading_a_sample_again(
         workload, config_of("llama"), samples=60, directory=tmp_path / "run", longest_first=longest_first
     )
     read = [len(sample["input_ids"]) for sample in data]
-    monkeypatch.setattr(TextSamples, "__getitem__", None)
+    monkeypatch.setattr(RandomSamples, "__getitem__", None)
     assert [lengths.tolist() for lengths in token_lengths(Repeated(data, 100), np.arange(100))] == [read + read[:40]]
 
 
