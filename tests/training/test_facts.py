@@ -8,8 +8,8 @@ import pytest
 from factories import make_spec
 from tiny_models import NO_DROPOUT, TINY, on_cpu, tiny, without_dropout, write_model
 
-from autotune.training.build import build_model, describe
-from autotune.training.heads import default_task, tasks_of
+from autotune.training.build import describe
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.model import Task
 
@@ -24,45 +24,57 @@ def facts(name, task=None, **changes):
     return describe(spec, task or default_task(spec))
 
 
-def test_facts_of_a_decoder():
-    llama = facts("llama-2-7b")
-    assert llama.attn_implementations[0] == "sdpa"
-    assert {"eager", "flex_attention"} | FLASH <= set(llama.attn_implementations)
-    assert llama.supports_checkpointing
-    assert llama.batch_coupled is None
-    assert not llama.has_dropout
-    assert (llama.max_sequence_length, llama.vocab_size) == (4096, 32000)
-    assert llama.linear_modules == (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def test_facts_of_gpt2_name_its_conv1d_layers():
-    gpt2 = facts("gpt2")
-    assert set(gpt2.linear_modules) == {"c_attn", "c_proj", "c_fc"}
-    assert gpt2.has_dropout
-    assert gpt2.max_sequence_length == 1024
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        (
+            "llama-2-7b",
+            {
+                "supports_checkpointing": True, "batch_coupled": None, "has_dropout": False,
+                "max_sequence_length": 4096, "vocab_size": 32000, "linear_modules": LLAMA_MODULES,
+            },
+        ),
+        ("gpt2", {"linear_modules": ("c_attn", "c_proj", "c_fc"), "has_dropout": True, "max_sequence_length": 1024}),
+        (
+            "bert-base-uncased",
+            {"task": Task.SEQUENCE_CLASSIFICATION, "has_dropout": True, "max_sequence_length": 512},
+        ),
+        ("t5-small", {"max_sequence_length": None, "linear_modules": ("q", "k", "v", "o", "wi", "wo")}),
+        ("mixtral-8x7b", {"batch_coupled": None, "linear_modules": LLAMA_MODULES[:4]}),
+        (
+            "resnet-50",
+            {
+                "batch_coupled": "batch norm: its statistics are those of one micro-batch", "attn_implementations": (),
+                "supports_checkpointing": False, "max_sequence_length": None, "vocab_size": None, "linear_modules": (),
+            },
+        ),
+        ("vit-base", {"has_dropout": False, "max_sequence_length": None}),
+        (
+            "whisper-tiny",
+            {"max_sequence_length": None, "max_target_length": 448, "vocab_size": None, "has_dropout": False},
+        ),
+        ("wav2vec2-base", {"has_dropout": True}),
+        ("mamba-130m", {"attn_implementations": ()}),
+        ("convnext-tiny", {"attn_implementations": ()}),
+        ("bloom-560m", {"attn_implementations": ("eager",)}),
+        ("deberta-v3-base", {"attn_implementations": ("eager",)}),
+    ],
+)  # fmt: skip
+def test_facts_of_models_of_every_kind(name, fields):
+    found = facts(name)
+    assert {field: getattr(found, field) for field in fields} == fields
+    assert "classifier" not in found.linear_modules
 
 
-def test_facts_of_an_encoder():
-    bert = facts("bert-base-uncased")
-    assert bert.task is Task.SEQUENCE_CLASSIFICATION
-    assert bert.has_dropout
-    assert bert.max_sequence_length == 512
-    assert "classifier" not in bert.linear_modules
-
-
-def test_facts_of_t5_know_no_limit_of_length():
-    t5 = facts("t5-small")
-    assert t5.max_sequence_length is None
-    assert not FLASH & set(t5.attn_implementations)
-    assert set(t5.linear_modules) == {"q", "k", "v", "o", "wi", "wo"}
+def test_kernels_of_attention_are_those_that_the_class_names():
+    kernels = facts("llama-2-7b").attn_implementations
+    assert kernels[0] == "sdpa"
+    assert {"eager", "flex_attention"} | FLASH <= set(kernels)
+    assert not FLASH & set(facts("t5-small").attn_implementations)
+    assert "sdpa" in facts("vit-base").attn_implementations
 
 
 def test_positions_that_padding_takes_are_not_offered(tmp_path):
@@ -78,12 +90,6 @@ def test_positions_that_padding_takes_are_not_offered(tmp_path):
         model(input_ids=torch.full((1, longest + 1), 5))
 
 
-def test_facts_of_a_mixture_of_experts():
-    mixtral = facts("mixtral-8x7b")
-    assert mixtral.batch_coupled is None
-    assert mixtral.linear_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
 def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
     assert "router loss" in facts("mixtral-8x7b", output_router_logits=True).batch_coupled
     assert facts("mixtral-8x7b", output_router_logits=True, router_aux_loss_coef=0.0).batch_coupled is None
@@ -92,53 +98,11 @@ def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
     assert coupled is None or "expert capacity" in coupled
 
 
-def test_batch_norm_couples_the_batch():
-    resnet = facts("resnet-50")
-    assert "batch norm" in resnet.batch_coupled
-    assert resnet.attn_implementations == ()
-    assert not resnet.supports_checkpointing
-    assert (resnet.max_sequence_length, resnet.vocab_size) == (None, None)
-    assert resnet.linear_modules == ()
-
-
-def test_facts_of_a_vision_transformer():
-    vit = facts("vit-base")
-    assert "sdpa" in vit.attn_implementations
-    assert not vit.has_dropout
-    assert vit.max_sequence_length is None
-    assert "classifier" not in vit.linear_modules
-
-
-def test_facts_of_speech_models():
-    whisper = facts("whisper-tiny")
-    assert (whisper.max_sequence_length, whisper.max_target_length, whisper.vocab_size) == (None, 448, None)
-    assert not whisper.has_dropout
-    assert facts("wav2vec2-base").has_dropout
-    assert tasks_of(resolve("wav2vec2-base")) == (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)
-    assert tasks_of(resolve("whisper-tiny")) == (Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
-
-
 def test_hidden_parts_of_a_recording_are_random_as_dropout_is(tmp_path):
     still = without_dropout({**TINY["wav2vec2"], **dict.fromkeys(NO_DROPOUT, 0.0)})
     silent = describe(resolve(str(write_model(tmp_path / "still", {**still, "mask_time_prob": 0.0}))), Task.SPEECH_CTC)
     hiding = describe(resolve(str(write_model(tmp_path / "hiding", {**still, "mask_time_prob": 0.1}))), Task.SPEECH_CTC)
     assert (silent.has_dropout, hiding.has_dropout) == (False, True)
-
-
-def test_no_parameter_is_left_on_another_device(tmp_path):
-    spec = tiny(tmp_path, "wav2vec2")
-    model = build_model(spec, Task.SPEECH_CTC, dtype="float32", attn_implementation=None, device="meta")
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize("name", ["mamba-130m", "convnext-tiny"])
-def test_a_model_without_attention_has_no_attention_kernels(name):
-    assert facts(name).attn_implementations == ()
-
-
-@pytest.mark.parametrize("name", ["bloom-560m", "deberta-v3-base"])
-def test_a_class_without_flags_has_eager_attention(name):
-    assert facts(name).attn_implementations == ("eager",)
 
 
 @pytest.mark.parametrize("name", ["t5-small", "gpt2", "bert-base-uncased", "bart-base", "opt-125m", "swin-tiny"])

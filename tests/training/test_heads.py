@@ -24,6 +24,8 @@ def test_the_tasks_of_a_type_are_the_heads_it_has():
         Task.SEQUENCE_CLASSIFICATION,
     }
     assert tasks_of(resolve("resnet-50")) == (Task.IMAGE_CLASSIFICATION,)
+    assert tasks_of(resolve("wav2vec2-base")) == (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)
+    assert tasks_of(resolve("whisper-tiny")) == (Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
 
 
 @pytest.mark.parametrize(
