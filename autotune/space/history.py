@@ -87,17 +87,13 @@ class History:
         return bool(self._shortages)
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why the trials rule `config` out, or None."""
-        return self._out_of_memory(config) or self._no_waiting(config)
+        """Return why the trials rule `config` out, or None.
 
-    def _out_of_memory(self, config: TrainConfig) -> str | None:
+        A trial that was no harder on memory ran out of it, or another way of loading data isn't worth a trial.
+        """
         for result in self._shortages:
             if is_no_harder(result.request.config, config):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
-        return None
-
-    def _no_waiting(self, config: TrainConfig) -> str | None:
-        """Return why another way of loading data is not worth a trial, or None."""
         first, leader = next(iter(self._results), None), self.best()
         usual = [r.request.config for r in (first, leader) if r is not None]
         if not usual or any(_loading(config) == _loading(known) for known in usual):

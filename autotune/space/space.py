@@ -79,14 +79,11 @@ class SearchSpace:
         wanted = list(written)
         if name in self._origin and own not in wanted:
             wanted.insert(0, own)
-        open_choices = []
-        for value in wanted:
-            reason = None if value == own or parameter.when else self._alone(name, value)
-            if reason is None:
-                open_choices.append(value)
-            else:
+        for value in wanted if not parameter.when else ():
+            if value != own and (reason := self._alone(name, value)) is not None:
                 self.left_out[name, value] = reason
-        return Dimension(name=name, choices=tuple(open_choices), when=parameter.when)
+        choices = tuple(value for value in wanted if (name, value) not in self.left_out)
+        return Dimension(name=name, choices=choices, when=parameter.when)
 
     def _alone(self, name: str, value: Scalar) -> str | None:
         """Return why `value` is illegal with every combination of the other parameters, or None.
@@ -100,8 +97,7 @@ class SearchSpace:
             if name in others and others[name] != self._origin[name]:
                 continue
             config = self.config({**self._origin, **others, name: value})
-            found = [r for r in self._illegal(config) if r not in excused]
-            found += filter(None, (self._forbidden(config, alone=True), self._beyond_allowance(config)))
+            found = [r for r in self._reasons(config, alone=True) if r not in excused]
             if not found:
                 return None
             reasons = reasons or found
@@ -153,37 +149,30 @@ class SearchSpace:
 
     def choices_of(self, config: TrainConfig) -> Point:
         """Return the values of `config` that are choices of the space, by parameter."""
-        whole, choices = self.complete(self.point(config)), {d.name: d.choices for d in self.dimensions}
+        whole, choices = self.complete(make_point(config)), {d.name: d.choices for d in self.dimensions}
         return {name: value for name, value in whole.items() if value in choices[name]}
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
-        illegal = next(iter(self._illegal(config)), None)
-        return illegal or self._forbidden(config) or self._beyond_allowance(config)
+        return next(self._reasons(config), None)
 
     def _illegal(self, config: TrainConfig) -> list[str]:
         return rules.refusals(config, self._problem.workload, self._problem.facts, self._problem.hardware)
 
-    def _forbidden(self, config: TrainConfig, *, alone: bool = False) -> str | None:
-        """Return the reason of the file's first rule that forbids `config`; `alone`: of rules on one parameter."""
-        if not self.file.rules:
-            return None
-        point = self.point(config)
+    def _reasons(self, config: TrainConfig, *, alone: bool = False) -> Iterator[str]:
+        """Yield all reasons against `config`; `alone`: of the file's rules only those on one parameter."""
+        yield from self._illegal(config)
+        point = make_point(config) if self.file.rules else {}
         for rule in self.file.rules:
-            if alone and len(rule.forbid) > 1:
-                continue
-            if all(point.get(name) in values for name, values in rule.forbid.items()):
-                return rule.reason
-        return None
-
-    def _beyond_allowance(self, config: TrainConfig) -> str | None:
+            counts = not alone or len(rule.forbid) == 1
+            if counts and all(point.get(name) in values for name, values in rule.forbid.items()):
+                yield rule.reason
         allowed = self._problem.allowance
         if allowed is not Allowance.METHOD and not allowed.admits(needed := allowance_of(config, self._problem)):
             beyond = f"changes the {needed} of the training, which --allow {allowed} does not admit"
             split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
             why = self._problem.facts.split_changes
-            return f"{beyond}: {why}" if split and why else beyond
-        return None
+            yield f"{beyond}: {why}" if split and why else beyond
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
         """Return whether `dimension` exists at `point`: its `when` holds, and the kind of adapter has the field."""
@@ -219,9 +208,8 @@ class SearchSpace:
         found = []
         for point in self._grown(self._split[1]):
             config = self.config(point)
-            against = (*self._illegal(config), self._forbidden(config), self._beyond_allowance(config))
-            if {reason for reason in against if reason is not None} <= excused:
-                found.append({name: value for name, value in self.point(config).items() if name in LOADING})
+            if excused.issuperset(self._reasons(config)):
+                found.append({name: value for name, value in make_point(config).items() if name in LOADING})
         return found
 
     @functools.cached_property
@@ -237,15 +225,13 @@ class SearchSpace:
 
     def _grown(self, dimensions: Sequence[Dimension]) -> Iterator[Point]:
         """Yield each combination of choices of the dimensions, legal or not."""
-        points: Iterator[Point] = iter([{}])
-        for dimension in dimensions:
-            points = self._branched(points, dimension)
-        return points
-
-    def _branched(self, points: Iterator[Point], dimension: Dimension) -> Iterator[Point]:
-        for point in points:
-            if self.is_active(dimension, point):
-                yield from ({**point, dimension.name: value} for value in dimension.choices)
+        if not dimensions:
+            yield {}
+            return
+        *others, last = dimensions
+        for point in self._grown(others):
+            if self.is_active(last, point):
+                yield from ({**point, last.name: value} for value in last.choices)
             else:
                 yield point
 
