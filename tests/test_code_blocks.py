@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 import autotune as package
-from autotune.cli import options
+from autotune.cli import console
 from autotune.cli.main import app
 from autotune.planning.options import Fixed, project_defaults
 from autotune.space.file import builtin_spaces, read_space
@@ -89,7 +89,7 @@ def parsed(words: list[str]) -> dict[str, object]:
         if not hasattr(command, "commands"):
             break
     assert context.parent is not None, f"{words}: no such command"
-    return {**context.params, **options.given(context)}
+    return {**context.params, **console.given(context)}
 
 
 def test_every_block_has_a_language_that_is_checked():

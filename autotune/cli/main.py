@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli import listings, options, reports, search
-from autotune.cli.console import told_errors
+from autotune.cli import listings, reports, search
+from autotune.cli.console import completion, taking, told_errors
 from autotune.units import visible
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alone
@@ -72,16 +72,16 @@ def root(
         context.fail("Missing command.")
 
 
-app.command(cls=options.taking(_FIELDS, "SearchOptions", of_project=True))(search.find)
+app.command(cls=taking(_FIELDS, "SearchOptions", of_project=True))(search.find)
 app.command()(search.resume)
-app.command(cls=options.taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
+app.command(cls=taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
 for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
     app.command()(_command)
 app.command(
-    cls=options.taking(_FIELDS, "SearchOptions", of_project=True, of_script=True),
+    cls=taking(_FIELDS, "SearchOptions", of_project=True, of_script=True),
     context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
 )(search.script)
-for _command in (reports.report, reports.explain, reports.export, reports.dashboard, options.completion):
+for _command in (reports.report, reports.explain, reports.export, reports.dashboard, completion):
     app.command()(_command)
 app.add_typer(listings.history, name="history")
 

@@ -10,8 +10,18 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.console import Json, Quiet, Verbose, guarded, print_json, print_text, stderr, stdout, writing
-from autotune.cli.options import TrustRunDir
+from autotune.cli.console import (
+    Json,
+    Quiet,
+    TrustRunDir,
+    Verbose,
+    guarded,
+    print_json,
+    print_text,
+    stderr,
+    stdout,
+    writing,
+)
 from autotune.errors import InputError
 
 

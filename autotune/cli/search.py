@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options
 from autotune.cli.console import (
     Debug,
     Json,
     Quiet,
+    TrustRunDir,
     Verbose,
     error_document,
+    given,
     guarded,
     hush,
+    note_project,
     print_json,
     print_text,
     stderr,
     stdout,
     told_errors,
 )
-from autotune.cli.options import TrustRunDir
 from autotune.errors import EXIT_INTERRUPTED, InputError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def find(
 
     Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
     """
-    asked = options.given(context)
+    asked = given(context)
     shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
     _find(context, asked, asked["model"], run_dir, dry_run=dry_run, **shown)
 
@@ -114,7 +115,7 @@ def script(
         if apply is None:
             from autotune.planning.user_trainer import code_of
 
-            asked = {**options.given(context), "script": command}
+            asked = {**given(context), "script": command}
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
             _find(context, asked, code_of(command).name, run_dir, dry_run=dry_run, **shown)
             return
@@ -144,7 +145,7 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
         from autotune.estimates.request import EstimateOptions
         from autotune.planning.options import options_of
 
-        found = report(options_of(EstimateOptions, options.given(context)))
+        found = report(options_of(EstimateOptions, given(context)))
     error = shortfall(found)
     if as_json:
         document = found.model_dump(mode="json")
@@ -176,7 +177,7 @@ def _find(
 
     verbose = shown["verbose"]
     with Progress(stderr(quiet=shown["quiet"], verbose=verbose), verbose=verbose) as progress:
-        options.note_project(context, progress)
+        note_project(context, progress)
         found = api.preview(**asked, observer=progress)
     if shown["as_json"]:
         print_json(found.model_dump(mode="json"))
@@ -211,7 +212,7 @@ def _watched(
     interrupted = None
     try:
         with Progress(console, verbose=verbose) as progress:
-            options.note_project(context, progress)
+            note_project(context, progress)
             result = search(observer=progress)
     except SearchInterrupted as error:
         if error.result is None:

@@ -1,6 +1,6 @@
 """The options of a search, each defined once: its type, default, help text and the group in which help lists it.
 
-The command line makes its options from these fields (`autotune.cli.options`), and `takes_options` the signatures and
+The command line makes its options from these fields (`autotune.cli.console`), and `takes_options` the signatures and
 docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text: '24GiB' and 25769803776 are the same
 memory. The command line takes defaults from a project's pyproject.toml, too.
 """
