@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InputError, names_checked
+from autotune.errors import InputError, refusing_long_names
 from autotune.execution.runner import LocalRunner
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import heard_by
@@ -44,7 +44,7 @@ NOTHING_RUN = (
 )
 
 
-@names_checked()
+@refusing_long_names()
 @takes_options(SearchOptions)
 def find(
     model: str | None = None,
@@ -99,14 +99,14 @@ def find(
             return with_methods(conduct(plan, directory, backend, heard, stopwatch))
 
 
-@names_checked()
+@refusing_long_names()
 @takes_options(SearchOptions)
 def preview(
     model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
 ) -> Preview:
     """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
 
-    A script is run up to the beginning of its training. What earlier searches recorded is not looked at.
+    A script is run up to the beginning of its training. The record of earlier searches isn't read.
 
     Args:
         model: As in :func:`find`.
@@ -142,7 +142,7 @@ def _options(model: str, given: Mapping[str, Any]) -> SearchOptions:
 
 
 def subject_of(options: SearchOptions, knobs: Knobs | None = None, **own: Any) -> Subject:
-    """Return what is tuned: the user's `own` loop, Trainer or script if one is given, otherwise the model."""
+    """Return the user's `own` loop, Trainer or script to tune if one is given, otherwise the model."""
     given = {name: value for name, value in own.items() if value is not None}
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
@@ -188,7 +188,7 @@ def planned(
     return plan
 
 
-@names_checked()
+@refusing_long_names()
 def resume(
     run_dir: str | Path,
     *,

@@ -148,7 +148,7 @@ class NothingPassedError(AutotuneError):
 
 
 @contextlib.contextmanager
-def names_checked() -> Iterator[None]:
+def refusing_long_names() -> Iterator[None]:
     """Refuse names of files that no file system takes, wherever one is met.
 
     Raises:

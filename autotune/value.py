@@ -1,8 +1,8 @@
 """Reads and writes values as JSON files; a reader never sees half a file.
 
-`write_*` and `open_own` are for files of our own, which are private: a link that stands in their place is replaced or
-refused. `save_*` and `read_named` are for what the user has named: links are followed, and what is no regular file (a
-pipe, a device, standard output) is written or read through.
+`write_*` and `open_own` are for files of our own, which are private: a link in their place is replaced or refused.
+`save_bytes` and `read_named` are for files that the user names: links are followed, and pipes, devices and standard
+output are written or read through.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Value(BaseModel):
 
 
 def digest_of(fields: dict[str, Any], length: int = 10) -> str:
-    """Return a short hash of the canonical JSON of what is written there."""
+    """Return a short hash of the canonical JSON of these fields."""
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:length]
 

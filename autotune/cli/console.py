@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 import typer
 import typer.core
 
-from autotune.errors import EXIT_BUG, EXIT_INTERRUPTED, AutotuneError, InfrastructureError, InputError, names_checked
+from autotune.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    AutotuneError,
+    InfrastructureError,
+    InputError,
+    refusing_long_names,
+)
 from autotune.units import visible
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ _UNNEEDED_WARNING = "bitsandbytes.backends.cpu.ops"
 def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
-        with names_checked():
+        with refusing_long_names():
             yield
     except AutotuneError as error:
         if debug:
@@ -79,7 +86,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
         with told_errors(as_json=options.get("as_json", False), debug=debug):
-            hush(verbose=options.get("verbose", False))
+            silence_libraries(verbose=options.get("verbose", False))
             if not options.get("verbose"):
                 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
             command(*arguments, **options)
@@ -88,7 +95,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def hush(*, verbose: bool) -> None:
+def silence_libraries(*, verbose: bool) -> None:
     """Keep a library's warning that concerns no training from the output, unless it is `verbose`."""
     logging.getLogger(_UNNEEDED_WARNING).setLevel(logging.NOTSET if verbose else logging.ERROR)
 

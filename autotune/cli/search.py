@@ -23,10 +23,10 @@ from autotune.cli.console import (
     error_document,
     given,
     guarded,
-    hush,
     note_project,
     print_json,
     print_text,
+    silence_libraries,
     stderr,
     stdout,
     told_errors,
@@ -75,7 +75,7 @@ def resume(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a search, within other limits if you like; what was measured is not measured again."""
+    """Go on with a search, within other limits if you like; no measurement is repeated."""
     from autotune import api
 
     search = partial(
@@ -110,7 +110,7 @@ def script(
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
-    hush(verbose=verbose)
+    silence_libraries(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
         if apply is None:
             from autotune.planning.user_trainer import code_of

@@ -102,7 +102,7 @@ Fixed = Annotated[tuple[str, ...], BeforeValidator(_fixed)]
 
 
 class WorkloadOptions(Value):
-    """What is trained, and on which device. None means the default, which may depend on the device.
+    """Model, data and device of a training. None means the default, which may depend on the device.
 
     The alias of a field is the name of its option if the name of the field ends in a unit.
     """
@@ -199,7 +199,7 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
 # else's project need not trust its models and modules. Trackers' libraries read settings of the working directory.
 _NOT_OF_A_PROJECT = ("trust_remote_code", "reward", "report_to", "engine", "address")
 
-# Options that name files: those of a project lie beside its pyproject.toml. What isn't a file there may be a name.
+# Options that name files, which of a project lie beside its pyproject.toml; or files or names, whichever is there.
 _FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")
 
 

@@ -69,7 +69,7 @@ class SearchPlan(Problem):
     reopened_at: NonNegativeInt = Field(
         default=0, description="number of the next trial when the limits last changed; finals before it don't count"
     )
-    files: dict[str, str] = Field(default={}, description="what is trained from, by path: digest, or size and time")
+    files: dict[str, str] = Field(default={}, description="the files that are read, by path: digest, or size and time")
     notes: tuple[str, ...]
 
     def every_config(self) -> list[TrainConfig]:

@@ -1,7 +1,7 @@
 """Makes the plan of a search from the user's options: device, memory, limits, workload, search space and baseline.
 
-A `Subject` is what is tuned: a model that the user names, the user's own Trainer or script (`user_trainer`), or the
-user's own loop (`user_loop`). `Subject.plan` is the one way from options to a plan. Options that can't be used are
+A `Subject` is tuned: a model that the user names, the user's own Trainer or script (`user_trainer`), or the user's own
+loop (`user_loop`). `Subject.plan` is the one way from options to a plan. Options that can't be used are
 refused by an InputError, before the first trial. Notes tell the user every default that was chosen.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a plan starts from, settled before the model or the user's code has been looked at."""
+    """The beginning of a plan, settled before a process looks at the model or the user's code."""
 
     options: SearchOptions
     hardware: Hardware
@@ -51,7 +51,7 @@ class Start:
 
 
 class Subject:
-    """What is tuned: a model that the user names, trained with the Trainer. Subclasses tune the user's own code.
+    """A model that the user names, tuned with the Trainer. Subclasses tune the user's own code.
 
     Attributes:
         name: The name from which the default run directory is made.
@@ -73,7 +73,7 @@ class Subject:
         """Return the plan.
 
         Args:
-            start: What is settled already.
+            start: The device, and the limits of memory, time and trials.
             ready: Returns what looks at the model or the code in a child process, once that process can be asked.
 
         Raises:

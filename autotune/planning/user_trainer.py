@@ -49,7 +49,7 @@ class UserTrainer(Subject):
     """The user's own Trainer, the function that makes it, which is pickled, or the command line of its script.
 
     Raises:
-        InputError: What is given can't be used, or an option contradicts it.
+        InputError: The Trainer, function or script can't be used, or an option contradicts it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Makes what is trained, the workload, from the user's options; recipes are trained with one of TRL's Trainers.
+"""Makes the workload of a search from the user's options; recipes are trained with one of TRL's Trainers.
 
 Notes tell the user every default that was chosen. An option that can't be used is refused by an InputError.
 """

@@ -22,7 +22,7 @@ from autotune.values.workload import Workload
 
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
 
-# What begins like this speaks against a trial alone: time and memory can be estimated all the same.
+# A reason that begins so forbids trials, not estimates.
 TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
 
 # Optimizers that update element by element with torch's own operations, so that they work on shards.

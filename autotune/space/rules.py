@@ -32,7 +32,7 @@ _FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
 
-# What records CUDA graphs; the second micro-step raises "output of CUDAGraphs that has been overwritten".
+# Modes that record CUDA graphs; their second micro-step raises "output of CUDAGraphs that has been overwritten".
 _GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs")
 
 # Model types whose layers are transformers' Conv1D, which peft's LoHa and LoKr don't know.
