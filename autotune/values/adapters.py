@@ -35,35 +35,26 @@ class Adapter(Value):
     @property
     def prompt_length(self) -> int:
         """Number of virtual tokens; they take up positions of the model."""
-        return 0
+        return int(getattr(self, "virtual_tokens", 0))
 
     @property
     def shown(self) -> str:
         """The adapter in words."""
-        return self.kind
+        if self.prompt_length:
+            return f"{self.kind} of {self.prompt_length} virtual tokens"
+        return f"{self.kind} rank {self.rank} on {self.target_modules}" if isinstance(self, _Ranked) else self.kind
 
 
 class _Ranked(Adapter):
-    """An adapter of factors of a rank beside frozen weights."""
-
     rank: Rank = 16
     target_modules: Targets = "all-linear"
 
-    @property
-    def shown(self) -> str:
-        """The adapter in words."""
-        return f"{self.kind} rank {self.rank} on {self.target_modules}"
-
 
 class _LowRank(_Ranked):
-    """An adapter of trained low-rank factors."""
-
     alpha: Alpha = 32
 
 
-class _LoraFamily(_LowRank):
-    """An adapter that peft's LoraConfig makes."""
-
+class _LoraFamily(_LowRank):  # made by peft's LoraConfig
     on_quantized: ClassVar[bool] = True
 
     dropout: Dropout = 0.0
@@ -126,21 +117,9 @@ class LokrAdapter(_LowRank):
 
 
 class _Prompt(Adapter):
-    """An adapter that trains virtual tokens before the real ones."""
-
     on_quantized: ClassVar[bool] = True
 
     virtual_tokens: PositiveInt = Field(default=20, description="learned tokens before the real ones")
-
-    @property
-    def prompt_length(self) -> int:
-        """Number of virtual tokens; they take up positions of the model."""
-        return self.virtual_tokens
-
-    @property
-    def shown(self) -> str:
-        """The adapter in words."""
-        return f"{self.kind} of {self.virtual_tokens} virtual tokens"
 
 
 class PrefixAdapter(_Prompt):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 import psutil
 import pynvml
@@ -100,33 +101,24 @@ class Conditions(Value):
         ):
             if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
                 lines.append(f"{what.format(f'{share:.0%}')} while it was measured")
-        if self._is_slow():
-            lines.append(f"the GPU ran at {self.clock_mhz:.0f} of {self.max_clock_mhz:.0f} MHz without saying why")
+        clock, highest = self.clock_mhz, self.max_clock_mhz
+        if clock is not None and highest is not None and not self.throttled and clock < SLOW_CLOCK * highest:
+            lines.append(f"the GPU ran at {clock:.0f} of {highest:.0f} MHz without saying why")
         return tuple(lines)
-
-    def _is_slow(self) -> bool:
-        if self.clock_mhz is None or self.max_clock_mhz is None or self.throttled:
-            return False
-        return self.clock_mhz < SLOW_CLOCK * self.max_clock_mhz
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
     """Return the worst conditions over the ranks of one trial, each on its own device; None without any."""
-
-    def of(field: str, choose: Callable[[list[float]], float]) -> float | None:
-        seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
-        return choose(seen) if seen else None
-
-    reasons = {reason for rank in ranks for reason in rank.throttled}
-    worst = {
-        **{field: of(field, max) for field in _WORST_IS_HIGHEST},
-        "clock_mhz": of("clock_mhz", min),
-        "throttled": {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in sorted(reasons)},
+    if not ranks:
+        return None
+    reasons = sorted({reason for rank in ranks for reason in rank.throttled})
+    worst: dict[str, Any] = {
+        "throttled": {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
     }
-    return Conditions.model_validate(worst) if ranks else None
-
-
-_WORST_IS_HIGHEST = ("others_share", "stolen_share", "waited_share", "max_clock_mhz", "temperature_c", "idle_share")
+    for field in Conditions.model_fields.keys() - worst.keys():
+        seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
+        worst[field] = (min if field == "clock_mhz" else max)(seen, default=None)
+    return Conditions.model_validate(worst)
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:

@@ -110,10 +110,10 @@ def ratio_of_means(
 def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
     """Return the ratio of two times that were measured in turn, and its 95 % interval.
 
-    What both of a pair share, such as a slower machine, cancels out, and of twelve pairs or more one may be disturbed
-    however much: the estimate is the median of the means of all two pairs of logarithms (Hodges and
-    Lehmann 1963), its interval that of the signed-rank test. What a process keeps for its life, such as where its
-    memory lies, adds `PROCESS_SPREAD`.
+    A pair cancels out influences that both of its times share, such as a slower machine. The estimate is the median of
+    the means of all two pairs of logarithms (Hodges and Lehmann 1963), its interval that of the signed-rank test: of
+    twelve pairs or more, one may be disturbed at will. `PROCESS_SPREAD` adds the influences that a process keeps for
+    its life, such as the place of its memory.
 
     Args:
         runs: Pairs of times (numerator, denominator), a sequence per pair of processes.

@@ -20,9 +20,7 @@ from autotune.values.trial import TrialResult
 # `time.perf_counter()` when the command began; None: `find` or `resume` was called by a program of the user's.
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
-
-# Lap of the time that is spent waiting for a quiet machine.
-WAITING = "waiting"
+WAITING = "waiting"  # lap of the time that is spent waiting for a quiet machine
 
 
 class Spent(Value):
