@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from faults.replaying import Search
+
+_SEARCHED: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +50,27 @@ def answers(server, kinds, tmp_path_factory):
             first = Search(folder / "run", folder / "home", known[kind], {**kinds[kind], "max_trials": 1})
             assert finish(server, first) == 0, said(first)
         return known[kind]
+
+    return of
+
+
+@pytest.fixture
+def stopped(server, begin, tmp_path_factory, tmp_path, request):
+    """Return a function that gives a search of two trials, which is to go on to five; each kind is searched once."""
+    from faults.replaying import finish, said
+
+    searched: dict[str, Search] = request.session.stash.setdefault(_SEARCHED, {})
+
+    def of(kind: str = "find") -> Search:
+        if kind not in searched:
+            first = begin(kind, max_trials=2)
+            assert finish(server, first) == 0, said(first)
+            kept = tmp_path_factory.mktemp("stopped") / kind
+            shutil.copytree(first.home.parent, kept)
+            searched[kind] = first._replace(run=kept / "run", home=kept / "home")
+        source, folder = searched[kind], tmp_path / f"stopped-{kind}"
+        shutil.copytree(source.home.parent, folder)
+        return source._replace(run=folder / "run", home=folder / "home")
 
     return of
 

@@ -27,13 +27,6 @@ DAMAGE = {
 READ_AGAIN = ("best-config.json", "record.json", "trace/answer.json", "processes.json", "trials/0001/result.json")
 
 
-def stopped(server, begin, kind: str = "find", **options) -> Search:
-    """A search of two trials, which is to go on to five."""
-    search = begin(kind, max_trials=2, **options)
-    assert finish(server, search) == 0, said(search)
-    return search
-
-
 def more(search: Search) -> Search:
     """The same with more trials: what a user does by --max-trials."""
     plan = json.loads((search.run / "search.json").read_text())
@@ -54,8 +47,8 @@ def other_machine() -> None:
     hardware._cpuinfo = lambda field: "Another CPU" if field == "model name" else name(field)
 
 
-def test_other_versions_are_told_stand_in_the_answer_and_are_not_recorded(server, begin):
-    search = more(stopped(server, begin))
+def test_other_versions_are_told_stand_in_the_answer_and_are_not_recorded(server, stopped):
+    search = more(stopped())
     before = search.recorded()[0].trials
     assert finish(server, search, other_versions) == 0, said(search)
     notes = read_result(search.run / "best-config.json").notes
@@ -64,8 +57,8 @@ def test_other_versions_are_told_stand_in_the_answer_and_are_not_recorded(server
     assert search.recorded()[0].trials == before
 
 
-def test_another_machine_is_refused(server, begin):
-    search = more(stopped(server, begin))
+def test_another_machine_is_refused(server, stopped):
+    search = more(stopped())
     kept = Kept(search)
     before = kept.look()
     assert finish(server, search, other_machine) == 3
@@ -73,8 +66,8 @@ def test_another_machine_is_refused(server, begin):
     assert kept.look() == before
 
 
-def test_a_script_that_was_changed_is_told(server, begin):
-    search = more(stopped(server, begin, "script"))
+def test_a_script_that_was_changed_is_told(server, stopped):
+    search = more(stopped("script"))
     script = Path(search.options["script"][1])
     before = script.stat()
     script.write_text(script.read_text() + "# changed")
@@ -91,8 +84,8 @@ def test_a_script_that_was_changed_is_told(server, begin):
         for kind, damage in enumerate(DAMAGE)
     ],
 )
-def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
-    search = more(stopped(server, begin))
+def test_a_damaged_file_costs_what_was_in_it_alone(server, stopped, name, damage):
+    search = more(stopped())
     path, kept = search.run / name, Kept(search)
     finished = kept.look()
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
@@ -108,8 +101,8 @@ def test_a_damaged_file_costs_what_was_in_it_alone(server, begin, name, damage):
     assert read_result(search.run / "best-config.json").verdict
 
 
-def test_a_trial_that_had_ended_when_the_search_was_killed_is_not_run_again(server, begin):
-    search = more(stopped(server, begin))
+def test_a_trial_that_had_ended_when_the_search_was_killed_is_not_run_again(server, stopped):
+    search = more(stopped())
     kept, path = Kept(search), search.run / "trials/0001/result.json"
     finished = kept.look()
     path.unlink()
@@ -121,8 +114,8 @@ def test_a_trial_that_had_ended_when_the_search_was_killed_is_not_run_again(serv
     kept.check_end()
 
 
-def test_a_result_of_which_nothing_is_left_is_told(server, begin):
-    search = more(stopped(server, begin))
+def test_a_result_of_which_nothing_is_left_is_told(server, stopped):
+    search = more(stopped())
     for name in ("result.json", "rank-0.json"):
         (search.run / "trials/0001" / name).write_text("{")
     assert finish(server, search) == 0, said(search)
@@ -130,8 +123,8 @@ def test_a_result_of_which_nothing_is_left_is_told(server, begin):
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, marks=[pytest.mark.slow] if d != "half" else []) for d in DAMAGE])
-def test_a_damaged_plan_is_refused_in_a_line_and_nothing_else_is_touched(server, begin, damage):
-    search = stopped(server, begin)
+def test_a_damaged_plan_is_refused_in_a_line_and_nothing_else_is_touched(server, stopped, damage):
+    search = stopped()
     path = search.run / "search.json"
     content = path.read_bytes()
     path.write_bytes(DAMAGE[damage](content))
@@ -156,8 +149,8 @@ def hold(search: Search) -> threading.Thread:
     return thread
 
 
-def test_a_record_that_is_held_for_a_while_has_all_trials_in_the_end(server, begin):
-    search = more(stopped(server, begin))
+def test_a_record_that_is_held_for_a_while_has_all_trials_in_the_end(server, stopped):
+    search = more(stopped())
     holding = hold(search)
     assert finish(server, search) == 0, said(search)
     holding.join()
@@ -165,8 +158,8 @@ def test_a_record_that_is_held_for_a_while_has_all_trials_in_the_end(server, beg
     Kept(search).check_end()
 
 
-def test_a_record_that_is_away_for_a_while_is_written_when_it_is_back(server, begin):
-    search = more(stopped(server, begin))
+def test_a_record_that_is_away_for_a_while_is_written_when_it_is_back(server, stopped):
+    search = more(stopped())
     aside = search.record.with_suffix(".aside")
     search.record.rename(aside)
     search.record.mkdir()  # something else stands there
