@@ -7,7 +7,7 @@ from autotune.api import preview as preview
 from autotune.api import resume as resume
 from autotune.errors import AutotuneError as AutotuneError
 from autotune.integrations.callback import AutotuneCallback as AutotuneCallback
-from autotune.planning.user_loop import Knobs as Knobs
+from autotune.planning.user_code import Knobs as Knobs
 from autotune.training.loss import normalize_loss as normalize_loss
 from autotune.tuning_result import TuningResult as TuningResult
 from autotune.tuning_result import load as load

@@ -16,8 +16,7 @@ from autotune.output.progress import heard_by
 from autotune.planning.options import SearchOptions, options_of, takes_options
 from autotune.planning.plan import SearchPlan, changed_files, differences, limits_of, reopened, with_files
 from autotune.planning.planner import Subject, start_of
-from autotune.planning.user_loop import Knobs, UserLoop
-from autotune.planning.user_trainer import UserTrainer
+from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
 from autotune.search.preview import Preview
 from autotune.search.preview import preview as previewed

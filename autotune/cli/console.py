@@ -208,7 +208,7 @@ def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
 
     decided: Collection[str] = ()
     if of_script:
-        from autotune.planning.user_trainer import DECIDED_BY_CODE as decided
+        from autotune.planning.user_code import DECIDED_BY_CODE as decided
 
     def carrier(**values: Any) -> None:
         """Carry the options to typer; never called."""

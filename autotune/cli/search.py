@@ -113,7 +113,7 @@ def script(
     silence_libraries(verbose=verbose)
     with told_errors(as_json=as_json, debug=debug):
         if apply is None:
-            from autotune.planning.user_trainer import code_of
+            from autotune.planning.user_code import code_of
 
             asked = {**given(context), "script": command}
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.errors import InputError
-from autotune.planning.user_trainer import code_of
+from autotune.planning.user_code import code_of
 from autotune.storage.run_directory import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData

@@ -25,7 +25,7 @@ from typing import Any
 def stub() -> str:
     """Return the content of the file."""
     homes = {name: f"autotune.{home}" for name, home in autotune._HOMES.items()}
-    homes |= {"Knobs": "autotune.planning.user_loop", "Observer": "autotune.values.problem"}
+    homes |= {"Knobs": "autotune.planning.user_code", "Observer": "autotune.values.problem"}
     written = ["find", "estimate"]
     names = sorted(homes.items(), key=lambda found: found[::-1])
     imports = [f"from {home} import {name} as {name}" for name, home in names if name not in written]

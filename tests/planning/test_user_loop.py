@@ -14,7 +14,7 @@ from autotune.errors import InputError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
 from autotune.planning.planner import start_of
-from autotune.planning.user_loop import UserLoop, space_of
+from autotune.planning.user_code import UserLoop, space_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.model import Task

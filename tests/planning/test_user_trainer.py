@@ -16,7 +16,7 @@ from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import start_of
-from autotune.planning.user_trainer import UserTrainer, code_of
+from autotune.planning.user_code import UserTrainer, code_of
 from autotune.values.model import Task
 from autotune.values.trial import Description
 from autotune.values.workload import LengthProfile, OwnCode, OwnFound

@@ -172,32 +172,29 @@ def test_the_baseline_is_a_point_of_every_built_in_space(name):
     assert space.complete(space.point(space.baseline)) in list(space.points())
 
 
-SIZES = [
-    ("cpu", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.OPTIMIZER)),
-    ("default", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
-    ("exact", (Effort.QUICK, Allowance.EXACT), (Effort.THOROUGH, Allowance.EXACT)),
-    pytest.param(
-        "full", (Effort.QUICK, Allowance.OPTIMIZER), (Effort.THOROUGH, Allowance.METHOD), marks=pytest.mark.slow
-    ),
-    ("moe", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
-    ("vision", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER)),
-    pytest.param(
-        "speech", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
-    ),
-    ("adapters", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
-    ("lora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD)),
-    pytest.param(
-        "qlora", (Effort.QUICK, Allowance.METHOD), (Effort.STANDARD, Allowance.METHOD), marks=pytest.mark.slow
-    ),
-    ("fsdp", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.NUMERICS)),
-    ("deepspeed", (Effort.QUICK, Allowance.EXACT), (Effort.QUICK, Allowance.OPTIMIZER)),
-    pytest.param(
-        "parallel", (Effort.QUICK, Allowance.EXACT), (Effort.STANDARD, Allowance.OPTIMIZER), marks=pytest.mark.slow
+QUICK, STANDARD, THOROUGH = Effort
+SIZES = [  # the smallest and the largest legal space
+    ("cpu", (QUICK, Allowance.EXACT), (THOROUGH, Allowance.OPTIMIZER)),
+    ("default", (QUICK, Allowance.EXACT), (STANDARD, Allowance.OPTIMIZER)),
+    ("exact", (QUICK, Allowance.EXACT), (THOROUGH, Allowance.EXACT)),
+    ("full", (QUICK, Allowance.OPTIMIZER), (THOROUGH, Allowance.METHOD)),
+    ("adapters", (QUICK, Allowance.METHOD), (STANDARD, Allowance.METHOD)),
+    ("lora", (QUICK, Allowance.METHOD), (STANDARD, Allowance.METHOD)),
+    ("qlora", (QUICK, Allowance.METHOD), (STANDARD, Allowance.METHOD)),
+    ("fsdp", (QUICK, Allowance.EXACT), (STANDARD, Allowance.NUMERICS)),
+    ("deepspeed", (QUICK, Allowance.EXACT), (QUICK, Allowance.OPTIMIZER)),
+    *(
+        (name, (QUICK, Allowance.EXACT), (STANDARD, Allowance.OPTIMIZER))
+        for name in ("moe", "vision", "speech", "parallel")
     ),
 ]
+LARGE = ("full", "speech", "qlora", "parallel")
 
 
-@pytest.mark.parametrize(("name", "smallest", "largest"), SIZES)
+@pytest.mark.parametrize(
+    ("name", "smallest", "largest"),
+    [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in LARGE else []) for case in SIZES],
+)
 def test_a_built_in_space_is_as_big_as_its_first_line_says(name, smallest, largest):
     first = (spaces_directory() / f"{name}.yaml").read_text().splitlines()[0]
     low, high = (len(list(builtin(name, *ends).points())) for ends in (smallest, largest))
