@@ -1,7 +1,7 @@
 """Makes the plan of a search from the user's options: device, memory, limits, workload, search space and baseline.
 
 A `Subject` is tuned: a model that the user names, or the user's own Trainer, script or loop (`user_code`).
-`Subject.plan` is the one way from options to a plan. Options that can't be used are refused by an InputError, before the
+`Subject.plan` is the one way from options to a plan. Options that can't be used are refused by an InputError before the
 first trial. Notes tell the user every default that was chosen.
 """
 

@@ -278,7 +278,8 @@ def facts_for(space: SpaceFile, task: Task = Task.OWN) -> ModelFacts:
 def points_here(file: SpaceFile, hardware: Hardware, global_batch: int) -> int:
     """Return the legal points of a space at `--effort standard --allow method`, `MOST_POINTS` if there are more."""
     model = ModelSpec(reference="any", name="any", source="catalogue", model_type="any", kind="decoder", config={})
-    facts = facts_for(file, Task.CAUSAL_LM)
+    # A mixture of experts like Mixtral, the kind of model with the most knobs, has neither of these.
+    facts = facts_for(file, Task.CAUSAL_LM).model_copy(update={"chunks_loss": False, "liger": False})
     problem = Problem(
         workload=Workload(model=model, task=facts.task, sequence_length=512, global_batch_size=global_batch),
         facts=facts,
