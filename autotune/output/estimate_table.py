@@ -66,23 +66,18 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     if found.speed is not None and world > 1:
         share = f"{found.communication_s / found.speed.step_time_s:.0%}"
         rows.append(("  waiting for others or the host", share, ""))
-    steps, largest = found.accumulation_steps, report.largest_micro_batch
+    steps, largest, chance = found.accumulation_steps, report.largest_micro_batch, found.chance_to_fit
+    unsure = f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
     figures = ("predicted", "95 % interval")
     return [
         f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures, whole=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
-        f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}{_chance(found)}; "
+        f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}{unsure}; "
         + (f"largest micro-batch that fits: {largest}" if largest else _NONE_FITS[found.fits_at_all]),
         *_run_lines(report.run),
     ]
-
-
-def _chance(found: Predicted) -> str:
-    """Return the chance to fit in words, unless it is as good as sure."""
-    chance = found.chance_to_fit
-    return f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
 
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
@@ -330,13 +325,15 @@ def phases_line(memory: MemoryBreakdown) -> str:
 def alive_table(rows: Sequence[Alive]) -> RenderableType:
     """Return the largest of what is alive at the peak, with the option that would shrink each."""
     cells = [
-        (f"{row.allocated_bytes / GIB:.2f}", row.kind, _name(row), str(row.tensors or ""), row.knob or "")
+        (
+            f"{row.allocated_bytes / GIB:.2f}",
+            row.kind,
+            ": ".join(filter(None, (row.module, row.operator))),
+            str(row.tensors or ""),
+            row.knob or "",
+        )
         for row in rows[:MOST_ROWS]
     ]
     if rest := rows[MOST_ROWS:]:
         cells.append((f"{sum(row.allocated_bytes for row in rest) / GIB:.2f}", "", f"{len(rest)} more", "", ""))
     return table_of(("GiB", "at the peak", "module: operator", "of", "shrunk by"), cells, right=("GiB", "of"))
-
-
-def _name(row: Alive) -> str:
-    return ": ".join(filter(None, (row.module, row.operator)))

@@ -23,7 +23,7 @@ from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
 from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
-from autotune.values.time_spent import Spent, spent_on
+from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialResult
 from autotune.values.workload import OwnCode
 from autotune.verification.attribution import explanation_of
@@ -46,6 +46,7 @@ def gather(run_dir: str | Path) -> RunReport:
     searched, explained = directory.results(), directory.explained()
     refused = [row for row in result.trials if row.number is None] if result is not None else []
     breakdowns, no_breakdown = _breakdowns(directory, plan, result, searched)
+    spent = result.spent if result is not None else None
     return RunReport(
         run_directory=str(directory.path),
         written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -60,7 +61,7 @@ def gather(run_dir: str | Path) -> RunReport:
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
-        spent=_spent(result, searched),
+        spent=spent or spent_on(searched, sum(t.duration_s for t in searched), {}),
     )
 
 
@@ -141,9 +142,3 @@ def _breakdowns(
 def _peak(contender: Contender | None) -> int | None:
     measured = contender.measurement if contender is not None else None
     return measured.memory.peak_bytes if measured is not None and measured.memory.is_known else None
-
-
-def _spent(result: ResultData | None, searched: Sequence[TrialResult]) -> Spent:
-    if result is not None and result.spent is not None:
-        return result.spent
-    return spent_on(searched, sum(t.duration_s for t in searched), {})

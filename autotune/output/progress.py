@@ -29,7 +29,6 @@ from autotune.output import terminal
 from autotune.output.table import measurement_detail, show_config, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
-from autotune.values.conditions import Conditions
 from autotune.values.problem import (
     Detail,
     Event,
@@ -42,7 +41,7 @@ from autotune.values.problem import (
     TrialStarted,
     ignore,
 )
-from autotune.values.trial import Failure, Phases, TrialResult
+from autotune.values.trial import Failure, TrialResult
 
 # Number of concurrent trials that are shown.
 _MOST_SHOWN = 3
@@ -118,8 +117,10 @@ class LiveView:
         grid.add_row("now", self._headline())
         for label, drawn in (*self._trial_rows(), *self._leader_rows()):
             grid.add_row(label, drawn)
-        if self._standing is not None:
-            grid.add_row("so far", _counts(self._standing))
+        if (counts := self._standing) is not None:
+            failed = f"{counts.failed} failed · " if counts.failed else ""
+            tried = f"{counts.completed} measured · {counts.out_of_memory} out of memory"
+            grid.add_row("so far", f"{tried} · {failed}{counts.refused} refused")
         yield from console.render(grid, options.update(width=max(1, options.max_width - _ECHO)))
 
     def _headline(self) -> Text:
@@ -162,24 +163,12 @@ class LiveView:
         if used_bytes is None or self._standing is None:
             return Text(more)
         budget = self._standing.memory_bytes
-        memory = f"{_of(used_bytes, budget)} {what}"
+        if budget >= GIB > 10 * used_bytes:  # too small for the budget's unit
+            used = show_memory(used_bytes)
+        else:
+            used = f"{used_bytes / GIB:.2f}" if budget >= GIB else f"{used_bytes / (1 << 20):.0f}"
+        memory = f"{used} of {show_memory(budget)} {what}"
         return MemoryBar(used_bytes, budget, f"{memory} · {more}" if more else memory)
-
-
-def _of(used_bytes: float, budget_bytes: float) -> str:
-    """Return memory and budget in one unit, unless the memory is too small for it: '3.21 of 8.00 GiB'."""
-    budget = show_memory(budget_bytes)
-    if budget_bytes >= GIB > 10 * used_bytes:
-        return f"{show_memory(used_bytes)} of {budget}"
-    used = f"{used_bytes / GIB:.2f}" if budget_bytes >= GIB else f"{used_bytes / (1 << 20):.0f}"
-    return f"{used} of {budget}"
-
-
-def _counts(standing: Standing) -> str:
-    """Return the numbers of trials by outcome."""
-    failed = f"{standing.failed} failed · " if standing.failed else ""
-    tried = f"{standing.completed} measured · {standing.out_of_memory} out of memory"
-    return f"{tried} · {failed}{standing.refused} refused"
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:
@@ -233,7 +222,7 @@ class Progress:
             case Detail() if self._verbose:
                 self._line(event.text)
             case TrialStarted() if self._verbose:
-                self._line(opening_line(event))
+                self._began(event)
             case PhaseBegan() if self._live is None:
                 self._line(f"{event.phase} ...")
         if self._live is not None:
@@ -241,6 +230,15 @@ class Progress:
 
     def _line(self, text: str) -> None:
         self._console.print(visible(text), highlight=False, soft_wrap=True)
+
+    def _began(self, event: TrialStarted) -> None:
+        expected = "nothing is predicted of it"
+        if (prediction := event.prediction) is not None:
+            rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
+            expected = f"predicted {rate} samples/s, peak {peak}"
+        left = what_is_left(event, event.time_left_s)
+        about = f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}"
+        self._line(f"{about}: {expected}; {left}")
 
     def _ended(self, event: TrialEnded) -> None:
         result, outcome = event.result, event.result.outcome
@@ -261,7 +259,7 @@ class Progress:
         disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
         for warning in (*result.warnings, *own, *disturbed):
             self._line(f"  warning: {warning}")
-        for line in closing_lines(result) if self._verbose else ():
+        for line in _details(result) if self._verbose else ():
             self._line(f"  {line}")
 
 
@@ -270,43 +268,26 @@ def can_be_live(console: Console) -> bool:
     return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()
 
 
-def opening_line(event: TrialStarted) -> str:
-    """Return the line about a trial that begins: changes, prediction, remaining time."""
-    left = what_is_left(event, event.time_left_s)
-    expected = "nothing is predicted of it"
-    if (prediction := event.prediction) is not None:
-        rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
-        expected = f"predicted {rate} samples/s, peak {peak}"
-    return f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}: {expected}; {left}"
-
-
-def closing_lines(result: TrialResult) -> list[str]:
-    """Return a trial's seconds by phase, its conditions and effects, a line each."""
-    measured, phases = result.measurement, result.outcome.phases
-    lines = [f"seconds: {_seconds(phases)}"] if phases is not None else []
-    if measured is not None:
-        if measured.conditions is not None and (seen := _conditions(measured.conditions)):
-            lines.append(f"conditions: {seen}")
-        if effects := [f"{knob} {seen}" for knob, seen in measured.effects.items() if seen != "none"]:
-            lines.append(f"in effect: {', '.join(effects)}")
-    return lines
-
-
-def _seconds(phases: Phases) -> str:
-    spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items() if seconds >= 0.05)
-
-
-def _conditions(seen: Conditions) -> str:
-    parts = [f"{what} {share:.1%}" for name, what in _SHARES.items() if (share := getattr(seen, name)) is not None]
-    if seen.clock_mhz is not None:
-        highest = f" of {seen.max_clock_mhz:.0f}" if seen.max_clock_mhz is not None else ""
-        parts.append(f"clock {seen.clock_mhz:.0f}{highest} MHz")
-    if seen.idle_share is not None:
-        parts.append(f"GPU idle {seen.idle_share:.0%}")
-    if seen.temperature_c is not None:
-        parts.append(f"{seen.temperature_c:.0f} °C")
-    return ", ".join(parts)
+def _details(result: TrialResult) -> Iterator[str]:
+    """Yield a trial's seconds by phase, its conditions and effects, a line each."""
+    if (phases := result.outcome.phases) is not None:
+        spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
+        yield f"seconds: {', '.join(f'{name} {s:.1f}' for name, s in spent.items() if s >= 0.05)}"
+    if (measured := result.measurement) is None:
+        return
+    if (seen := measured.conditions) is not None:
+        parts = [f"{what} {share:.1%}" for name, what in _SHARES.items() if (share := getattr(seen, name)) is not None]
+        if seen.clock_mhz is not None:
+            highest = f" of {seen.max_clock_mhz:.0f}" if seen.max_clock_mhz is not None else ""
+            parts.append(f"clock {seen.clock_mhz:.0f}{highest} MHz")
+        if seen.idle_share is not None:
+            parts.append(f"GPU idle {seen.idle_share:.0%}")
+        if seen.temperature_c is not None:
+            parts.append(f"{seen.temperature_c:.0f} °C")
+        if parts:
+            yield f"conditions: {', '.join(parts)}"
+    if effects := [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]:
+        yield f"in effect: {', '.join(effects)}"
 
 
 @contextlib.contextmanager

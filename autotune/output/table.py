@@ -15,7 +15,7 @@ from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, Contribution, Explanation, ResultData, Speedup, shown_rate
+from autotune.values.result import Contender, Contribution, Explanation, ResultData, shown_rate
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
@@ -69,28 +69,27 @@ def result_table(
     lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
     to_paste: list[str] = []
     if answer_path is not None:
-        to_paste = [f"written: {answer_path}", *_launch_lines(result, answer_path)]
+        to_paste = [f"written: {answer_path}"]
+        if result.workload.is_users_own:
+            to_paste += launch_files.user_launch(result, answer_path)
+        elif result.best.config.parallelism.is_single:
+            to_paste.append(f"train with it: {' && '.join(targets.to_train(result, answer_path))}")
+        else:
+            commands = " or ".join(launch_files.launch_commands(result))
+            to_paste.append(f"launch: {commands} (files: autotune export {answer_path} --output DIR)")
     if run_directory is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
+    took = show_time(result.spent.elapsed_s if result.spent is not None else result.search_time_s)
+    within = show_memory(result.memory_bytes)
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
-        Text(visible(_subject(result)), "dim"),
+        Text(visible(f"{about(result.workload)}, on {result.hardware.name} within {within}; {took}"), "dim"),
         *((Text(), table, Text()) if result.best.measurement is not None else ()),
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
     )
-
-
-def _launch_lines(result: ResultData, answer_path: str) -> list[str]:
-    """Return how to train with the answer."""
-    if result.workload.is_users_own:
-        return launch_files.user_launch(result, answer_path)
-    if result.best.config.parallelism.is_single:
-        return [f"train with it: {' && '.join(targets.to_train(result, answer_path))}"]
-    commands = " or ".join(launch_files.launch_commands(result))
-    return [f"launch: {commands} (files: autotune export {answer_path} --output DIR)"]
 
 
 def remark_lines(result: ResultData) -> list[str]:
@@ -100,7 +99,6 @@ def remark_lines(result: ResultData) -> list[str]:
 
 
 def _compilation_lines(result: ResultData) -> list[str]:
-    """Return the time of compiling, and the step from which on it pays off."""
     if result.compilation is None:
         return []
     steps = result.compilation.break_even_steps
@@ -112,7 +110,11 @@ def verdict_line(result: ResultData) -> str:
     """Return the verdict in one sentence."""
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
-        return f"{_faster(result.speedup)}: {changed}"
+        ratio, interval = result.speedup.ratio, result.speedup.interval
+        if not interval.is_narrow:
+            least = f"at least {interval.low:.2f} x as fast as your baseline"
+            return f"{least}, how much more couldn't be told: {changed}"
+        return f"{ratio:.2f} x as fast as your baseline ({_ends(interval)} x): {changed}"
     if result.verdict == "baseline_failed":
         return f"your baseline did not complete here ({result.baseline_cause}); the fastest that does: {changed}"
     if result.others_share is not None:
@@ -126,14 +128,8 @@ def verdict_line(result: ResultData) -> str:
     return f"{unconfirmed}; the fastest so far: {changed}"
 
 
-def _faster(speedup: Speedup) -> str:
-    if not speedup.interval.is_narrow:
-        return f"at least {speedup.interval.low:.2f} x as fast as your baseline, how much more couldn't be told"
-    return f"{speedup.ratio:.2f} x as fast as your baseline ({_ends(speedup.interval)} x)"
-
-
 def _kept(result: ResultData) -> str:
-    """Return why the baseline is kept: nothing is faster by more than the bound, or it couldn't be told."""
+    """Return why the baseline is kept: by how much the others may be faster at most, if trials could tell."""
     if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
         return "nothing tried is clearly faster than your baseline; the baseline is kept"
     if (bound := result.challenger.bound) is None:
@@ -176,12 +172,6 @@ def about(workload: Workload) -> str:
     frozen = "vision part frozen" * workload.model.freeze_vision
     parts = (f"{workload.model.name} ({workload.task})", frozen, workload.shown_batch, workload.shown_length)
     return ", ".join(filter(None, parts))
-
-
-def _subject(result: ResultData) -> str:
-    """Return the workload, the device, the memory budget and the time of the search."""
-    took = show_time(result.spent.elapsed_s if result.spent is not None else result.search_time_s)
-    return f"{about(result.workload)}, on {result.hardware.name} within {show_memory(result.memory_bytes)}; {took}"
 
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
@@ -242,7 +232,6 @@ def show_interval(measured: Measurement) -> str:
 
 
 def _proof_lines(result: ResultData) -> list[str]:
-    """Return the results of the winner's checks."""
     code = result.workload.own_code
     samples = "the longest samples" if code is None or code.reorders else "samples in your code's order"
     lines = [f"checked on {samples}: {result.soaked}"] if result.soaked is not None else []
@@ -269,7 +258,6 @@ def _allowance_lines(result: ResultData) -> list[str]:
 
 
 def _spending_lines(result: ResultData) -> list[str]:
-    """Return the largest parts of the search's time."""
     spent = result.spent
     if spent is None or not spent.total_s or result.best.measurement is None:
         return []
@@ -278,7 +266,7 @@ def _spending_lines(result: ResultData) -> list[str]:
 
 
 def _footnotes(result: ResultData) -> list[str]:
-    """Return what `*` means in the table."""
+    """Return the meaning of `*` in the table, if it has one."""
     shown = (result.baseline, result.best, *result.runners_up)
     once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
     if not once:
