@@ -16,9 +16,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO, get_args
 
 import typer
 import typer.core
@@ -163,16 +162,9 @@ _VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks f
 _GIVEN, _PROJECT = "autotune.options", "autotune.project"
 
 
-class Shell(StrEnum):
-    """A shell for which `autotune completion` prints a script."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
 def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(help="Add it to the shell's start-up file.")]
+    context: typer.Context,
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Add it to the shell's start-up file.")],
 ) -> None:
     """Print a script that completes commands and options in a shell: eval "$(autotune completion bash)"."""
     from typer.completion import shell_complete

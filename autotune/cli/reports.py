@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,17 +24,10 @@ from autotune.cli.console import (
 from autotune.errors import InputError
 
 
-class Format(StrEnum):
-    """The format of a report."""
-
-    HTML = "html"
-    JSON = "json"
-
-
 @guarded
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
-    form: Annotated[Format | None, typer.Option("--format", help="[as --out ends, or html]")] = None,
+    form: Annotated[Literal["html", "json"] | None, typer.Option("--format", help="[as --out ends, or html]")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [RUN_DIR/report.html].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the name of the file alone.")] = False,
     as_json: Json = False,
@@ -45,18 +37,15 @@ def report(
     from autotune.output.report import answer, html_report
     from autotune.value import save_bytes, write_bytes
 
-    chosen = form or Format.HTML
-    if form is None and out is not None:
-        ending = out.suffix.lower().lstrip(".")
-        if ending not in list(Format):
-            raise InputError(f"--out {out}: its name doesn't say the format; add --format {'|'.join(Format)}")
-        chosen = Format(ending)
+    chosen = form or ("html" if out is None else out.suffix.lower().lstrip("."))
+    if chosen not in ("html", "json"):
+        raise InputError(f"--out {out}: its name doesn't say the format; add --format html|json")
     path, found = out or run_dir / f"report.{chosen}", gather(run_dir)
-    content = found.model_dump_json(indent=2) + "\n" if chosen is Format.JSON else html_report(found)
+    content = found.model_dump_json(indent=2) + "\n" if chosen == "json" else html_report(found)
     with writing(f"--out {path}"):
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
-        print_json({"file": str(path), "format": str(chosen), "answer": answer(found)})
+        print_json({"file": str(path), "format": chosen, "answer": answer(found)})
     elif quiet:
         print_text(str(path))
     else:
