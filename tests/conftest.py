@@ -111,7 +111,7 @@ def answer(tmp_path_factory, thin_llama) -> Path:
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
     example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(thin_llama)]
     done = subprocess.run(
-        [*example, "--max-trials", "1", "--max-time", "45s", "--output", path.name],
+        [*example, "--max-trials", "1", "--max-time", "30s", "--output", path.name],
         cwd=path.parent,
         capture_output=True,
         text=True,

@@ -10,10 +10,8 @@ import matplotlib as mpl
 import pytest
 
 from autotune.output.chart_style import (
-    COLOURS,
     PAPER,
     SERIES,
-    cut,
     limited,
     mark,
     padded,
@@ -39,10 +37,6 @@ def test_a_chart_is_a_labelled_picture():
     assert found.get("aria-label") == "a mark"
     assert found.get("class") == "wide"
     assert re.fullmatch(r"0 0 300 \d+(\.\d+)?", found.get("viewBox"))
-
-
-def test_nothing_drawn_is_no_element():
-    assert svg(lambda _: None, 300, "chart") == ""
 
 
 def test_texts_and_tips_stay_texts():
@@ -91,11 +85,6 @@ def test_settings_of_matplotlib_are_neither_used_nor_changed():
     assert odd == svg(drawn, 300, "chart")
 
 
-def test_a_text_is_cut_to_its_room():
-    assert cut("bf16", 100) == "bf16"
-    assert cut("precision fp32 to bf16", 80) == "precision…"
-
-
 def test_a_range_of_one_value_has_room():
     low, high = padded([5.0], 0.1)
     assert low < 5.0 < high
@@ -113,18 +102,6 @@ def test_ticks_are_round_and_few(low, high, logs, found):
         shown = [at for at in axes.get_yticks() if low <= at <= high]
     assert set(found) <= set(shown)
     assert len(shown) <= 7
-
-
-def test_numbers_are_as_short_as_they_may_be():
-    with styled():
-        _, axes = trial_axes(346, "", "", "")
-        limited(axes, "y", 0, 1, 346)
-        words = axes.yaxis.get_major_formatter()
-        assert [words(v, None) for v in (0.5, 2.0, 12345.0, 0.00125)] == ["0.5", "2", "12,345", "0.00125"]
-
-
-def test_every_name_has_a_colour_of_its_own():
-    assert len(set(COLOURS.values())) == len(PAPER) + len(SERIES)
 
 
 # Simulation of the three kinds of dichromacy on linear RGB (Machado, Oliveira and Fernandes 2009, severity 1.0).

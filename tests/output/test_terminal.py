@@ -37,12 +37,6 @@ def test_no_word_is_broken_and_nothing_is_left_out_at_any_width(width):
     assert set(text.replace("│", " ").split()) >= WORDS | {"samples/s", "changes"}
 
 
-def test_where_there_is_room_it_is_the_table_itself():
-    console = Console(file=io.StringIO(), width=140)
-    console.print(table())
-    assert drawn(140) == console.file.getvalue()
-
-
 def test_it_stands_side_by_side_as_long_as_it_can():
     assert "│" in drawn(44)
     narrow = drawn(36)
@@ -83,8 +77,3 @@ def test_cells_that_say_nothing_take_no_line():
         "name 7",
         "first figure 1",
     ]
-
-
-def test_a_table_without_rows_is_drawn():
-    assert "samples/s" in drawn(140, Table("samples/s"))
-    assert drawn(3, Table("samples/s")).strip() == ""

@@ -32,8 +32,11 @@ def test_others_on_the_cores_cost_a_gpu_no_more_than_it_stood_idle(idle, taken):
     assert bool(found.warnings()) is (taken >= 0.05)
 
 
-def test_of_several_ranks_the_one_that_was_idle_longest_counts():
-    assert worst_of([Conditions(idle_share=0.1), Conditions(idle_share=0.4)]).idle_share == 0.4
+def test_of_several_ranks_the_worst_of_each_kind_counts():
+    ranks = [Conditions(idle_share=0.1, clock_mhz=900, throttled={"heat": 0.5}), Conditions(idle_share=0.4)]
+    worst = worst_of([*ranks, Conditions(clock_mhz=1000, throttled={"heat": 0.2, "power cap": 0.1})])
+    assert worst == Conditions(idle_share=0.4, clock_mhz=900, throttled={"heat": 0.5, "power cap": 0.1})
+    assert worst_of([]) is None
 
 
 def test_throttling_is_told_with_its_reason_its_extent_and_the_heat():
@@ -61,17 +64,6 @@ def test_a_slow_clock_without_a_reason_is_told():
 )
 def test_only_what_disturbs_is_a_reason(bits, reasons):
     assert throttle_reasons(bits) == reasons
-
-
-def test_the_bits_are_those_of_nvml():
-    import pynvml
-
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonSwPowerCap) == ("power cap",)
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonSwThermalSlowdown) == ("heat",)
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonHwThermalSlowdown) == ("heat (hardware)",)
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonHwSlowdown) == ("hardware slowdown",)
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown) == ("power brake",)
-    assert throttle_reasons(pynvml.nvmlClocksEventReasonGpuIdle) == ()
 
 
 BURN = "import time\nprint(flush=True)\nwhile True: pass"

@@ -17,7 +17,6 @@ from autotune.values.hardware import (
     cuda_count,
     cuda_used_bytes,
     detect,
-    installed_versions,
     like_devices,
     used_bytes,
 )
@@ -92,13 +91,9 @@ def test_the_cpu_has_the_memory_and_the_cores_of_this_machine():
 
 
 @pytest.mark.usefixtures("no_driver")
-def test_without_a_driver_the_device_is_the_cpu():
+def test_without_a_driver_the_device_is_the_cpu_and_another_one_is_named():
     assert cuda_count() == 0
     assert detect("auto").is_cpu
-
-
-@pytest.mark.usefixtures("no_driver")
-def test_a_device_that_is_not_there_is_named():
     with pytest.raises(MachineError, match="--device cuda:1: this machine has no CUDA device"):
         detect("cuda:1")
 
@@ -184,22 +179,6 @@ def test_a_c_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path, there,
 )
 def test_ampere_and_newer_have_tf32_and_bf16(hardware, tf32, bf16):
     assert (hardware.has_tf32, hardware.has_bf16) == (tf32, bf16)
-
-
-def test_the_default_budget_is_below_what_is_free():
-    assert make_gpu(free_bytes=1000).default_budget_bytes == 920
-
-
-def test_memory_in_use_on_the_cpu_is_the_hosts():
-    assert 0 < used_bytes(make_hardware()) < psutil.virtual_memory().total
-
-
-def test_versions_are_those_of_the_packages():
-    import transformers
-
-    versions = installed_versions()
-    assert versions["transformers"] == transformers.__version__
-    assert versions["python"].startswith("3.")
 
 
 @pytest.mark.usefixtures("mig")

@@ -33,11 +33,5 @@ def test_compiling_pays_in_long_runs_alone(steps, pays):
 
 def test_the_start_is_won_back_by_faster_steps():
     assert break_even_steps(COMPILED, PLAIN) == 198  # 39.5 s more at the start, 0.2 s less a step
-
-
-def test_slower_steps_never_win_it_back():
     assert break_even_steps(measured(1.2, 40.0), PLAIN) is None
-
-
-def test_a_first_step_that_is_no_slower_costs_nothing():
     assert cold_start_s(measured(1.0, 0.5)) == 0.0

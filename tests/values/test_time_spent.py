@@ -35,11 +35,6 @@ def test_the_parts_sum_up_to_the_whole():
     assert (spent.lost_s, spent.own_s) == (4.0, pytest.approx(32.0 - 28.0))
 
 
-def test_a_trials_overhead_is_what_its_steps_and_checks_leave_of_its_time():
-    assert completed(1, check_s=0.4).overhead_s == pytest.approx(10.0 - 9.0 - 0.4)
-    assert failed(2, None).overhead_s is None
-
-
 def test_the_first_trial_does_not_count_for_what_a_trial_usually_takes():
     results = [completed(0, duration_s=15.0), completed(1), completed(2, duration_s=9.5), completed(3, duration_s=9.6)]
     assert spent_on(results, 50.0, {}).overhead_per_trial_s == pytest.approx(0.6)
@@ -74,10 +69,6 @@ def test_the_wall_time_of_trials_at_once_is_that_in_which_any_ran():
     assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
 
 
-def test_trials_that_do_not_tell_when_they_began_ran_one_after_the_other():
-    assert wall_s([completed(0), completed(1)]) == 20.0
-
-
 def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_told():
     spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
     assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
@@ -100,12 +91,3 @@ def test_every_moment_belongs_to_one_lap():
     clock.now += 7.0
     assert stopwatch.laps() == {"model": 2.0 + 5.0, "data": 3.0, "steps": 7.0}
     assert sum(stopwatch.laps().values()) == pytest.approx(clock.now - stopwatch.started_at)
-
-
-def test_looking_at_the_laps_does_not_stop_the_present_one():
-    clock = Clock()
-    stopwatch = Stopwatch("model", clock=clock)
-    clock.now += 1.0
-    assert stopwatch.laps() == {"model": 1.0}
-    clock.now += 1.0
-    assert stopwatch.laps() == {"model": 2.0}

@@ -20,11 +20,6 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_is_an_error(micro_b
         make_workload(global_batch_size=16).accumulation_steps(make_config(micro_batch))
 
 
-def test_a_free_global_batch_is_one_micro_batch():
-    workload, config = make_workload(global_batch_size=None), make_config(12)
-    assert (workload.accumulation_steps(config), workload.samples_per_step(config)) == (1, 12)
-
-
 def test_tokens_of_a_synthetic_sample_are_source_and_target():
     assert make_workload(sequence_length=100).tokens_per_sample == 100
     assert make_workload(sequence_length=100, target_length=20, task=Task.SEQ2SEQ_LM).tokens_per_sample == 120
@@ -33,7 +28,4 @@ def test_tokens_of_a_synthetic_sample_are_source_and_target():
 def test_tokens_of_real_samples_are_their_mean():
     lengths = LengthProfile(samples=3, mean=40.5, minimum=1, median=40, p95=90, maximum=99, mean_target=9.5)
     assert make_workload(lengths=lengths).tokens_per_sample == 50
-
-
-def test_images_have_no_tokens():
     assert make_workload(task=Task.IMAGE_CLASSIFICATION).tokens_per_sample is None
