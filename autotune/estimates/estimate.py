@@ -19,9 +19,9 @@ from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss, tokens_per_sample
 from autotune.planning.options import options_of, takes_options
-from autotune.space.history import LOADING
 from autotune.space.knobs import in_words
 from autotune.space.points import Scalar, make_point
+from autotune.space.space import LOADING
 from autotune.training import build, resolve
 from autotune.units import show_memory
 from autotune.values.config import Allowance, TrainConfig

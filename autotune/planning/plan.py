@@ -17,8 +17,7 @@ from autotune.cost.memory import states_bytes
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
-from autotune.space.history import History
-from autotune.space.space import SearchSpace
+from autotune.space.space import History, SearchSpace
 from autotune.units import show_memory, show_time
 from autotune.value import sha256_of
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask

@@ -24,10 +24,9 @@ import numpy as np
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Predictions, Vector, below, density, is_compiled
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.space.history import LOADING, WORTHWHILE_DATA_WAIT, History
 from autotune.space.knobs import changes, shown_changes
 from autotune.space.points import MICRO_BATCH, Scalar
-from autotune.space.space import Dimension, Point, SearchSpace
+from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus

@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError
 from autotune.execution.outcome import OUTCOMES
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
-from autotune.space.history import History, is_no_harder
+from autotune.space.space import History, is_no_harder
 from autotune.storage.recorded import RecordedSearch, RecordedTrial
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig

@@ -28,9 +28,11 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
-from autotune.space.points import MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
+from autotune.space.points import ATTENTION, MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
+from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import Value, read_named
 from autotune.values.budget import Effort
+from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, Task
 
 
 def _check_list(value: Any, *, of: str, or_else: str = "") -> None:
@@ -224,3 +226,23 @@ def _check_values(path: Path, space: SpaceFile) -> None:
     for number, rule in enumerate(space.rules):
         for name, values in rule.forbid.items():
             check(f"rules.{number}.forbid.{name}", name, values)
+
+
+def facts_for(space: SpaceFile, task: Task = Task.OWN) -> ModelFacts:
+    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
+    named = set(space.parameters)
+    has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
+    ways = EXPERTS_IMPLEMENTATIONS if has_experts else ()
+    return ModelFacts(
+        task=task,
+        parameters=0,
+        attn_implementations=ATTENTION if "attn_implementation" in named else (),
+        experts=8 if has_experts else 0,
+        experts_implementations=tuple(kind for kind in ways if kind not in HUB_EXPERTS),
+        experts_per_token=2 if has_experts else None,
+        supports_checkpointing=True,
+        has_dropout=True,  # it may; compiling then changes the random numbers
+        liger="use_liger_kernel" in named,
+        chunks_loss="chunked_loss" in named,
+        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))),
+    )

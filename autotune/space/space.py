@@ -1,7 +1,8 @@
-"""The search space of one problem: which points exist, and which are legal.
+"""The search space of one problem: which points exist, which are legal, and which its trials rule out.
 
 A :class:`SearchSpace` binds a space file to a :class:`Problem` and an effort. It leaves out choices that can't be legal
-and records the reasons.
+and records the reasons. A :class:`History` rules out configurations without a cost model: one that ran out of memory
+those that surely need as much, and steps that don't wait for data other ways of loading them.
 """
 
 from __future__ import annotations
@@ -9,26 +10,40 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pydantic import Field
 
 from autotune.space import rules
-from autotune.space.file import SpaceFile
-from autotune.space.history import LOADING
+from autotune.space.file import SpaceFile, facts_for
 from autotune.space.knobs import allowance_of
-from autotune.space.points import ATTENTION, Scalar, fitting, has_field, make_config, make_point, valid
-from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
+from autotune.space.points import Scalar, fitting, has_field, make_config, make_point, valid
 from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, ModelSpec, Task
-from autotune.values.problem import Problem
+from autotune.values.model import ModelSpec, Task
+from autotune.values.problem import Objective, Problem
+from autotune.values.techniques import keeps_less
+from autotune.values.trial import TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
+
+# For an optimizer, those whose states and temporaries are surely no larger; others are not compared.
+_LIGHTER = {
+    "adamw_torch": frozenset({"adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
+    "adamw_torch_fused": frozenset({"adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
+    "adamw_bnb_8bit": frozenset({"paged_adamw_8bit"}),
+}
+
+# Least share of a step spent waiting for data for which other ways of loading data are tried.
+WORTHWHILE_DATA_WAIT = 0.02
+
+# Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
+LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}
 
 # Parameters that decide the legality of others: precision that of 16-bit kernels, sharding that of optimizers and
 # checkpointing, tensor parallelism that of sharding the remaining devices.
@@ -236,6 +251,106 @@ class SearchSpace:
                 yield point
 
 
+class History:
+    """The finished trials of a search, by configuration; the objective is by default the rate of the steady state."""
+
+    def __init__(self, objective: Objective | None = None) -> None:
+        self._objective = objective or Objective()
+        self._results: list[TrialResult] = []
+        self._by_config: dict[TrainConfig, TrialResult] = {}
+        self._shortages: list[TrialResult] = []
+        self._ranking: list[TrialResult] | None = None
+
+    def add(self, result: TrialResult) -> None:
+        """Add a finished trial."""
+        config = result.request.config
+        self._results.append(result)
+        self._by_config[config] = result
+        self._ranking = None
+        if result.status is TrialStatus.OUT_OF_MEMORY:
+            self._shortages.append(result)
+
+    def with_results(self, results: Iterable[TrialResult]) -> History:
+        """Return a history that holds `results` too; this one stays as it is."""
+        other = History(self._objective)
+        for result in (*self._results, *results):
+            other.add(result)
+        return other
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def results(self) -> Sequence[TrialResult]:
+        """All trials in the order they ended."""
+        return self._results
+
+    def known(self, config: TrainConfig) -> TrialResult | None:
+        """Return the latest trial of `config`, if it has run."""
+        return self._by_config.get(config)
+
+    def best(self) -> TrialResult | None:
+        """Return the completed trial with the highest throughput."""
+        return next(iter(self.ranking()), None)
+
+    def ranking(self) -> list[TrialResult]:
+        """Return the latest completed trial of each configuration, the fastest first."""
+        if self._ranking is None:
+            completed = (r for r in self._by_config.values() if r.measurement)
+            self._ranking = sorted(completed, key=self.rate, reverse=True)
+        return self._ranking
+
+    def rate(self, result: TrialResult) -> float:
+        """Return the samples per second of a trial by the objective; 0 if it didn't complete."""
+        return self._objective.rate(result.measurement) if result.measurement else 0.0
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether any trial has run out of memory."""
+        return bool(self._shortages)
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return why the trials rule `config` out, or None.
+
+        A trial that was no harder on memory ran out of it, or another way of loading data isn't worth a trial.
+        """
+        for result in self._shortages:
+            if is_no_harder(result.request.config, config):
+                return f"trial {result.request.number}, no harder on memory, ran out of it"
+        first, leader = next(iter(self._results), None), self.best()
+        usual = [r.request.config for r in (first, leader) if r is not None]
+        if not usual or any(_loading(config) == _loading(known) for known in usual):
+            return None
+        if leader is None or leader.measurement is None:
+            return "nothing measured says that a step waits for its data"
+        share = leader.measurement.data_wait_share
+        if share is not None and share < WORTHWHILE_DATA_WAIT:
+            return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
+        if config.model_copy(update=_loading(leader.request.config)) != leader.request.config:
+            return "another way of loading data is tried with the leader alone"
+        return None
+
+
+def _loading(config: TrainConfig) -> dict[str, Any]:
+    return config.model_dump(include=set(LOADING))
+
+
+def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
+    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
+    if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
+        return False
+    if easy.checkpointing != hard.checkpointing and not keeps_less(easy.checkpointing, hard.checkpointing):
+        return False
+    if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
+        return False
+    if easy.is_balanced != hard.is_balanced:
+        return False
+    # Another order of the samples needs no other memory, as trials start with the longest in any case.
+    rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **LOADING}
+    rest["train_sampling_strategy"] = "random"
+    return easy.model_copy(update=rest) == hard.model_copy(update=rest)
+
+
 def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     """Return the lattice of micro-batches in ascending order.
 
@@ -253,26 +368,6 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
 
 # Points are counted up to this number; counting more would take seconds.
 MOST_POINTS = 5000
-
-
-def facts_for(space: SpaceFile, task: Task = Task.OWN) -> ModelFacts:
-    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
-    named = set(space.parameters)
-    has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
-    ways = EXPERTS_IMPLEMENTATIONS if has_experts else ()
-    return ModelFacts(
-        task=task,
-        parameters=0,
-        attn_implementations=ATTENTION if "attn_implementation" in named else (),
-        experts=8 if has_experts else 0,
-        experts_implementations=tuple(kind for kind in ways if kind not in HUB_EXPERTS),
-        experts_per_token=2 if has_experts else None,
-        supports_checkpointing=True,
-        has_dropout=True,  # it may; compiling then changes the random numbers
-        liger="use_liger_kernel" in named,
-        chunks_loss="chunked_loss" in named,
-        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))),
-    )
 
 
 def points_here(file: SpaceFile, hardware: Hardware, global_batch: int) -> int:

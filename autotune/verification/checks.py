@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState
-from autotune.space.history import History
 from autotune.space.knobs import changes
+from autotune.space.space import History
 from autotune.units import show_memory, show_time
 from autotune.values.budget import (
     DEFAULT_LOSS_STEPS,

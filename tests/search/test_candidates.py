@@ -23,8 +23,7 @@ from profiles import make_model
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
-from autotune.space.history import History
-from autotune.space.space import SearchSpace
+from autotune.space.space import History, SearchSpace
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome

@@ -28,7 +28,7 @@ from recorded_searches import DAY, keep, recorded_search, recorded_trial
 
 from autotune.search.earlier import EarlierSearches
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.space.history import History
+from autotune.space.space import History
 from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedSearch
 from autotune.storage.run_directory import RunDirectory

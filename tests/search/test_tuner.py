@@ -32,7 +32,7 @@ from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, reopened
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.file import load_space
-from autotune.space.history import History
+from autotune.space.space import History
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_result
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort, LossCurve, Soaked

@@ -6,7 +6,7 @@ import random
 import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_result
 
-from autotune.space.history import History, is_no_harder
+from autotune.space.space import History, is_no_harder
 from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialResult
 
