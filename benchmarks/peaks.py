@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance, results_path
+from provenance import keep
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
@@ -228,9 +228,7 @@ def main() -> int:
         except AutotuneError as error:
             print(f"{name}: {error}", file=sys.stderr)
     summary = figures(rows)
-    out = options.out or results_path("peaks", hardware).with_suffix(".json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**provenance(hardware), "figures": summary, "rows": rows}, indent=1) + "\n")
+    keep("peaks", hardware, {"figures": summary, "rows": rows}, options.out)
     print(json.dumps(summary))
     return 0
 

@@ -23,14 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from provenance import ROOT, provenance, results_path
-from published.context import context_bytes
 from published.intervals import report_time, time_figures
 from published.kernels import SPARES_SINCE
-from published.reasons import reason
 from published.rows import NotPredicted, Row, load_rows
 from published.scores import Fits, Prediction, Score
 from published.setups import Setup, setup_of
-from published.software import as_of
+from published.software import as_of, context_bytes
 from published.speed import Timed, timed
 
 from autotune.cost.communication import NCCL_BYTES
@@ -195,17 +193,17 @@ def groups_of(predictions: Sequence[Prediction]) -> dict[str, list[float | None]
         if p.row.tier != "A":
             continue
         if p.setup.spread.parallelism.world_size > 1:
-            found["allocated, several devices"].append(p.allocated_error)
-            found["reserved, several devices"].append(p.reserved_error)
-            found["device, several devices"].append(p.device_error)
+            found["allocated, several devices"].append(p.error("allocated"))
+            found["reserved, several devices"].append(p.error("reserved"))
+            found["device, several devices"].append(p.error("device"))
             continue
         bert = p.row.group == "hf_docs_bert_large"
         names = {"plain": "plain libraries", "patched": "kernels patched in", "other": "other model code"}
-        found[f"allocated, {names[p.setup.origin]}"].append(p.allocated_error)
+        found[f"allocated, {names[p.setup.origin]}"].append(p.error("allocated"))
         if p.setup.origin != "other":
-            found["device"].append(p.device_error)
+            found["device"].append(p.error("device"))
         if bert:
-            found["device, BERT-large"].append(p.device_error)
+            found["device, BERT-large"].append(p.error("device"))
     return found
 
 
@@ -243,9 +241,9 @@ def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
         devices = p.setup.spread.parallelism.world_size
         by[f"{p.row.group}: {p.setup.technique}{f' x {devices}' * (devices > 1)}"].append(p)
     for name, group in sorted(by.items()):
-        _line(f"{name}, allocated", Score.of(p.allocated_error for p in group))
-        _line(f"{name}, reserved", Score.of(p.reserved_error for p in group))
-        _line(f"{name}, device", Score.of(p.device_error for p in group))
+        _line(f"{name}, allocated", Score.of(p.error("allocated") for p in group))
+        _line(f"{name}, reserved", Score.of(p.error("reserved") for p in group))
+        _line(f"{name}, device", Score.of(p.error("device") for p in group))
     _report_worst(predictions)
     fits = Fits.of(predictions)
     print(f"\nfits: {fits.share:.1%} right       ran  ran out")
@@ -255,7 +253,7 @@ def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
         if not p.right:
             need, has = p.least / GIB, p.setup.gpu.memory_gib
             print(
-                f"  {_name(p)}: at least {need:.1f} of {has:.1f} GiB, {'ran' if p.row.ran else 'ran out'}; {reason(p)}"
+                f"  {_name(p)}: at least {need:.1f} of {has:.1f} GiB, {'ran' if p.row.ran else 'ran out'}; {p.reason}"
             )
     print("\npassed over")
     for why, count in skipped.most_common():
@@ -264,10 +262,10 @@ def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
 
 def _report_worst(predictions: Sequence[Prediction]) -> None:
     for kind in ("allocated", "reserved", "device"):
-        known = [(abs(e), e, p) for p in predictions if (e := getattr(p, f"{kind}_error")) is not None]
+        known = [(abs(e), e, p) for p in predictions if (e := p.error(kind)) is not None]
         print(f"\nworst rows, {kind}")
         for _, error, p in sorted(known, key=lambda item: -item[0])[:_WORST_SHOWN]:
-            print(f"  {error:+7.1%} {_name(p)}; {reason(p)}")
+            print(f"  {error:+7.1%} {_name(p)}; {p.reason}")
 
 
 def _line(name: str, score: Score | None, target: tuple[float, float] | None = None) -> None:

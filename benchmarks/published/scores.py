@@ -44,22 +44,27 @@ class Prediction:
         return self.fits == self.row.ran
 
     @property
-    def allocated_error(self) -> float | None:
-        """Predicted over measured, less 1."""
-        measured = self.row.allocated_bytes
-        return self.allocated / measured - 1 if measured and self.row.ran else None
+    def reason(self) -> str:
+        """Why it is off, as far as is known: by what was run, never by the row. See docs/how-it-works.md."""
+        if self.setup.origin == "other":
+            return "other model code: the library's model of the same figures stands for it"
+        if not self.right:
+            near = self.least > 0.9 * self.setup.gpu.memory_bytes
+            return (
+                "free memory lies in blocks too small to be used"
+                if near
+                else "software and settings only partly stated"
+            )
+        if self.setup.spread.parallelism.world_size > 1:
+            return "sharded: of the allocator one stream is replayed, and blocks of the others can't be used by it"
+        if self.reserved > 0.97 * self.setup.gpu.memory_bytes:
+            return "near the device's capacity: when the allocator gives blocks back decides"
+        return "not explained"
 
-    @property
-    def reserved_error(self) -> float | None:
-        """As :attr:`allocated_error`, of what the allocator had reserved."""
-        measured = self.row.reserved_bytes
-        return self.reserved / measured - 1 if measured and self.row.ran else None
-
-    @property
-    def device_error(self) -> float | None:
-        """As :attr:`allocated_error`, of the device."""
-        measured = self.row.device_bytes
-        return self.device / measured - 1 if measured and self.row.ran else None
+    def error(self, kind: str) -> float | None:
+        """Return predicted over measured, less 1, of 'allocated', 'reserved' or 'device' memory."""
+        measured = getattr(self.row, f"{kind}_bytes")
+        return getattr(self, kind) / measured - 1 if measured and self.row.ran else None
 
 
 @dataclass(frozen=True)
