@@ -201,6 +201,7 @@ _NOT_HONOURED = {
 _NOT_WITH_STEP: dict[str, str] = {
     **dict.fromkeys(("data", "text_field", "target_len"), "your function reads its own data"),
     **dict.fromkeys(("images", "image_size", "freeze_vision"), "your function makes the model and its samples"),
+    "recipe": "your function trains in its own way",
     "check_loss": "the losses of your function can't be compared: whether its data come in the same order isn't known",
 }
 

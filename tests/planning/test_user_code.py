@@ -210,6 +210,7 @@ def test_the_accumulation_goes_to_who_takes_it():
         ({"images": 1}, "images can't be used with a step"),
         ({"image_size": 64}, "image_size can't be used with a step"),
         ({"freeze_vision": True}, "freeze_vision can't be used with a step"),
+        ({"recipe": "sft"}, "recipe can't be used with a step"),
     ],
     ids=str,
 )
