@@ -49,25 +49,16 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
         pydantic.ValidationError: A value is invalid, or the adapter lacks a field.
         KeyError: The adapter is unknown.
     """
-    fields: dict[str, Any] = {}
-    parallel: dict[str, Scalar] = {}
-    for name, value in point.items():
-        if name.startswith(_PARALLEL):
-            parallel[name] = value
-        elif not name.startswith("adapter"):
-            fields[name] = value
-    if parallel:
-        fields["parallelism"] = _spread(tuple(parallel.items()))
-    kind = point.get("adapter")
-    if kind is not None:
-        options = {k.removeprefix(_FIELD): v for k, v in point.items() if k.startswith(_FIELD)}
-        fields["adapter"] = ADAPTERS[str(kind)].model_validate(options)
+
+    def nested(prefix: str) -> dict[str, Scalar]:
+        return {name.removeprefix(prefix): value for name, value in point.items() if name.startswith(prefix)}
+
+    fields: dict[str, Any] = {name: value for name, value in point.items() if "." not in name and name != "adapter"}
+    if parallel := nested(_PARALLEL):
+        fields["parallelism"] = Parallelism.model_validate(parallel)
+    if (kind := point.get("adapter")) is not None:
+        fields["adapter"] = ADAPTERS[str(kind)].model_validate(nested(_FIELD))
     return TrainConfig(**fields)
-
-
-@functools.lru_cache(maxsize=4096)  # most points of a space share these values
-def _spread(fields: tuple[tuple[str, Scalar], ...]) -> Parallelism:
-    return Parallelism.model_validate({name.removeprefix(_PARALLEL): value for name, value in fields})
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
@@ -136,15 +127,15 @@ def problem(parameter: str, value: Scalar) -> str | None:
     if parameter == "adapter" and value is not None and value not in ADAPTERS:
         return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
     kinds = kinds_with(parameter.removeprefix(_FIELD)) if parameter.startswith(_FIELD) else (None,)
-    problems = [_problem_with(kind, parameter, value) for kind in kinds]
-    return None if None in problems else problems[0]
-
-
-def _problem_with(kind: str | None, parameter: str, value: Scalar) -> str | None:
-    adapter: dict[str, Scalar] = {} if kind is None else {"adapter": kind}
-    try:
-        config = make_config({"per_device_train_batch_size": 1, **adapter, parameter: value})
-    except ValidationError as error:
-        return f"{value!r} is no value for it ({complaint(error.errors()[0])})"
-    taken = make_point(config)[parameter]
-    return None if type(taken) is type(value) else f"{value!r} is no value for it (did you mean {taken!r}?)"
+    problems = []
+    for kind in kinds:
+        point = {MICRO_BATCH: 1, **({} if kind is None else {"adapter": kind}), parameter: value}
+        try:
+            taken = make_point(make_config(point))[parameter]
+        except ValidationError as error:
+            problems.append(f"{value!r} is no value for it ({complaint(error.errors()[0])})")
+        else:
+            if type(taken) is type(value):
+                return None
+            problems.append(f"{value!r} is no value for it (did you mean {taken!r}?)")
+    return problems[0]
