@@ -10,7 +10,7 @@ from factories import make_measurement, make_result, product_rate
 
 from autotune.errors import InfrastructureError
 from autotune.execution import launch
-from autotune.execution.ray_worker import Job
+from autotune.execution.ray_nodes import Job
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest, TrialResult

@@ -181,10 +181,12 @@ def _preload(device: str) -> bool:
 
     with _capability_without_context():
         importlib.import_module("transformers.trainer")
-        for module in ("peft", "bitsandbytes"):
-            _try_import(module)
-        if "deepspeed" in installed_versions():  # where it is installed, accelerate imports it in every training
-            _try_import("deepspeed")
+        # Those that only some trials need report what is missing or broken. Accelerate imports deepspeed in every one.
+        for module in ("peft", "bitsandbytes", *({"deepspeed"} & installed_versions().keys())):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
     for module in _OWN_MODULES:
         importlib.import_module(f"autotune.{module}")
     # What is there by now stays, the packages' versions too: the collections that the Trainer forces would go through
@@ -194,14 +196,6 @@ def _preload(device: str) -> bool:
     if device == "cpu":
         return True
     return not torch.cuda.is_initialized() and _survives_fork(device)  # type: ignore[no-untyped-call]
-
-
-def _try_import(module: str) -> None:
-    """Import what only some trials need; if it is missing or broken, those trials report it."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
 
 
 @contextlib.contextmanager

@@ -88,33 +88,24 @@ def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counter
         by_core = {name: [int(ticks) / _TICKS for ticks in rest] for name, *rest in lines if name.startswith("cpu")}
         times = [seconds for core in os.sched_getaffinity(0) if (seconds := by_core.get(f"cpu{core}")) is not None]
         process = psutil.Process(own)
-        own_s = sum(_processor_s(p) for p in (process, *process.children(recursive=True)))
+        own_s = 0.0
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # with those of its children that it has seen end
+                spent = each.cpu_times()
+                own_s += spent.user + spent.system + spent.children_user + spent.children_system
     except (OSError, ValueError, psutil.Error):
         return None
+    waited_s = None
+    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: second field, in ns
+        waited_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     return Counters(
         wall_s=time.monotonic(),
         busy_s=sum(user + nice + system + irq + softirq for user, nice, system, _, _, irq, softirq, *_ in times),
         stolen_s=sum(seconds[7] for seconds in times),
         own_s=own_s,
-        waited_s=_waited_s(),
+        waited_s=waited_s,
         cores=len(times),
     )
-
-
-def _processor_s(process: psutil.Process) -> float:
-    """Return the processor time of a process and of those of its children that it has seen end."""
-    with contextlib.suppress(psutil.Error):
-        spent = process.cpu_times()
-        return float(spent.user + spent.system + spent.children_user + spent.children_system)
-    return 0.0
-
-
-def _waited_s() -> float | None:
-    """Return how long this thread was ready to run without a core (Linux: second field of schedstat, in ns)."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 class NvmlWatch:

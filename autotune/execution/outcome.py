@@ -138,20 +138,15 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     except (OSError, ValidationError):
         return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
     if isinstance(outcome, Measurement):
-        return _within_budget(outcome, request)
+        peak, budget = outcome.memory.peak_bytes, request.limits.memory_bytes
+        if peak <= budget:  # memory that no cap covers (paged states) is seen only here
+            return outcome
+        cause = f"peaked at {show_memory(peak)}, beyond the budget of {show_memory(budget)}"
+        return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
     if outcome.status is TrialStatus.CRASHED and out_of_memory:
         # A data-loader worker says so on its way out; the trial itself only sees it gone.
         outcome = outcome.model_copy(update={"status": TrialStatus.OUT_OF_MEMORY})
     return outcome.model_copy(update={"log_tail": tail})
-
-
-def _within_budget(outcome: Measurement, request: TrialRequest) -> Outcome:
-    """Return a measurement that kept the budget; memory that no cap covers (paged states) is seen only here."""
-    budget = request.limits.memory_bytes
-    if outcome.memory.peak_bytes <= budget:
-        return outcome
-    cause = f"peaked at {show_memory(outcome.memory.peak_bytes)}, beyond the budget of {show_memory(budget)}"
-    return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
 
 
 def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
@@ -190,13 +185,12 @@ def _first_failure(outcomes: Sequence[Outcome], ending: Ending) -> tuple[int, Fa
         at = ending.failed_at[found[0]] if ending.failed_at else None
         return (float("inf") if at is None else at, found[0])
 
-    by_themselves = [f for f in failures if noticed(f)[0] < float("inf") and not _speaks_of_a_lost_peer(f[1])]
+    def lost_a_peer(failure: Failure) -> bool:
+        text = failure.cause.lower()
+        return failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
+
+    by_themselves = [f for f in failures if noticed(f)[0] < float("inf") and not lost_a_peer(f[1])]
     return min(by_themselves or failures, key=noticed)
-
-
-def _speaks_of_a_lost_peer(failure: Failure) -> bool:
-    text = failure.cause.lower()
-    return failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
@@ -245,12 +239,11 @@ def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
             place = place_in(read_tail(directory / log_file(rank), lines=200, size=1 << 15))
             if place:
                 standing.setdefault(place, []).append(rank)
-    lines = [f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)} stood in {place}" for place, ranks in standing.items()]
+    lines = []
+    for place, ranks in standing.items():
+        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+        lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more} stood in {place}")
     return f"; {', '.join(lines)}" if lines else ""
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:

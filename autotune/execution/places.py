@@ -67,15 +67,27 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places on the machine, of `each` GPUs; one alone is all of `hardware`.
+    """Return `count` places on the machine; one alone is all of `hardware`.
 
-    Raises:
-        InputError: `hardware` can't be shared so.
-        MachineError: The machine hasn't as many.
+    On CUDA they are of `each` GPUs of the same kind as `hardware`, those with the most free memory.
+
+    Raises MachineError if the machine hasn't as many.
     """
     if count == 1:
         return (whole(hardware),)
-    return core_sets(count) if hardware.is_cpu else _devices(hardware, count, each)
+    if hardware.is_cpu:
+        return core_sets(count)
+    seen = [detect(f"cuda:{index}") for index in range(cuda_count())]
+    seen_at = [device.device for device in seen]
+    alike = [device for device in seen if kind_of(device) == kind_of(hardware)]
+    if len(alike) < count * each:
+        others = "" if len(alike) == len(seen) else f" and {len(seen) - len(alike)} of another kind"
+        wanted = f"--workers {count}{f' --devices {each}' * (each > 1)}"
+        raise MachineError(f"{wanted}: this machine has {len(alike)} x {hardware.name}{others}")
+    freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
+    found = sorted((device.device for device in freest), key=seen_at.index)
+    sets = (found[start : start + each] for start in range(0, len(found), each))
+    return tuple(Place(device=own[0], others=tuple(own[1:]), shown="+".join(own)) for own in sets)
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
@@ -128,21 +140,6 @@ def core_sets(count: int) -> tuple[Place, ...]:
     return tuple(Place(device="cpu", cores=own, shown=f"cores {_ranges(own)}") for own in sets)
 
 
-def _devices(hardware: Hardware, count: int, each: int) -> tuple[Place, ...]:
-    """Return places of so many devices each, all of the same kind as `hardware`, those with the most free memory."""
-    seen = [detect(f"cuda:{index}") for index in range(cuda_count())]
-    seen_at = [device.device for device in seen]
-    alike = [device for device in seen if kind_of(device) == kind_of(hardware)]
-    if len(alike) < count * each:
-        others = "" if len(alike) == len(seen) else f" and {len(seen) - len(alike)} of another kind"
-        wanted = f"--workers {count}{f' --devices {each}' * (each > 1)}"
-        raise MachineError(f"{wanted}: this machine has {len(alike)} x {hardware.name}{others}")
-    freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
-    found = sorted((device.device for device in freest), key=seen_at.index)
-    sets = (found[start : start + each] for start in range(0, len(found), each))
-    return tuple(Place(device=own[0], others=tuple(own[1:]), shown="+".join(own)) for own in sets)
-
-
 def _read(core: int, what: str) -> int:
     try:
         return int(Path(_TOPOLOGY.format(core, what)).read_text())
@@ -177,46 +174,33 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
         MachineError: There aren't as many.
     """
     there = hardware.count or 1
-    if hardware.is_cpu:
-        return _processes(asked, hardware)
-    if asked == "all":
-        asked = there
-    if asked in (None, 1):
-        notes = _idle_note(hardware) if asked is None and is_single else []
+    if hardware.is_cpu and asked == "all":
+        raise InputError("--devices all: the CPU is one device; name a number of processes")
+    count = there if asked == "all" else asked or 1
+    if count == 1:
+        notes, idle = [], 1
+        if asked is None and is_single and there > 1:
+            limit = _IDLE_SHARE * hardware.memory_bytes
+            idle += sum((cuda_used_bytes(device) or 0) < limit for device in like_devices(hardware.device)[1:])
+        if idle > 1:
+            notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
         return hardware.model_copy(update={"count": 1}), notes
-    if asked > there:
+    if hardware.is_cpu:
+        if count > hardware.cores:
+            raise MachineError(f"--devices {asked}: on the CPU each is a process, and there are {hardware.cores} cores")
+        note = (
+            f"each training is spread over {count} processes, which share {hardware.cores} cores; "
+            "each has the memory budget to itself"
+        )
+        return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // count}), [note]
+    if count > there:
         raise MachineError(f"--devices {asked}: there are {there} x {hardware.name} in the machine that may be used")
     if not is_single:  # each place has as many
-        return hardware.model_copy(update={"count": asked}), [f"each training is spread over {asked} devices"]
-    used = like_devices(hardware.device)[:asked]
+        return hardware.model_copy(update={"count": count}), [f"each training is spread over {count} devices"]
+    used = like_devices(hardware.device)[:count]
     free = min(detect(device).free_bytes for device in used)
-    notes = [f"each training is spread over {asked} devices: {', '.join(used)}"]
-    return hardware.model_copy(update={"count": asked, "free_bytes": free}), notes
-
-
-def _processes(asked: int | Literal["all"] | None, hardware: Hardware) -> tuple[Hardware, list[str]]:
-    """Return the CPU with the number of processes as its count and one process's share of the free memory."""
-    if asked is None or asked == 1:
-        return hardware.model_copy(update={"count": 1}), []
-    if not isinstance(asked, int):
-        raise InputError("--devices all: the CPU is one device; name a number of processes")
-    if asked > hardware.cores:
-        raise MachineError(f"--devices {asked}: on the CPU each is a process, and there are {hardware.cores} cores")
-    note = (
-        f"each training is spread over {asked} processes, which share {hardware.cores} cores; "
-        "each has the memory budget to itself"
-    )
-    return hardware.model_copy(update={"count": asked, "free_bytes": hardware.free_bytes // asked}), [note]
-
-
-def _idle_note(hardware: Hardware) -> list[str]:
-    """Return a note if further devices are idle that the search could use."""
-    others = like_devices(hardware.device)[1:] if (hardware.count or 1) > 1 else ()
-    limit = _IDLE_SHARE * hardware.memory_bytes
-    idle = 1 + sum((cuda_used_bytes(device) or 0) < limit for device in others)
-    if idle == 1:
-        return []
-    return [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
+    notes = [f"each training is spread over {count} devices: {', '.join(used)}"]
+    return hardware.model_copy(update={"count": count, "free_bytes": free}), notes
 
 
 # Errors of a disk that takes no more.
@@ -226,7 +210,7 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LEAST_DISK_BYTES = 1 << 20
 
 
-def check_place(run_directory: Path) -> None:
+def check_disk(run_directory: Path) -> None:
     """Check that trials can be run in `run_directory`.
 
     Raises:

@@ -139,20 +139,17 @@ def is_unused(file: Path) -> bool:
     """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell.
 
     /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
-    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)). To be called by the
-    main thread, which takes the signal that ends a lease.
+    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
     """
-    handler = signal.signal(signal.SIGIO, signal.SIG_IGN)  # another process opens it meanwhile
     try:
         if file.lstat().st_uid != os.getuid():
             return False
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # ignored, if another process opens it meanwhile
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         finally:
             os.close(descriptor)  # and with it the lease
     except OSError:
         return False
-    finally:
-        signal.signal(signal.SIGIO, handler)
     return True

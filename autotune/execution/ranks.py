@@ -59,15 +59,10 @@ def rank_environment(number: int, of: int, port: int, listener: int | None = Non
         port: Where they meet.
         listener: The open socket that listens there, for the first rank alone.
     """
-    of_all = str(of)
     return {
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "ROLE_RANK": str(number),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(number)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(of)),
         "GROUP_RANK": "0",
-        "WORLD_SIZE": of_all,
-        "LOCAL_WORLD_SIZE": of_all,
-        "ROLE_WORLD_SIZE": of_all,
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(port),

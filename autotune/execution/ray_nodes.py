@@ -1,23 +1,38 @@
-"""The nodes of a Ray cluster: which there are, which are alike, and how many trials each can run at a time.
+"""The nodes of a Ray cluster: which there are and which are alike, and what runs on them for a search.
 
 Trials are compared with each other only on devices of one kind, so a search uses the nodes of one kind: the most
 frequent, or the one that was asked for. A note names the other nodes, and how to search for them. Nodes may come and
 go at any time.
+
+`look`, `run` and `clean` are called as Ray tasks, in a worker process of a node, with text in and text out. The worker
+keeps a runner, and so a launcher that has imported everything, from trial to trial. Trials of a slot run in a directory
+of that slot: the next worker that serves it ends what a worker that died there has left.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import math
+import os
+import pkgutil
+import shutil
+import stat
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.errors import AutotuneError, InputError, MachineError, one_line
-from autotune.execution import ray_worker as remote
-from autotune.execution.places import kind_of, share_of, shared_note
-from autotune.execution.ray_worker import NodeReport
-from autotune.values.hardware import Hardware
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError, one_line
+from autotune.execution.places import Place, core_sets, kind_of, share_of, shared_note
+from autotune.execution.runner import LocalRunner, Runner, trial_directory
+from autotune.value import Value
+from autotune.values.hardware import Hardware, cuda_count, detect
 from autotune.values.problem import Allotment, Fleet
+from autotune.values.trial import TrialRequest
 from autotune.version import __version__
 
 _LOOK_LIMIT_S = 120.0  # to start a worker on a node, import autotune there and ask the driver
@@ -65,9 +80,14 @@ class Cluster:
         gpus = any(n["Resources"].get("GPU") for n in alive)
         self._kind = planned.kind if planned is not None else {"auto": "cuda" if gpus else "cpu"}.get(device, device)
         self._look(alive, wait_s=_LOOK_LIMIT_S)
-        kinds = self._kinds()
+        by_kind, unused = defaultdict(list), Counter(why for why in self._known.values() if isinstance(why, str))
+        for known in self._known.values():
+            if isinstance(known, Node):
+                by_kind[kind_of(known.hardware)].append(known)
+        kinds = sorted(by_kind.values(), key=lambda nodes: -sum(n.slots for n in nodes))
         if not kinds:
-            raise MachineError(f"no node of the cluster can run trials on {self._kind}: {self._why_not() or 'none'}")
+            why = "; ".join(unused) or "none"
+            raise MachineError(f"no node of the cluster can run trials on {self._kind}: {why}")
         chosen = _like(kinds, planned) if planned is not None else _chosen(kinds, fleet.kind)
         if self._kind == "cpu":
             usual = math.ceil((fleet.workers or 1) / len(chosen))
@@ -77,36 +97,31 @@ class Cluster:
         return Allotment(
             hardware=self._planned,
             is_shared=self.slots_a_node > 1,
-            notes=(*self._notes(kinds, chosen), *self._unused()),
+            notes=(
+                *self._notes(kinds, chosen),
+                *(f"{count} node(s) of the cluster are not used: {why}" for why, count in unused.items()),
+            ),
         )
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive now and give a trial what was planned."""
+        """Return the nodes that are alive now and give a trial what was planned, with no more slots than asked for."""
         alive = self._alive()
         self._look(alive, wait_s=0.0)
         ids = {n["NodeID"] for n in alive}
-        wanted = kind_of(self._planned) if self._planned is not None else None
-        found = []
-        for id_, known in self._known.items():
-            if id_ in ids and isinstance(known, Node) and self._fits(known, wanted):
-                found.append(known._replace(slots=self.slots_a_node if self._kind == "cpu" else known.slots))
-        return self._limited(sorted(found, key=lambda n: (n.address, n.id)))
-
-    def _fits(self, node: Node, wanted: str | None) -> bool:
-        try:
-            return kind_of(self._share(node.hardware)) == wanted
-        except AutotuneError:  # too little memory is free
-            return False
-
-    def _limited(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes with no more slots in all than were asked for."""
+        fitting = (known for id_, known in self._known.items() if id_ in ids and isinstance(known, Node))
         left, found = self._workers or math.inf, []
-        for node in nodes:
-            slots = int(min(node.slots, left))
+        for node in sorted(filter(self._fits, fitting), key=lambda n: (n.address, n.id)):
+            slots = int(min(self.slots_a_node if self._kind == "cpu" else node.slots, left))
             left -= slots
             if slots:
                 found.append(node._replace(slots=slots))
         return found
+
+    def _fits(self, node: Node) -> bool:
+        try:
+            return self._planned is not None and kind_of(self._share(node.hardware)) == kind_of(self._planned)
+        except AutotuneError:  # too little memory is free
+            return False
 
     def demand(self, node: Node) -> dict[str, float]:
         """Return what a trial on a node asks Ray for, so that nothing else runs beside it."""
@@ -124,7 +139,7 @@ class Cluster:
             if n["NodeID"] in self._known or n["NodeID"] in self._asked or not n["Resources"].get(resource):
                 continue
             pinned = self.pinned(n["NodeID"])
-            task = self.ray.remote(max_retries=0, num_cpus=0)(remote.look)
+            task = self.ray.remote(max_retries=0, num_cpus=0)(look)
             self._asked[n["NodeID"]] = task.options(scheduling_strategy=pinned).remote(self._kind)
         if not self._asked:
             return
@@ -174,17 +189,6 @@ class Cluster:
     def _share(self, hardware: Hardware) -> Hardware:
         return share_of(hardware, self.slots_a_node) if hardware.is_cpu else hardware
 
-    def _kinds(self) -> list[list[Node]]:
-        """Return the nodes that can be used by their kind, the kind with the most places first."""
-        kinds: dict[str, list[Node]] = defaultdict(list)
-        for known in self._known.values():
-            if isinstance(known, Node):
-                kinds[kind_of(known.hardware)].append(known)
-        return sorted(kinds.values(), key=lambda nodes: -sum(n.slots for n in nodes))
-
-    def _why_not(self) -> str:
-        return "; ".join(dict.fromkeys(known for known in self._known.values() if isinstance(known, str)))
-
     def _notes(self, kinds: Sequence[list[Node]], chosen: list[Node]) -> list[str]:
         """Say where trials run and, if not all nodes are alike, how to search for the others."""
         nodes = self.nodes()
@@ -204,10 +208,6 @@ class Cluster:
                 f"--kind {kind_of(device)} searches for those"
             )
         return lines
-
-    def _unused(self) -> list[str]:
-        counts = Counter(known for known in self._known.values() if isinstance(known, str))
-        return [f"{count} node(s) of the cluster are not used: {reason}" for reason, count in counts.items()]
 
 
 def _chosen(kinds: Sequence[list[Node]], wanted: str | None) -> list[Node]:
@@ -243,3 +243,99 @@ def _difference(one: Hardware, other: Hardware) -> str:
     different = [f for f in fields if getattr(one, f) != getattr(other, f)]
     packages = {p for p in {*one.versions, *other.versions} if one.versions.get(p) != other.versions.get(p)}
     return ", ".join([*(f.removesuffix("_bytes") for f in different), *sorted(packages)]) or "something"
+
+
+# What is brought back of a trial's directory, without what the search itself writes.
+_BROUGHT_BACK = (".txt", ".json")
+_NOT_BACK = ("request.json", "result.json")
+
+
+class NodeReport(Value):
+    """What a node says of itself."""
+
+    autotune: str
+    devices: tuple[Hardware, ...]
+
+
+class Job(Value):
+    """A trial with all that a node needs to run it."""
+
+    search: str
+    node: str
+    request: TrialRequest
+    slot: NonNegativeInt
+    slots: PositiveInt
+    maker: str = Field(description="`module:function`: from a job to what runs it and similar ones")
+
+    @property
+    def directory(self) -> Path:
+        """Where the trials of the slot run; nobody else's files are there."""
+        return scratch(self.search) / f"{self.node[:12]}-{self.slot}"
+
+
+def scratch(search: str) -> Path:
+    """Return the node's directory of a search, in one that nobody else can have made or can write to.
+
+    Raises:
+        InfrastructureError: That one is somebody else's, a link, or open to others.
+    """
+    own = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InfrastructureError(f"{own}: not a directory of this user alone (mode 700); remove it, or set TMPDIR")
+    return own / search
+
+
+def look(kind: str) -> str:
+    """Return what the node is: its GPUs (kind 'cuda') or its processor ('cpu')."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # Ray hides the GPUs from a task that asks for none
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    devices = tuple(detect(f"cuda:{index}") for index in range(cuda_count())) if kind == "cuda" else (detect("cpu"),)
+    return NodeReport(autotune=__version__, devices=devices).model_dump_json()
+
+
+# Of this worker: what runs trials at the latest slot and device, and what ends it.
+_runners: dict[tuple[object, ...], Runner] = {}
+_ending = contextlib.ExitStack()
+atexit.register(_ending.close)
+
+
+def run(text: str) -> Iterator[tuple[str, dict[str, bytes]] | None]:
+    """Run a trial; yield None when it begins, then its result and the files that it left.
+
+    An InfrastructureError says why this node can't.
+    """
+    yield None
+    job = Job.model_validate_json(text)
+    key = (job.directory, job.maker, job.request.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if key not in _runners:
+        _runners.clear()
+        _ending.close()
+        job.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        runner = pkgutil.resolve_name(job.maker)(job)
+        if isinstance(runner, contextlib.AbstractContextManager):
+            _ending.enter_context(runner)
+        _runners[key] = runner
+    result = _runners[key].run(job.request)
+    directory = trial_directory(job.directory, job.request.number)
+    left = [path for path in directory.glob("*") if path.suffix in _BROUGHT_BACK and path.name not in _NOT_BACK]
+    files = {path.name: path.read_bytes() for path in left}
+    shutil.rmtree(directory, ignore_errors=True)
+    yield result.model_dump_json(), files
+
+
+def clean(search: str) -> None:
+    """Remove what a search has left on this node."""
+    shutil.rmtree(scratch(search), ignore_errors=True)
+
+
+def local_runner(job: Job) -> Runner:
+    """Return what runs real trials on this node: all of it, or as many of its cores as a slot has."""
+    # Ray sets it to the processors that a task asks for, which a user's own training wouldn't have.
+    os.environ.pop("OMP_NUM_THREADS", None)
+    hardware = detect(job.request.device)
+    places: tuple[Place, ...] = ()  # all of what Ray lets this task see
+    if job.slots > 1 and hardware.is_cpu:
+        hardware, places = share_of(hardware, job.slots), core_sets(job.slots)[job.slot : job.slot + 1]
+    return LocalRunner(job.directory, hardware, places=places)

@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
-from autotune.execution import ray_worker as remote
+from autotune.execution import ray_nodes as remote
 from autotune.execution.launch import LAUNCHER_START_S
-from autotune.execution.ray_nodes import Cluster, Node
-from autotune.execution.ray_worker import Job
+from autotune.execution.ray_nodes import Cluster, Job, Node
 from autotune.execution.runner import LAUNCHER_GRACE_S, Runner, trial_directory
 from autotune.value import write_value
 from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatus
 
-LOCAL_RUNNER = "autotune.execution.ray_worker:local_runner"
+LOCAL_RUNNER = "autotune.execution.ray_nodes:local_runner"
 
 # A trial whose worker dies so often may be what kills it.
 MOST_LOSSES = 2
@@ -174,14 +173,18 @@ class RayPool(Runner):
         """Return the result of the trial that ends next; InfrastructureError if no node is left that could run one."""
         while True:
             self._submit()
-            ready: list[Any] = []
             if self._running:
                 ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_EVERY_S)
-            else:
-                self._check_hope()
-            for task in ready:
-                if (result := self._taken(task)) is not None:
-                    return result
+                for task in ready:
+                    if (result := self._taken(task)) is not None:
+                        return result
+            elif not self._slots:
+                if self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S:
+                    why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
+                    raise InfrastructureError(
+                        f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
+                    )
+                time.sleep(_LOOK_EVERY_S)
             self._look()
             self._end_overdue()
 
@@ -216,7 +219,6 @@ class RayPool(Runner):
                 search=self._search,
                 node=slot.node.id,
                 request=request,
-                device=request.device,
                 slot=slot.number,
                 slots=self._cluster.slots_a_node,
                 maker=self._maker,
@@ -298,11 +300,3 @@ class RayPool(Runner):
             if running.began is not None and now - running.began > limit_s:
                 with suppress(Exception):
                     self._ray.cancel(task, force=True)
-
-    def _check_hope(self) -> None:
-        """Wait a moment for a node, or raise InfrastructureError if none has been there for long."""
-        if not self._slots and (self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S):
-            why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
-            raise InfrastructureError(f"no node of the cluster is left for trials: {why}; `autotune resume` goes on")
-        if not self._slots:
-            time.sleep(_LOOK_EVERY_S)

@@ -24,7 +24,7 @@ from autotune.execution.failures import read_tail
 from autotune.execution.job import END_LIMIT_S, PROCESS_FILE, Job
 from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, Launcher, end_what_was_left
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
-from autotune.execution.places import Place, check_place, whole
+from autotune.execution.places import Place, check_disk, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware
 from autotune.values.trial import (
@@ -178,7 +178,7 @@ class LocalRunner(Runner):
 
     def _begin(self, place: int, requests: Sequence[TrialRequest], *, again: bool = False) -> None:
         """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
-        check_place(self._run_directory)
+        check_disk(self._run_directory)
         self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
         for request, directory in zip(requests, directories, strict=True):
@@ -237,7 +237,7 @@ class LocalRunner(Runner):
             codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
             if outcome.kind == "failure":
-                check_place(self._run_directory)  # which would explain it
+                check_disk(self._run_directory)  # which would explain it
             shutil.rmtree(directory / "trainer", ignore_errors=True)
             results.append(TrialResult(request=request, outcome=outcome, **common))
         return results
@@ -267,7 +267,7 @@ class LocalRunner(Runner):
         try:
             answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
-            check_place(self._run_directory)  # which would explain it
+            check_disk(self._run_directory)  # which would explain it
             logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
             tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None)
             self.check_time()
@@ -278,7 +278,7 @@ class LocalRunner(Runner):
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0) -> Path:
         """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
-        check_place(self._run_directory)
+        check_disk(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)

@@ -24,7 +24,6 @@ import os
 import random
 import select
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -68,7 +67,6 @@ class Turns:
         place: 0 for the process that draws the order of every round and decides how many there are.
         count: Number of processes.
         limit_s: The time limit of the trials, in seconds.
-        clock: Returns seconds since a fixed moment.
 
     Attributes:
         waited_s: Seconds spent waiting for the token.
@@ -76,21 +74,11 @@ class Turns:
         rounds: For the first process: of each complete round, the seconds of a step in each process's turn.
     """
 
-    def __init__(
-        self,
-        receive: int,
-        send: int,
-        *,
-        place: int,
-        count: int,
-        limit_s: float = math.inf,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, receive: int, send: int, *, place: int, count: int, limit_s: float = math.inf) -> None:
         self._receive = receive
         self._send = send
         self._place = place
         self._limit_s = limit_s
-        self._clock = clock
         self._token = _Token(steps_s=[0.0] * count)
         self._draw = random.Random(count)
         self._order = list(range(count))
@@ -151,7 +139,7 @@ class Turns:
     def _begin_round(self) -> bool:
         """Draw the order of the next round; return whether there is one, or else tell the others that there is none."""
         if self._limits is None:
-            self._measuring_since = self._clock()
+            self._measuring_since = time.perf_counter()
         else:
             self.rounds.append(tuple(self._token.steps_s))
             if self._is_enough(*self._limits):
@@ -167,7 +155,7 @@ class Turns:
 
     def _is_enough(self, limits: Limits, ends_at: float) -> bool:
         """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
-        counted, now = self.rounds[1:], self._clock()
+        counted, now = self.rounds[1:], time.perf_counter()
         took_s = now - self._measuring_since
         if not counted:
             return False
@@ -175,10 +163,11 @@ class Turns:
             return True
         if took_s >= limits.measure_time_s * len(counted[0]):
             return True
-        return len(counted) >= _LEAST_ROUNDS and all(
-            _is_known([(turn[0], turn[other]) for turn in counted], limits.relative_interval)
-            for other in range(1, len(counted[0]))
-        )
+        if len(counted) < _LEAST_ROUNDS:
+            return False
+        ratios = (paired_ratio([[(turn[0], turn[n]) for turn in counted]]) for n in range(1, len(counted[0])))
+        # The 95 % interval of each is no wider than twice what is asked for.
+        return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for _, interval in ratios)
 
     def _hold(self) -> None:
         """Have this process end, its stack in its log, if it keeps the token for too long."""
@@ -192,16 +181,16 @@ class Turns:
 
     def _take(self, ends_at: float) -> bool:
         """Wait for the token, until `ends_at` at most; return whether the trials go on in turn."""
-        since, text, is_late = self._clock(), b"", False
+        since, text, is_late = time.perf_counter(), b"", False
         poll = select.poll()
         poll.register(self._receive, select.POLLIN)
         while not text.endswith(b"\n"):
-            left_s = max(0.0, ends_at + min(_LATE_S, _LATE_SHARE * self._limit_s) - self._clock())
+            left_s = max(0.0, ends_at + min(_LATE_S, _LATE_SHARE * self._limit_s) - time.perf_counter())
             is_late = not poll.poll(None if math.isinf(left_s) else left_s * 1000)
             if is_late or not (part := os.read(self._receive, _READ_BYTES)):
                 break
             text += part
-        self.waited_s += self._clock() - since
+        self.waited_s += time.perf_counter() - since
         if is_late:
             return False
         if not text.endswith(b"\n"):
@@ -213,12 +202,6 @@ class Turns:
         elif self._token.order[:1] in ([], [self._place]):
             self._hold()
         return not self._token.last
-
-
-def _is_known(pairs: Sequence[tuple[float, float]], relative_interval: float) -> bool:
-    """Return whether the 95 % interval of the ratio is no wider than twice `relative_interval`."""
-    _, interval = paired_ratio([pairs])
-    return interval.high <= interval.low * (1 + relative_interval) ** 2
 
 
 def take_place(place: int, ends: tuple[int, int], count: int) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution import ray_pool
+from autotune.execution.ray_nodes import scratch
 from autotune.execution.ray_pool import joined
-from autotune.execution.ray_worker import scratch
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ from factories import make_gpu, make_hardware
 from autotune import __version__
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import kind_of
-from autotune.execution.ray_nodes import Cluster
-from autotune.execution.ray_worker import NodeReport
+from autotune.execution.ray_nodes import Cluster, NodeReport
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 

@@ -23,7 +23,7 @@ from runner_contract import TrainingContract
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
 from autotune.execution.launch import MARK_FILE
-from autotune.execution.places import check_place
+from autotune.execution.places import check_disk
 from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
@@ -41,10 +41,6 @@ class TestContract(TrainingContract):
         return bench.runner
 
 
-def completes(bench) -> bool:
-    return bench.run().status is TrialStatus.COMPLETED
-
-
 def mark_of(bench) -> str:
     return json.loads((bench.run_directory / MARK_FILE).read_text())["mark"]
 
@@ -57,10 +53,7 @@ def test_a_real_trial_is_measured_and_its_result_is_on_disk(bench):
     result = bench.run()
     assert isinstance(result.outcome, Measurement)
     assert read_value(TrialResult, bench.directory(result) / "result.json") == result
-
-
-def test_the_trainers_own_output_directory_does_not_stay(bench):
-    assert not (bench.directory(bench.run()) / "trainer").exists()
+    assert not (bench.directory(result) / "trainer").exists()
 
 
 def test_running_out_of_memory_is_real_and_the_next_trial_runs(bench):
@@ -69,13 +62,9 @@ def test_running_out_of_memory_is_real_and_the_next_trial_runs(bench):
     assert re.fullmatch(r"[\d.]+ [MG]iB were asked for with .* in use; the budget is 20 MiB", result.outcome.cause)
     assert result.outcome.memory.peak_bytes < 1.05 * (SMALL_BYTES + (16 << 20))  # the limit has room for generated code
     assert "DefaultCPUAllocator" in result.outcome.log_tail
-    assert completes(bench)
-
-
-def test_the_same_trial_with_more_memory_completes(bench):
-    result = bench.run(config=LARGE)
-    assert result.status is TrialStatus.COMPLETED
-    assert result.outcome.memory.peak_bytes > 1.2 * SMALL_BYTES
+    enough = bench.run(config=LARGE)
+    assert enough.status is TrialStatus.COMPLETED
+    assert enough.outcome.memory.peak_bytes > 1.2 * SMALL_BYTES
 
 
 @pytest.mark.parametrize(("name", "status", "cause", "logged"), MISBEHAVIOURS)
@@ -84,18 +73,6 @@ def test_a_trial_without_a_result_has_a_status_a_cause_and_the_end_of_its_log(be
     assert result.status == status
     assert result.outcome.cause.startswith(cause)
     assert logged in result.outcome.log_tail
-    assert completes(bench)
-
-
-def test_a_log_tail_can_be_printed(bench):
-    tail = bench.misbehave("print_binary_garbage").outcome.log_tail
-    assert all(c.isprintable() or c == "\n" for c in tail)
-
-
-def test_a_trial_that_hangs_is_timed_out_and_the_next_one_runs(bench):
-    result = bench.misbehave("ignore_sigterm", timeout_s=1)
-    assert (result.status, result.outcome.cause) == (TrialStatus.TIMED_OUT, "no result within 1 s")
-    assert completes(bench)
 
 
 def test_a_result_that_was_written_before_the_process_hung_counts(bench):
@@ -103,25 +80,9 @@ def test_a_result_that_was_written_before_the_process_hung_counts(bench):
     assert (result.status, result.outcome.cause) == (TrialStatus.INVALID, "planted")
 
 
-def test_nothing_of_a_trial_is_left_in_the_machine(bench, is_running, left_behind):
-    result = bench.misbehave("hang_with_children", timeout_s=5)
-    left = left_behind(bench.directory(result))
-    assert len(left) == 3
-    assert [pid for pid in left if is_running(pid)] == []
-    assert marked(mark_of(bench)) == [launcher_pid(bench)]
-
-
 def test_no_worker_of_the_data_loader_outlives_its_trial(bench):
     assert bench.run(config={"dataloader_num_workers": 2}).status is TrialStatus.COMPLETED
     assert marked(mark_of(bench)) == [launcher_pid(bench)]
-
-
-def test_trials_share_one_launcher_and_have_processes_of_their_own(bench):
-    before = launcher_pid(bench)
-    directories = [bench.directory(bench.run()) for _ in range(2)]
-    assert launcher_pid(bench) == before
-    pids = {json.loads((d / "process.json").read_text())["pid"] for d in directories}
-    assert len(pids | {before, os.getpid()}) == 4
 
 
 def test_the_same_request_gives_the_same_loss_whatever_ran_between(bench):
@@ -172,13 +133,6 @@ def test_a_launcher_that_dies_between_two_trials_costs_none(own_bench):
     assert own_bench.misbehave("refuse").outcome.cause == "planted"
 
 
-def test_leaving_the_runner_ends_its_launcher(own_bench):
-    with own_bench.runner:
-        own_bench.misbehave("exit_without_a_word")
-        assert len(marked(mark_of(own_bench))) == 1
-    assert marked(mark_of(own_bench)) == []
-
-
 def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_bench, is_running, misbehaviour):
     request = own_bench.request(workload=misbehaviour("hang"))
     process = own_bench.run_directory / "trials" / f"{request.number:04d}" / "process.json"
@@ -201,7 +155,7 @@ KILLED_SEARCH = """
 import sys
 import autotune.execution.launch
 from pathlib import Path
-from autotune.execution.places import check_place
+from autotune.execution.places import check_disk
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
@@ -280,11 +234,11 @@ def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tm
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=16 << 10))
     with pytest.raises(InfrastructureError, match=r"the disk is full \(16 KiB are free\)"):
-        check_place(tmp_path)
+        check_disk(tmp_path)
     monkeypatch.undo()
-    check_place(tmp_path)
+    check_disk(tmp_path)
     with pytest.raises(InfrastructureError, match="was removed while the search ran"):
-        check_place(tmp_path / "gone")
+        check_disk(tmp_path / "gone")
 
 
 def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own_bench, monkeypatch):
@@ -360,7 +314,6 @@ def test_when_one_of_the_trials_in_turn_runs_out_of_memory_the_others_are_measur
     assert large.status is TrialStatus.OUT_OF_MEMORY
     assert ours.status is TrialStatus.COMPLETED
     assert ours.measurement.steps_per_turn is None
-    assert completes(bench)
 
 
 def test_one_place_runs_a_trial_while_it_is_waited_for(tmp_path):

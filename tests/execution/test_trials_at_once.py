@@ -15,7 +15,6 @@ import psutil
 import pytest
 from factories import make_config, make_gpu, make_limits, make_request, make_workload
 from misbehaviours import MISBEHAVIOURS
-from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError
 from autotune.execution.launch import MARK_FILE
@@ -93,11 +92,6 @@ def test_results_come_in_the_order_in_which_trials_end(pool, ask, tmp_path):
     assert pool.wait().request == hanging
 
 
-@pytest.mark.slow
-def test_a_trial_that_is_run_alone_runs_at_the_first_place(pool, ask):
-    assert len({pool.run(ask("refuse")).place for _ in range(3)}) == 1
-
-
 def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, ask):
     requests = [ask("hang"), ask("kill_the_launcher")]
     for request in requests:
@@ -128,33 +122,6 @@ def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(ask, tmp_
     assert not list(run.rglob("result.json"))
 
 
-def test_ctrl_c_reaches_the_search_and_the_trials_end_with_the_pool(ask, tmp_path, is_running):
-    request = ask("hang")
-    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        with make_pool(tmp_path / "run") as pool:
-            pool.begin(request)
-            pid = process_of(tmp_path / "run", request.number)
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(KeyboardInterrupt):
-                pool.wait()
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    assert not is_running(pid)
-
-
-@pytest.mark.slow
-def test_what_a_killed_search_left_at_every_place_is_ended_by_the_next(pool, ask, tmp_path, is_running):
-    run = tmp_path / "run"
-    requests = [ask("hang_with_children"), ask("hang_with_children")]
-    for request in requests:
-        pool.begin(request)
-    pids = [process_of(run, request.number) for request in requests]
-    with LocalRunner(run, detect("cpu")):
-        assert not any(map(is_running, pids))
-        assert running(run) == []
-
-
 def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path, ask, monkeypatch):
     monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["false"])
     with make_pool(tmp_path / "run") as broken, pytest.raises(InfrastructureError, match="did not start"):
@@ -181,34 +148,22 @@ def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_la
             pool.begin(make_request(config, number=number, device="cuda:0", limits=make_limits(timeout_s=60)))
         for _ in range(2):
             pool.wait()
-    logs = [trial_directory(tmp_path / "run", number) / "log.txt" for number in range(2)]
-    assert ["CUDA_VISIBLE_DEVICES='4'" in logs[0].read_text(), "CUDA_VISIBLE_DEVICES='5,6'" in logs[1].read_text()]
-
-
-@pytest.fixture(scope="module")
-def training_pool(tmp_path_factory) -> Iterator[LocalRunner]:
-    with make_pool(tmp_path_factory.mktemp("training")) as made:
-        yield made
+    for number, seen in enumerate(("4", "5,6")):
+        log = trial_directory(tmp_path / "run", number) / "log.txt"
+        assert f"CUDA_VISIBLE_DEVICES='{seen}'" in log.read_text()
 
 
 @pytest.mark.slow
-class TestContract(TrainingContract):
-    @pytest.fixture
-    def runner(self, training_pool):
-        return training_pool
-
-
-@pytest.mark.slow
-def test_misbehaving_trials_at_once_have_the_same_status_cause_and_log_as_alone(training_pool, bench, misbehaviour):
+def test_misbehaving_trials_at_once_have_the_same_status_cause_and_log_as_alone(pool, bench, misbehaviour):
     waiting = {}
     for case in MISBEHAVIOURS:
         request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
         waiting[request.number] = case
-        if not training_pool.free():
-            check(training_pool.wait(), waiting)
-        training_pool.begin(request)
+        if not pool.free():
+            check(pool.wait(), waiting)
+        pool.begin(request)
     while waiting:
-        check(training_pool.wait(), waiting)
+        check(pool.wait(), waiting)
 
 
 def check(result, waiting) -> None:
