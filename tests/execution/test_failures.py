@@ -184,17 +184,11 @@ def written(tmp_path: Path, *chunks: bytes) -> bytes:
     return path.read_bytes()
 
 
-def test_what_is_short_is_kept_whole(tmp_path):
-    assert written(tmp_path, b"one\n", b"two\n") == b"one\ntwo\n"
-
-
-def test_nothing_printed_makes_an_empty_log(tmp_path):
-    assert written(tmp_path) == b""
-
-
-def test_up_to_head_and_tail_together_nothing_is_left_out(tmp_path):
-    text = bytes(range(256)) * ((HEAD_BYTES + TAIL_BYTES) // 256)
-    assert written(tmp_path, text) == text
+@pytest.mark.parametrize(
+    "chunks", [(), (b"one\n", b"two\n"), (bytes(range(256)) * ((HEAD_BYTES + TAIL_BYTES) // 256),)]
+)
+def test_up_to_head_and_tail_together_nothing_is_left_out(tmp_path, chunks):
+    assert written(tmp_path, *chunks) == b"".join(chunks)
 
 
 @pytest.mark.parametrize("excess", [1, 4096, 100_000])
@@ -203,29 +197,20 @@ def test_beyond_that_the_middle_is_left_out_and_counted(tmp_path, excess):
     assert written(tmp_path, head, middle, tail) == head + f"\n[... {excess} bytes left out ...]\n".encode() + tail
 
 
-def tail_of(tmp_path: Path, content: bytes, **options: int) -> str:
+@pytest.mark.parametrize(
+    ("content", "options", "tail"),
+    [
+        (b"1\n2\n3\n4\n", {"lines": 2}, "3\n4"),
+        (b"x" * 10_000 + b"\nend\n", {"size": 10}, "xxxxx\nend"),
+        (b"1\n\n  \n2\n\n", {"lines": 2}, "1\n2"),
+        (b"\x1b[31mred\xff\x00\n", {}, "\ufffd[31mred\ufffd\ufffd"),
+        (b"\tat line 3\n 50%\r100%\n", {}, "    at line 3\n 50%\n100%"),  # a progress bar returns
+    ],
+    ids=["last lines", "end of a long log", "no empty lines", "unprintable", "tabs and progress bars"],
+)
+def test_the_tail_is_the_last_lines_as_they_can_be_shown(tmp_path, content, options, tail):
     (tmp_path / "log.txt").write_bytes(content)
-    return read_tail(tmp_path / "log.txt", **options)
-
-
-def test_the_tail_is_the_last_lines(tmp_path):
-    assert tail_of(tmp_path, b"1\n2\n3\n4\n", lines=2) == "3\n4"
-
-
-def test_of_a_long_log_only_the_end_is_read(tmp_path):
-    assert tail_of(tmp_path, b"x" * 10_000 + b"\nend\n", size=10) == "xxxxx\nend"
-
-
-def test_empty_lines_are_not_worth_a_place(tmp_path):
-    assert tail_of(tmp_path, b"1\n\n  \n2\n\n", lines=2) == "1\n2"
-
-
-def test_what_cannot_be_printed_is_replaced(tmp_path):
-    assert tail_of(tmp_path, b"\x1b[31mred\xff\x00\n") == "\ufffd[31mred\ufffd\ufffd"
-
-
-def test_tabs_become_spaces_and_a_progress_bar_lines(tmp_path):
-    assert tail_of(tmp_path, b"\tat line 3\n 50%\r100%\n") == "    at line 3\n 50%\n100%"
+    assert read_tail(tmp_path / "log.txt", **options) == tail
 
 
 def test_a_log_that_is_missing_or_no_file_has_an_empty_tail(tmp_path):
