@@ -361,10 +361,11 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
     trainer.train()
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends[2:]))
     steps = _steps(("sgd", CLIPPING), traced.parameters, stopwatch, _NARROW_BYTES)
+    timed = Timings(operator_s=0.0, micro_step_s=0.0, optimizers=steps)
     calls = filter(None, (at(work.call, 1) for work in traced.work))
     seconds = _calls(calls, stopwatch, _NARROW_BYTES) if on_cpu else {}
     computing = sum(work.count * seconds.get(at(work.call, 1), 0.0) for work in traced.work)
-    stepped = sum(stepping(traced.parameters, what, steps) or 0.0 for what in ("sgd", CLIPPING))
+    stepped = sum(stepping(traced.parameters, what, timed) or 0.0 for what in ("sgd", CLIPPING))
     return step_s - computing - stepped, sum(work.count for work in traced.work)
 
 

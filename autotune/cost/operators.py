@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,15 +145,17 @@ def parameter_key(optim: str, group: ParameterGroup) -> str:
     return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
 
 
-def stepping(groups: Iterable[ParameterGroup], optim: str, timings: Mapping[str, float]) -> float | None:
+def stepping(groups: Iterable[ParameterGroup], optim: str, timings: Timings | None) -> float | None:
     """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
 
     A shape that wasn't measured takes as long for each element as the one with the most nearly equal number of them.
     """
+    if timings is None:
+        return None
     known: dict[float, float] = {}
     total, missing = 0.0, []
     for group in groups:
-        seconds = timings.get(parameter_key(optim, group)) if group.trained else 0.0
+        seconds = timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
         if seconds is None:
             missing.append(group)
             continue

@@ -71,7 +71,7 @@ class StepCost:
             accumulation: Of each.
             attended: Micro-batches by the work of attention, see `lengths`; None: `samples`.
         """
-        adding = _measured_stepping(self.profile, self._rates, ADDING)
+        adding = stepping(self.profile.parameters, ADDING, self._rates.timings)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples, attended) + (accumulation - 1) * adding
@@ -217,7 +217,7 @@ def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> 
 
 def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     """Return the seconds of an optimizer step, the clipping of gradients included."""
-    steps = [_measured_stepping(profile, rates, what) for what in (optim, CLIPPING)]
+    steps = [stepping(profile.parameters, what, rates.timings) for what in (optim, CLIPPING)]
     if None not in steps:
         return sum(step for step in steps if step is not None)
     row = optimizer(optim)
@@ -230,10 +230,6 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     tensors = sum(g.count for g in profile.parameters if g.trained)
     kernels = tensors * (row.kernels if on_cpu or row.temporaries in ("loop", "adafactor") else 0.2)
     return (clipping + factor * fused) / rates.bandwidth + kernels * rates.launch_s
-
-
-def _measured_stepping(profile: Profile, rates: Rates, what: str) -> float | None:
-    return None if rates.timings is None else stepping(profile.parameters, what, rates.timings.optimizers)
 
 
 def _rate(profile: Profile, rates: Rates, *, half: bool, tf32: bool) -> float:

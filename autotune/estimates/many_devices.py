@@ -200,7 +200,7 @@ class _Comparison:
 
     def _row(self, name: str, way: Parallelism, point: Mapping[str, Scalar]) -> SpreadRow | str:
         """Return a way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
-        plan, fields = self.forecast.plan, {f"{PREFIX}{name}": value for name, value in way.model_dump().items()}
+        plan, fields = self.forecast.plan, {f"{PREFIX}{knob}": value for knob, value in way.model_dump().items()}
         kinds = [point] if "checkpointing" in point else [{**point, "checkpointing": kind} for kind in ("none", "full")]
         bases = [config_of(plan, {**knobs, **fields}) for knobs in kinds]
         sized = [config for base in bases for config in self.question.with_micro_batches(base)]

@@ -54,7 +54,7 @@ def test_a_measured_optimizer_takes_what_it_took_and_larger_parameters_more():
     profile = make_profile(make_family(), parameters=(small, large))
     found = optimizer_seconds(profile, make_rates(timings=timings(optimizers=known)), "sgd")
     assert found == pytest.approx(2 * (2e-3 + 100e-3))
-    assert stepping(profile.parameters, "adafactor", known) is None
+    assert stepping(profile.parameters, "adafactor", timings(optimizers=known)) is None
 
 
 def test_the_costliest_calls_are_measured_first_and_none_again():
