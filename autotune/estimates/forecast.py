@@ -10,8 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from autotune.cost.communication import Network
 from autotune.cost.family import family_of
 from autotune.cost.memory import Footprints
@@ -138,15 +136,11 @@ class Forecast:
             fitting = bisect.bisect_left(sizes, True, key=lambda size: not self.fits(with_micro_batch(config, size)))
             return fitting or None
         configs = with_micro_batches(config, self.plan.workload)
-        if not configs:
-            return None
-        least = self.model.predict(configs).least_bytes
-        may_fit = {
-            candidate.per_device_train_batch_size: candidate
-            for candidate, bound in zip(configs, least, strict=True)
-            if bound <= self.device.memory_bytes
-        }
-        return next((size for size in sorted(may_fit, reverse=True) if self.fits(may_fit[size])), None)
+        least = self.model.predict(configs).least_bytes.tolist()
+        for candidate, bound in reversed(list(zip(configs, least, strict=True))):
+            if bound <= self.device.memory_bytes and self.fits(candidate):
+                return int(candidate.per_device_train_batch_size)
+        return None
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
         """Return the configuration with the least predicted memory.
@@ -163,20 +157,14 @@ class Forecast:
         enough = float(self.model.predict([light]).needed_bytes[0])
         if not math.isnan(enough):
             enough += self.model.paged_bytes(light)
-            configs = [config for config, least in zip(configs, states, strict=True) if least <= enough]
-        found = self.model.predict(configs)
-        sizes = {config.per_device_train_batch_size for config in configs}
-        # The lower bound leaves out paged states and can be compared only at one micro-batch. The largest micro-batch
-        # can take the least memory: without accumulation, no gradients are held while the next are computed.
-        least, lowest = found.least_bytes, dict[tuple[str, int], int]()
-        for row in sorted(np.flatnonzero(np.isfinite(least)).tolist(), key=lambda row: float(least[row])):
-            if configs[row].per_device_train_batch_size in (min(sizes), max(sizes)):
-                lowest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), row)
-
-        def taken(row: int) -> float:
-            return float(found.needed_bytes[row]) + self.model.paged_bytes(configs[row])
-
-        return configs[min(lowest.values(), key=taken, default=0)]
+            within = (config for config, least in zip(configs, states, strict=True) if least <= enough)
+            configs = list(dict.fromkeys((light, *within)))
+        needed = self.model.predict(configs).needed_bytes.tolist()
+        taken = [
+            math.inf if math.isnan(nbytes) else nbytes + self.model.paged_bytes(config)
+            for config, nbytes in zip(configs, needed, strict=True)
+        ]
+        return configs[taken.index(min(taken))]
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:
