@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 from rich.console import Console
 from rich.table import Table
 
@@ -30,11 +29,11 @@ def drawn(width: int, made: Table | None = None) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("width", range(20, 140, 4))
-def test_no_word_is_broken_and_nothing_is_left_out_at_any_width(width):
-    text = drawn(width)
-    assert max(map(len, text.splitlines())) <= width
-    assert set(text.replace("│", " ").split()) >= WORDS | {"samples/s", "changes"}
+def test_no_word_is_broken_and_nothing_is_left_out_at_any_width():
+    for width in range(20, 140, 4):
+        text = drawn(width)
+        assert max(map(len, text.splitlines())) <= width
+        assert set(text.replace("│", " ").split()) >= WORDS | {"samples/s", "changes"}
 
 
 def test_it_stands_side_by_side_as_long_as_it_can():

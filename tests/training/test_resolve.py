@@ -12,7 +12,6 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import transformers
 from tiny_models import TINY, on_cpu, tiny, write_model
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -114,12 +113,12 @@ def test_the_figures_of_an_entry_give_its_parameters(entry):
     assert parameters == entry.parameters
 
 
-@pytest.mark.parametrize("entry", catalogue(), ids=lambda e: e.id)
-def test_an_entry_has_a_head_for_its_usual_task(entry):
-    spec = resolve(entry.names[0])
-    if spec.model_type not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no models of type {spec.model_type}")
-    check_task(spec, default_task(spec))
+def test_every_entry_that_the_installed_transformers_has_has_a_head_for_its_usual_task():
+    specs = [resolve(entry.names[0]) for entry in catalogue()]
+    known = [spec for spec in specs if spec.model_type in CONFIG_MAPPING]
+    for spec in known:
+        check_task(spec, default_task(spec))
+    assert len(known) > len(specs) / 2
 
 
 def test_an_entry_that_the_installed_transformers_does_not_have_is_refused_by_its_version():
