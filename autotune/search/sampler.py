@@ -43,7 +43,7 @@ from autotune.search.earlier import EarlierSearches
 from autotune.space.space import Point
 from autotune.storage.converter import TrialConverter
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Prediction, Purpose, TrialResult
+from autotune.values.trial import Prediction, TrialResult
 
 # Draws of TPE that may be tried or refused configurations, before any untried configuration is taken instead.
 PATIENCE_DRAWS = 60
@@ -261,7 +261,7 @@ class CostModelSampler(BaseSampler):
         if self._history.known(baseline) is None:
             if baseline not in pending:
                 return baseline, False
-            has_begun = self._candidates is not None and self._earlier.is_empty
+            has_begun = self._candidates is not None and self._earlier.count == 0
         if has_begun:
             if (cause := common_cause(self._history)) is not None:
                 self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
@@ -294,18 +294,15 @@ class CostModelSampler(BaseSampler):
         ]
         candidates = self._candidates.assuming(assumed) if assumed else self._candidates
         history = self._history.with_results(assumed) if assumed else self._history
-        return candidates.next(
-            history, lambda config: self._is_open(config, pending), known_before=self._earlier.counted
-        )
+        return candidates.next(history, lambda config: self._is_open(config, pending), known_before=self._earlier.count)
 
     def _ends(self, pending: Sequence[TrainConfig]) -> bool:
-        """Whether no trial is worthwhile, by the cost model if it predicts all of the space, or by the record."""
+        """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
         candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
-        if candidates is not None and candidates.knows_all and has_begun:
-            self.conclusion = candidates.conclusion(self._history)
-            return True
-        searched = sum(result.request.purpose is Purpose.SEARCH for result in self._history.results)
-        return self._earlier.is_enough(searched)
+        if candidates is None or not candidates.knows_all or not has_begun:
+            return False
+        self.conclusion = candidates.conclusion(self._history)
+        return True
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
         """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""
@@ -317,7 +314,7 @@ class CostModelSampler(BaseSampler):
             self.space.refusal(config)
             or too_large(self._plan, config)
             or self._history.refusal(config)
-            or self._earlier.refusal(config)
+            or self._earlier.refusal(config, self._history.best())
         )
         if reason is None and self._candidates is not None:
             reason = self._candidates.refusal(config)

@@ -190,10 +190,12 @@ class Tuner:
         self._pace.running = sum(purpose is Purpose.SEARCH for purpose, _ in self._running.values())
 
     def _consult(self) -> None:
-        """Let the sampler learn from the lasting record, whenever the trials have changed its standing."""
-        if self._earlier.compare(self._state.history):
-            self._observer(Note(text=self._earlier.notes[-1]))
-            self._sampler.observe(*self._earlier.lessons(self._state.history))
+        """Let the sampler learn from the lasting record, once the baseline is known."""
+        told, lessons = len(self._earlier.notes), self._earlier.compare(self._state.history)
+        for text in self._earlier.notes[told:]:
+            self._observer(Note(text=text))
+        if lessons:
+            self._sampler.observe(*lessons)
 
     def _measure_again(self) -> None:
         """Measure the leaders and the baseline again in turn, then check the winner; if it fails, check the next.
@@ -206,10 +208,12 @@ class Tuner:
                 if not self._pace.has_time_for(configs):
                     return
                 self._run_in_turn(configs)
-            elif (check := self._next_check()) is not None and self._pace.left_s() >= check.expected_s:
-                self._run(check.config, check.purpose, check)
-            else:
+                continue
+            contenders = self._finals.contenders()
+            check = self._finals.proof.next(verdict.verdict_of(self._finals).best) if contenders else None
+            if check is None or self._pace.left_s() < check.expected_s:
                 return
+            self._run(check.config, check.purpose, check)
 
     def _next_finals(self) -> list[TrainConfig]:
         """Return the configurations of the next final trials, several if they run in turn; empty: the finals are over.
@@ -221,12 +225,6 @@ class Tuner:
         if not configs and self._pace.left_s() >= finals.expected_s(further) + finals.proof.expected_s():
             configs = further
         return configs
-
-    def _next_check(self) -> Check | None:
-        """Return the next check of the winner."""
-        if not self._finals.contenders():
-            return None
-        return self._finals.proof.next(verdict.verdict_of(self._finals).best)
 
     def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> None:
         """Run one trial and add its result to the state."""
