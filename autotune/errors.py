@@ -118,10 +118,6 @@ class RunDirectoryError(InputError):
 class RecordError(InputError):
     """The lasting record can't be read or written: unreachable, in use, damaged or of a newer autotune."""
 
-    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
-        super().__init__(message)
-        self.is_temporary = is_temporary
-
 
 class MachineError(AutotuneError):
     """The machine lacks something that was asked for."""

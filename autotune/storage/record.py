@@ -52,16 +52,14 @@ _LIBPQ = {"connect_timeout": PATIENCE_S, "tcp_user_timeout": 10_000, "keepalives
 # "postgres" is what hosts hand out. The driver is that of the extra `postgresql`, unless the URL names one.
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 
-# Words that are shown of an error; after one of the first kind, or a server's without any, a later attempt may succeed.
-_PASSING = (
-    *("connection refused", "timeout expired", "timed out", "too many clients", "server closed the connection"),
-    *("starting up", "shutting down", "terminating connection", "database is locked", "deadlock"),
-)
-_LASTING = (
+# Words that are shown of an error.
+_WORDS = (
     *("authentication failed", "access denied", "permission denied", "does not exist", "unknown database"),
     *("pg_hba.conf", "unable to open", "readonly", "read-only", "disk is full", "no space left"),
     *("name or service not known", "not a database", "malformed", "no such file or directory", "is a directory"),
-    *("no longer compatible",),
+    *("no longer compatible", "connection refused", "timeout expired", "timed out", "too many clients"),
+    *("server closed the connection", "starting up", "shutting down", "terminating connection"),
+    *("database is locked", "deadlock"),
 )
 
 _NO_URL = (
@@ -224,13 +222,10 @@ class Record:
                 parts.append(f"{cause} {getattr(cause, 'orig', '')}".lower())
                 cause = cause.__cause__ or cause.__context__
             said = " ".join(parts)  # which may have secrets in it
-            words = next((words for words in (*_LASTING, *_PASSING) if words in said), "")
-            of_server = isinstance(error, optuna.exceptions.StorageInternalError | sa.exc.DBAPIError)
-            may_pass = words in _PASSING or (of_server and not words)
-            if not words:
-                damaged = f"damaged, or no storage of Optuna ({type(error).__name__})"
-                words = damaged if isinstance(error, ValueError | LookupError | TypeError) else type(error).__name__
-            raise RecordError(f"{self.where}: can't be used: {words}", is_temporary=may_pass) from None
+            words = next((words for words in _WORDS if words in said), type(error).__name__)
+            if words not in _WORDS and isinstance(error, ValueError | LookupError | TypeError):
+                words = f"damaged, or no storage of Optuna ({words})"
+            raise RecordError(f"{self.where}: can't be used: {words}") from None
 
 
 def _by_number(trials: Sequence[FrozenTrial]) -> dict[int, str]:

@@ -3,16 +3,16 @@
 A :class:`RecordWriter` is an observer between the search and the user's: it passes every event on. A trial is a file
 first. The study of the run directory, `study.journal`, is written before the next trial begins; what is missing there
 is added when the search goes on. The lasting record is written in a thread, so that one that is away doesn't hold the
-search up: that is said once, and it is tried again with every later trial and at the end, for up to a minute. What is
-missing even then is written by `autotune resume`.
+search up: that is said once, and it is tried again with every later trial and at the end. `autotune resume` writes
+the trials that are missing even then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import datetime
 import errno
+import functools
 import math
 import threading
 import time
@@ -25,7 +25,7 @@ from typing import Self, TypeVar
 from optuna.trial import FrozenTrial
 from pydantic import Field, ValidationError
 
-from autotune.errors import AutotuneError, NothingFitsError, RecordError
+from autotune.errors import AutotuneError, RecordError
 from autotune.execution.places import DISK_IS_FULL
 from autotune.planning.plan import SearchPlan
 from autotune.storage.converter import RESULT, TrialConverter
@@ -49,10 +49,7 @@ _MOST_SEARCHES = 20
 _WAIT_S = PATIENCE_S + 1.0
 _READING_WAIT_S = 4 * _WAIT_S
 
-# How long the end of a search waits for a record that is away; pauses between attempts double from the first.
-LAST_WAIT_S = 60.0
-_LEAST_WAIT_S = 2.0  # for reading and for the last write, when the search's time is up
-_PAUSES_S = (0.25, 4.0)
+_LEAST_WAIT_S = 2.0  # for reading, when the search's time is nearly up
 
 T = TypeVar("T")
 
@@ -110,8 +107,8 @@ def in_thread(call: Callable[[], T]) -> Future[T]:
 class RecordWriter:
     """Writes the trials of one search to its study, and to the lasting record.
 
-    None in place of a record records nothing there. The observer hears every event, and what goes wrong here. A record
-    that is away is waited for no longer than to the `time.monotonic()` of `ends_at`.
+    None in place of a record records nothing there. The observer hears every event, and what goes wrong here. The time
+    of the search is over at the `time.monotonic()` of `ends_at`.
     """
 
     def __init__(
@@ -132,7 +129,7 @@ class RecordWriter:
         self._studied: dict[int, FrozenTrial] = {}  # by number, as in the study
         self._recorded: dict[int, FrozenTrial] = {}  # the same as in the lasting record
         self._written: tuple[RecordedSearch, int] | None = None  # with the number of its trials there
-        self._attempt: tuple[RecordedSearch, int, Future[int]] | None = None  # to write so many
+        self._attempt: Future[tuple[RecordedSearch, int, int]] | None = None  # and how many of them are new
         self._trouble: RecordError | None = None
 
     def __call__(self, event: Event) -> None:
@@ -149,7 +146,7 @@ class RecordWriter:
                 self._add(result)
         if len(self._recorded) > before:
             self._write_study()
-            self._write(0.0 if self._trouble is not None else _WAIT_S)
+            self._catch_up(0.0 if self._trouble is not None else _WAIT_S)
 
     def _add(self, result: TrialResult) -> None:
         """Take a trial as the study has it, and as others may read it: without where a user's data and code lie."""
@@ -182,20 +179,13 @@ class RecordWriter:
         self.write(self._directory.results())  # of an earlier run of this search
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write what is left; a user who has interrupted the search isn't made to wait for a record that is away."""
-        if not self._is_behind:
-            return
-        left_s = max(_LEAST_WAIT_S, self._ends_at - time.monotonic())
-        self._write_all(min(_WAIT_S, left_s))
-        last_s = min(LAST_WAIT_S, left_s - _WAIT_S)
-        if last_s > 0 and self._is_behind and self._may_pass and (kind is None or issubclass(kind, NothingFitsError)):
-            self._note(f"{self._missing}; it is waited for up to {last_s:.0f} s (Ctrl-C goes on without)")
-            with contextlib.suppress(KeyboardInterrupt):
-                self._write_all(last_s)
+    def __exit__(self, *_: object) -> None:
+        self._catch_up(_WAIT_S)
         if self._is_behind:
             resume = f"`autotune resume {self._directory.path}`"
-            self._note(f"{self._missing} ({self._trouble}); nothing is lost: {resume} writes it")
+            count = len(self._recorded) - (self._written[1] if self._written else 0)
+            what = "the answer is" if count == 0 else "1 trial is" if count == 1 else f"{count} trials are"
+            self._note(f"{what} not written yet ({self._trouble}); nothing is lost: {resume} writes it")
 
     def earlier(self) -> list[RecordedSearch]:
         """Return the latest other searches with the same key; none if they can't be read."""
@@ -219,59 +209,28 @@ class RecordWriter:
             return False
         return self._written != (self._search, len(self._recorded))
 
-    @property
-    def _missing(self) -> str:
-        count = len(self._recorded) - (self._written[1] if self._written else 0)
-        if count == 0:
-            return "the answer is not written yet"
-        return "1 trial is not written yet" if count == 1 else f"{count} trials are not written yet"
-
-    @property
-    def _may_pass(self) -> bool:
-        return self._trouble is None or self._trouble.is_temporary
-
-    def _write(self, wait_s: float) -> None:
-        """Try to write all in a thread, unless an earlier attempt still runs; wait for it up to `wait_s`."""
+    def _catch_up(self, wait_s: float) -> None:
+        """Write what is missing, in a thread; wait for it up to `wait_s`, and for an earlier attempt before."""
         record = self._record
-        if record is None:
-            return
-        self._settle(0.0)
-        if self._attempt is None:
-            search, trials = self._search, tuple(self._recorded.values())
-            self._attempt = (search, len(trials), in_thread(lambda: record.write(search, trials)))
-        if not self._settle(wait_s) and wait_s:
-            self._fails(_no_answer(record, wait_s))
-
-    def _write_all(self, limit_s: float) -> None:
-        """Try until all is written, for up to `limit_s`; not against an error that waiting doesn't help."""
-        ends = time.monotonic() + limit_s
-        pause_s, longest_s = _PAUSES_S
-        while self._is_behind and (left_s := ends - time.monotonic()) > 0:
-            self._write(min(left_s, _WAIT_S))
-            if not self._may_pass:
+        for _ in range(2):
+            if record is None or not self._is_behind:
                 return
-            if self._trouble is not None and self._attempt is None:
-                time.sleep(max(0.0, min(pause_s, ends - time.monotonic())))
-                pause_s = min(2 * pause_s, longest_s)
-
-    def _settle(self, wait_s: float) -> bool:
-        """Take note of how the attempt under way went; False if it hasn't ended within `wait_s`."""
-        if self._attempt is None:
-            return True
-        search, count, attempt = self._attempt
-        if not wait([attempt], wait_s).done:
-            return False
-        self._attempt = None
-        try:
-            written = attempt.result()
-        except RecordError as error:
-            self._fails(error)
-            return True
-        self._written = search, count
-        if self._trouble is not None:
-            self._note(f"it can be written again, and has {written} more of this search's trials")
-        self._trouble = None
-        return True
+            if self._attempt is None:
+                search, trials = self._search, tuple(self._recorded.values())
+                self._attempt = in_thread(functools.partial(_written, record, search, trials))
+            if not wait([self._attempt], wait_s).done:
+                if wait_s:
+                    self._fails(_no_answer(record, wait_s))
+                return
+            attempt, self._attempt = self._attempt, None
+            try:
+                search, count, new = attempt.result()
+            except RecordError as error:
+                return self._fails(error)
+            self._written = search, count
+            if self._trouble is not None:
+                self._note(f"it can be written again, and has {new} more of this search's trials")
+            self._trouble = None
 
     def _fails(self, error: RecordError) -> None:
         """Say what is wrong, once until it works again."""
@@ -283,8 +242,14 @@ class RecordWriter:
         self._observer(Note(text=f"the lasting record: {text}"))
 
 
+def _written(
+    record: Record, search: RecordedSearch, trials: tuple[FrozenTrial, ...]
+) -> tuple[RecordedSearch, int, int]:
+    return search, len(trials), record.write(search, trials)
+
+
 def _no_answer(record: Record, waited_s: float) -> RecordError:
-    return RecordError(f"{record.where}: no answer for {waited_s:.0f} s", is_temporary=True)
+    return RecordError(f"{record.where}: no answer for {waited_s:.0f} s")
 
 
 def record_writer(

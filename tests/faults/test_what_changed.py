@@ -163,18 +163,12 @@ def test_a_record_that_is_away_for_a_while_is_written_when_it_is_back(server, st
     aside = search.record.with_suffix(".aside")
     search.record.rename(aside)
     search.record.mkdir()  # something else stands there
-    assert finish(server, search, _wait_no_longer) == 0, said(search)
+    assert finish(server, search) == 0, said(search)
     assert "the search goes on without it" in said(search)
     search.record.rmdir()
     aside.rename(search.record)
     assert finish(server, search) == 0
     Kept(search).check_end()
-
-
-def _wait_no_longer() -> None:
-    from autotune.storage import writer
-
-    writer.LAST_WAIT_S = 0.0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from search_events import Heard
 
-from autotune.errors import NothingFitsError, RecordError
+from autotune.errors import RecordError
 from autotune.search.tuner import Tuner
 from autotune.storage import writer
 from autotune.storage.record import VARIABLE, Record
@@ -27,7 +27,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
 from autotune.value import write_value
 from autotune.values.budget import SoakTask
-from autotune.values.problem import Event, TrialEnded
+from autotune.values.problem import TrialEnded
 from autotune.values.result import ResultData
 from autotune.values.trial import Purpose, TrialResult
 
@@ -147,12 +147,10 @@ def away(database, monkeypatch):
 
     def attempt(*of) -> int:
         if not back.is_set():
-            raise RecordError("db: can't be used: connection refused", is_temporary=True)
+            raise RecordError("db: can't be used: connection refused")
         return write(*of)
 
     monkeypatch.setattr(database, "write", attempt)
-    monkeypatch.setattr(writer, "LAST_WAIT_S", 0.5)
-    monkeypatch.setattr(writer, "_PAUSES_S", (0.01, 0.02))
     monkeypatch.setattr(writer, "_WAIT_S", 0.1)
     return back
 
@@ -177,28 +175,11 @@ class TestARecordThatIsAway:
             number = 1
             while len(heard.notes) < 2 and number < 100:  # the attempts go on beside the trials
                 recording(ended(number))
+                time.sleep(0.01)
                 number += 1
             assert "can be written again" in heard.notes[1]
         assert numbers(database) == list(range(number))
         assert len(heard.notes) == 2
-
-    def test_at_the_end_it_is_waited_for(self, database, away, directory, heard, monkeypatch):
-        monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
-        with RecordWriter(database, PLAN, directory, heard) as recording:
-            recording(ended())
-            threading.Timer(0.5, away.set).start()
-        assert numbers(database) == [0]
-        assert "1 trial is not written yet; it is waited for up to 60 s" in heard.notes[1]
-        assert "can be written again" in heard.notes[2]
-
-    @pytest.mark.usefixtures("away")
-    def test_after_the_time_of_the_search_it_is_hardly_waited_for(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(writer, "LAST_WAIT_S", 60.0)
-        began = time.monotonic()
-        with RecordWriter(database, PLAN, directory, heard, ends_at=began) as recording:
-            recording(ended())
-        assert time.monotonic() - began < 5.0
-        assert "autotune resume" in heard.notes[-1]
 
     def test_what_is_missing_in_the_end_is_told_and_written_when_the_search_goes_on(
         self, database, away, directory, heard
@@ -213,31 +194,6 @@ class TestARecordThatIsAway:
         with RecordWriter(database, PLAN, directory, heard):
             pass
         assert numbers(database) == [0, 1]
-
-    @pytest.mark.usefixtures("away")
-    @pytest.mark.parametrize(("kind", "waits"), [(KeyboardInterrupt, False), (NothingFitsError, True), (None, True)])
-    def test_who_is_interrupted_does_not_wait(self, database, directory, heard, kind, waits):
-        recording = RecordWriter(database, PLAN, directory, heard).__enter__()
-        recording(ended())
-        recording.__exit__(kind)
-        assert any("waited for" in note for note in heard.notes) == waits
-        assert "autotune resume" in heard.notes[-1]
-
-    @pytest.mark.usefixtures("away")
-    def test_ctrl_c_ends_the_wait_and_nothing_else(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(writer, "LAST_WAIT_S", 3600.0)
-
-        def listen(event: Event) -> None:
-            heard(event)
-            if "waited for" in getattr(event, "text", ""):
-                monkeypatch.setattr(writer.time, "sleep", interrupt)
-
-        def interrupt(seconds: float) -> None:
-            raise KeyboardInterrupt
-
-        with RecordWriter(database, PLAN, directory, listen) as recording:
-            recording(ended())
-        assert "autotune resume" in heard.notes[-1]
 
     def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
         monkeypatch.setattr(writer, "_WAIT_S", 0.2)
