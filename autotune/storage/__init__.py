@@ -1,1 +1,1 @@
-"""What is stored on disk: run directories, the lasting record, what was learned of devices."""
+"""Files that last: run directories, the lasting record, measurements of devices."""

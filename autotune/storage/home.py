@@ -167,13 +167,9 @@ def read_rates(hardware: Hardware) -> Rates | None:
     return None
 
 
-def _observations_path(hardware: Hardware, model_type: str) -> Path:
-    return home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
-
-
 def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
     """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
-    path = _observations_path(hardware, model_type)
+    path = home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
     try:
         return read_value(Observations, path).observations
     except FileNotFoundError:
@@ -186,15 +182,15 @@ def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation,
 def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
     """Store observations for the next search; where the home can't be written, a warning says so."""
     known: dict[str, Observation] = {}
-    path = _observations_path(hardware, model_type)
     try:
-        with _changing(writable("corrections", hardware.fingerprint)):
+        with _changing(writable("corrections", hardware.fingerprint)) as folder:
             for observation in (*read_observations(hardware, model_type), *observations):
                 known.pop(observation.key, None)  # what was measured again is the latest
                 known[observation.key] = observation
-            write_value(Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:]), path)
+            latest = Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:])
+            write_value(latest, folder / f"{model_type}.json")
     except Exception as error:
-        logger.warning("%s: observations are not stored (%s)", path, error)
+        logger.warning("observations of %s are not stored: %s", model_type, error)
 
 
 def read_timings(hardware: Hardware) -> Timings | None:
@@ -261,9 +257,9 @@ def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | N
     model = workload.model
     if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
         return None
+    figures = model.model_dump(mode="json", exclude=_NAMES_OF_A_MODEL)
     decides = (
-        *(model.model_dump(mode="json", exclude=_NAMES_OF_A_MODEL), parameters),
-        *(value.model_dump(mode="json") for value in (shape_of(workload), family)),
+        *(figures, parameters, shape_of(workload).model_dump(mode="json"), family.model_dump(mode="json")),
         *(installed_versions(), _code_digest()),
     )
     name = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()

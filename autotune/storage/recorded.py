@@ -13,10 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value, digest_of
-from autotune.values.model import ModelFacts
 from autotune.values.problem import Problem
 from autotune.values.trial import Purpose, TrialResult
-from autotune.values.workload import Workload
 from autotune.version import __version__
 
 # A finite number above zero: anything else comes from a damaged record.
@@ -36,7 +34,7 @@ _NOT_THE_STEP = {"model", "seed", "dataset", "text_field", "fixed_arguments", "o
 
 
 class Key(Value):
-    """What two searches must have in common for the one to learn from the other, as digests."""
+    """Digests of model, step, device and versions: one search learns from another if all four are equal."""
 
     model: str
     workload: str
@@ -50,40 +48,33 @@ class Key(Value):
 
 
 def key_of(problem: Problem) -> Key:
-    """Return the key of a search."""
-    workload, hardware = problem.workload, problem.hardware
+    """Return the key of a search.
+
+    The model is what it is by whatever name; code of its own is known by name and revision.
+    """
+    workload, hardware, spec, facts = problem.workload, problem.hardware, problem.workload.model, problem.facts
+    model = {
+        "type": spec.model_type,
+        "figures": facts.architecture or spec.config,
+        "size": facts.parameters,
+        "code": [spec.name, spec.revision] if spec.trust_remote_code else None,
+        **({"frozen": "vision"} if spec.freeze_vision else {}),
+    }
+    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
+    without = _NOT_THE_STEP if workload.images else _NOT_THE_STEP | {"images", "image_size"}
+    step = workload.model_dump(mode="json", exclude=without)
     device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
     training = {name: version for name, version in hardware.versions.items() if name not in _NOT_TRAINING}
     return Key(
-        model=_model(workload, problem.facts),
-        workload=_step(workload),
+        model=digest_of({"of": model}),
+        workload=digest_of({"of": {**step, "real": workload.dataset is not None, "fixed": fixed}}),
         hardware=device.digest(leave_out=frozenset({"count"})),
-        versions=_digest({"autotune": __version__, **training}),
+        versions=digest_of({"of": {"autotune": __version__, **training}}),
     )
 
 
-def _model(workload: Workload, facts: ModelFacts) -> str:
-    """Return the digest of what the model is, by whatever name; code of its own is known by name and revision."""
-    spec = workload.model
-    own_code = [spec.name, spec.revision] if spec.trust_remote_code else None
-    figures = facts.architecture or spec.config
-    frozen = {"frozen": "vision"} if spec.freeze_vision else {}
-    return _digest({"type": spec.model_type, "figures": figures, "size": facts.parameters, "code": own_code, **frozen})
-
-
-def _step(workload: Workload) -> str:
-    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
-    without = _NOT_THE_STEP if workload.images else _NOT_THE_STEP | {"images", "image_size"}
-    written = workload.model_dump(mode="json", exclude=without)
-    return _digest({**written, "real": workload.dataset is not None, "fixed": fixed})
-
-
-def _digest(figures: dict[str, Any]) -> str:
-    return digest_of({"of": figures})
-
-
 class RecordedTrial(Value):
-    """What other searches read of a trial; configuration and outcome are those of the version that ran it."""
+    """A trial as other searches read it; the version that ran it wrote configuration and outcome."""
 
     retired = frozenset({"status", "peak_bytes"})
 

@@ -207,12 +207,12 @@ class RunDirectory:
 
     def _remove(self) -> None:
         """Remove the directory by a rename first, so that no search begins in what is about to be deleted."""
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        hidden = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            self.path.rename(aside)
+            self.path.rename(hidden)
         except OSError:
             return
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(hidden, ignore_errors=True)
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""

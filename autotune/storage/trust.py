@@ -1,14 +1,13 @@
-"""Whose code a run directory makes run: one from somebody else (unpacked, cloned) is a program of theirs.
+"""Refuses to run code that a run directory from somebody else (unpacked, cloned) names.
 
 `search.json` names scripts and models with code of their own, `data/` holds pickled functions, and a search that is
-resumed or explained runs them. What of that was handed over by this user is noted in the folder `trusted` of
-`$AUTOTUNE_HOME`, by its content: an empty file named by the digest of what is run, and where. Nothing in a run
-directory can stand for that, neither can the owner of its files. What isn't noted is named and refused until the user
-adds `--trust-run-dir`.
+resumed or explained runs them. The folder `trusted` of `$AUTOTUNE_HOME` notes those that this user has handed over:
+an empty file each, named by the digest of the code and of its place. Neither anything in a run directory nor the owner
+of its files stands for that. A search that would run anything else is refused, with its name, until the user adds
+`--trust-run-dir`.
 
-Nothing in a run directory leads out of it, so that whoever writes there overwrites nothing elsewhere.
-
-A pickled file is known by its digest in the plan; the process that unpickles it compares them.
+A link in a run directory may not lead out of it, so that whoever writes there overwrites nothing elsewhere. A pickled
+file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
     if trusted:
         _note(found)
         return
-    unknown = [action.shown for action in found if not _is_noted(action)]
+    noted: set[str] = set()
+    with contextlib.suppress(AutotuneError):  # no home: nothing is noted
+        noted = {action.digest for action in found if (home() / FOLDER / action.digest).is_file()}
+    unknown = [action.shown for action in found if action.digest not in noted]
     if unknown:
         raise RunDirectoryError(
             f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown)}; if you trust whoever "
@@ -72,12 +74,8 @@ def remember(plan: SearchPlan) -> None:
 
 def actions(plan: SearchPlan) -> Iterator[Action]:
     """Yield all that a search does beyond training a model of the library's."""
-    code, step, recipe, spec = (
-        plan.workload.own_code,
-        plan.workload.own_step,
-        plan.workload.recipe,
-        plan.workload.model,
-    )
+    workload = plan.workload
+    code, step, recipe, spec = workload.own_code, workload.own_step, workload.recipe, workload.model
     if code is not None:
         key = code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"})
         runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
@@ -139,13 +137,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _key(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _is_noted(action: Action) -> bool:
-    try:
-        return (home() / FOLDER / action.digest).is_file()
-    except AutotuneError:  # no home: nothing is noted
-        return False
 
 
 def _note(found: Sequence[Action]) -> None:

@@ -30,34 +30,41 @@ from autotune.value import TEMPORARY_SUFFIX
 from autotune.values.estimate import Rates
 
 
-def test_the_variable_names_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "mine"))
-    assert home() == tmp_path / "mine"
-
-
-def test_a_tilde_is_the_users(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AUTOTUNE_HOME", "~/mine")
-    assert home() == tmp_path / "mine"
-
-
 @pytest.mark.parametrize(
-    ("data_home", "expected"),
+    ("variable", "data_home", "expected"),
     [
-        (None, "{home}/.local/share/autotune"),
-        ("", "{home}/.local/share/autotune"),
-        ("relative", "{home}/.local/share/autotune"),
-        ("/data", "/data/autotune"),
+        ("/mine", "/data", "/mine"),
+        ("~/mine", None, "{home}/mine"),
+        (None, None, "{home}/.local/share/autotune"),
+        (None, "", "{home}/.local/share/autotune"),
+        (None, "relative", "{home}/.local/share/autotune"),
+        (None, "/data", "/data/autotune"),
     ],
-    ids=["default", "empty", "relative is ignored", "absolute"],
 )
-def test_otherwise_the_xdg_specification_does(monkeypatch, tmp_path, data_home, expected):
-    monkeypatch.delenv("AUTOTUNE_HOME")
+def test_the_variable_names_it_and_otherwise_the_xdg_specification(
+    monkeypatch, tmp_path, variable, data_home, expected
+):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    if data_home is not None:
-        monkeypatch.setenv("XDG_DATA_HOME", data_home)
+    for name, value in (("AUTOTUNE_HOME", variable), ("XDG_DATA_HOME", data_home)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
     assert home() == Path(expected.format(home=tmp_path))
+
+
+def test_a_home_that_can_not_be_written_is_one_line_and_stores_nothing(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"rates: can't be written: .*AUTOTUNE_HOME") as caught:
+        write_rates(MEASURED, make_hardware())
+    assert "\n" not in str(caught.value)
+    assert read_rates(make_hardware()) is None
+    write_trace(make_workload(), 10, make_profile())
+    assert read_trace(make_workload(), 10, make_profile().family) is None
+    assert caplog.records == []
+    add_observations(make_hardware(), "llama", [observation()])
+    assert "not stored" in caplog.text
 
 
 def test_what_killed_processes_left_in_a_folder_is_removed_an_hour_later(monkeypatch, tmp_path):
@@ -77,14 +84,6 @@ def test_a_home_that_is_made_is_private(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "new"))
     writable("rates")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
-
-
-def test_a_home_that_can_not_be_written_is_one_line(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"rates: can't be written: .*AUTOTUNE_HOME") as caught:
-        writable("rates")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
@@ -138,14 +137,6 @@ def test_broken_rates_are_ignored_with_a_warning(content, caplog):
     assert "\n" not in record.getMessage()
 
 
-def test_a_home_that_is_none_holds_no_rates(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    assert read_rates(make_hardware()) is None
-    with pytest.raises(InputError, match="AUTOTUNE_HOME"):
-        write_rates(MEASURED, make_hardware())
-
-
 # Observations
 
 
@@ -154,45 +145,25 @@ def observation(*, key: str = "a", ratio: float = 1.0) -> Observation:
     return Observation(key=key, memory_features=features, memory={"device": ratio}, time_features={}, log_time=None)
 
 
-def test_a_configuration_that_was_measured_again_is_stored_once_and_the_latest():
+def test_of_a_configuration_the_latest_is_stored_and_of_all_the_latest():
     add_observations(make_hardware(), "llama", [observation(ratio=1.0), observation(key="b")])
     add_observations(make_hardware(), "llama", [observation(ratio=2.0)])
     found = {o.key: o.memory["device"] for o in read_observations(make_hardware(), "llama")}
     assert found == {"a": 2.0, "b": 1.0}
-
-
-def test_only_the_latest_are_stored():
-    add_observations(make_hardware(), "llama", [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)])
-    found = read_observations(make_hardware(), "llama")
-    assert len(found) == _MOST_OBSERVATIONS
-    assert found[-1].key == str(_MOST_OBSERVATIONS + 9)
+    many = [observation(key=str(i)) for i in range(_MOST_OBSERVATIONS + 10)]
+    add_observations(make_hardware(), "llama", many)
+    assert read_observations(make_hardware(), "llama") == tuple(many[10:])
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
-def test_broken_observations_are_ignored_with_a_warning(user_home, caplog, content):
+def test_broken_observations_are_ignored_with_a_warning_and_replaced(user_home, caplog, content):
     add_observations(make_hardware(), "llama", [observation()])
     (path,) = user_home.glob("corrections/*/llama.json")
     path.write_text(content)
-    with caplog.at_level(logging.WARNING):
-        assert read_observations(make_hardware(), "llama") == ()
-    assert str(path) in caplog.text
-    assert "ignored" in caplog.text
-
-
-def test_broken_observations_are_replaced(user_home):
-    add_observations(make_hardware(), "llama", [observation()])
-    (path,) = user_home.glob("corrections/*/llama.json")
-    path.write_text("{")
+    assert read_observations(make_hardware(), "llama") == ()
+    assert f"{path}: ignored" in caplog.text
     add_observations(make_hardware(), "llama", [observation(key="new")])
     assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
-
-
-def test_observations_are_not_stored_in_a_home_that_can_not_be_written(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    with caplog.at_level(logging.WARNING):
-        add_observations(make_hardware(), "llama", [observation()])
-    assert "not stored" in caplog.text
 
 
 # Traces
@@ -211,6 +182,8 @@ def traced(monkeypatch, tmp_path):
 def test_a_trace_is_of_one_model_shape_family_and_software(traced, monkeypatch):
     profile, _ = traced
     usual = make_workload()
+    named = usual.model.model_copy(update={"name": "another", "reference": "./another", "path": "/another"})
+    assert read_trace(usual.model_copy(update={"model": named}), 10, profile.family) == profile
     wider = usual.model.model_copy(update={"config": {**usual.model.config, "hidden_size": 12_345}})
     assert read_trace(usual.model_copy(update={"model": wider}), 10, profile.family) is None
     frozen = usual.model.model_copy(update={"freeze_vision": True})
@@ -220,13 +193,6 @@ def test_a_trace_is_of_one_model_shape_family_and_software(traced, monkeypatch):
     assert read_trace(usual, 10, make_family(autocast="bfloat16")) is None
     monkeypatch.setattr("autotune.storage.home.installed_versions", lambda: {"torch": "0.1"})
     assert read_trace(usual, 10, profile.family) is None
-
-
-def test_a_trace_is_the_same_whatever_the_model_is_called(traced):
-    profile, _ = traced
-    usual = make_workload()
-    named = usual.model.model_copy(update={"name": "another", "reference": "./another", "path": "/another"})
-    assert read_trace(usual.model_copy(update={"model": named}), 10, profile.family) == profile
 
 
 @pytest.mark.parametrize(
@@ -264,14 +230,6 @@ def test_traces_of_a_models_own_code_are_not_stored(monkeypatch, tmp_path):
     own = usual.model_copy(update={"model": usual.model.model_copy(update={"trust_remote_code": True})})
     write_trace(own, 10, make_profile())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_home_that_cannot_be_written_stores_no_traces(monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
-    write_trace(make_workload(), 10, make_profile())
-    assert read_trace(make_workload(), 10, make_profile().family) is None
-    assert caplog.records == []
 
 
 def test_a_temporary_file_that_another_process_has_just_renamed_does_not_matter(monkeypatch, tmp_path):
