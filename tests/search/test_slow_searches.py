@@ -1,12 +1,20 @@
-"""Quick searches for real models on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
+"""Whole searches with real trials on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import autotune
+from autotune.execution.processes import marked
+from autotune.storage.record import VARIABLE
+from autotune.tuning_result import TuningResult, load
+from autotune.values.config import TrainConfig
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import TrialResult, TrialStatus
 
@@ -101,3 +109,105 @@ def test_no_trial_outlasts_what_is_left_of_the_search(step_s, limit_s, factor, t
     if factor > 1000:
         endless = [r for r in trials(tmp_path / "run") if r.request.config.precision == "bf16"]
         assert {r.status for r in endless} <= {TrialStatus.TIMED_OUT}
+
+
+def explored(result: TuningResult) -> list[TrainConfig]:
+    return [t.config for t in result.trials if t.purpose is not None and t.purpose.explores]
+
+
+def test_a_second_search_measures_the_baseline_and_the_old_winner_and_ends_if_that_holds(
+    tiny_llama, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
+    slow = tmp_path / "one-by-one.json"  # a baseline that something is sure to beat
+    slow.write_text(json.dumps({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}))
+
+    def find(run: str, **fields) -> TuningResult:
+        return autotune.find(
+            str(tiny_llama), effort="quick", device="cpu", seq_len=32, max_trials=3, baseline=slow,
+            run_dir=tmp_path / run, **fields,
+        )  # fmt: skip
+
+    first = find("first")
+    assert first.verdict == "faster"
+    assert not [note for note in first.notes if "record" in note]
+    second = find("second", seed=7)
+    assert explored(second)[0] == first.baseline.config
+    assert explored(second)[1] in explored(first)[1:]
+    assert len([note for note in second.notes if "the record knows" in note]) == 1
+    refused = {t.config for t in second.trials if t.cause is not None and "(record)" in t.cause}
+    assert not refused & set(explored(second))
+
+
+SPACE = """
+description: micro-batches and two kernels
+parameters:
+  per_device_train_batch_size: {choices: lattice}
+  attn_implementation: {choices: [sdpa, eager]}
+"""
+
+
+def test_a_search_that_was_over_goes_on_within_limits_that_it_keeps(autotune, tiny_llama, tmp_path):
+    (tmp_path / "space.yaml").write_text(SPACE)
+    run, answer = tmp_path / "run", tmp_path / "answer.json"
+    options = ("--effort", "quick", "--device", "cpu", "--seq-len", 32, "--global-batch", 4, "--space", "space.yaml")
+    first = autotune("find", "--model", tiny_llama, *options, "--max-trials", 1, "--run-dir", run, "-o", answer)
+    assert first.returncode == 0
+    before = len(load(answer).trials)
+    answer.unlink()
+    more = autotune("resume", run, "--max-trials", 3, "--max-time", "15m")
+    assert more.returncode == 0
+    assert "the limits are 15 min and 3 trials now; " in more.stderr
+    assert "1 trial are spent" in more.stderr
+    assert f"written: {answer}" in more.stdout
+    plan = json.loads((run / "search.json").read_text())
+    assert (plan["budget"]["max_trials"], plan["budget"]["max_time_s"]) == (3, 900)
+    assert len(load(answer).trials) > before
+    assert sum(trial.purpose == "search" for trial in load(answer).trials) <= 3
+    again = autotune("resume", run)
+    assert "no trial was run: the search is over" in again.stderr
+
+
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+AT_ONCE = ("--device", "cpu", "--seq-len", "32", "--effort", "quick", "--max-trials", "4", "--workers", "2")
+
+
+def left(run: Path) -> list[int]:
+    marks = [json.loads(p.read_text())["mark"] for p in run.glob("processes*.json")]
+    return [pid for mark in marks for pid in marked(mark)]
+
+
+@two_cores
+def test_trials_run_at_two_places_and_finals_at_one(tiny_llama, tmp_path):
+    run = tmp_path / "run"
+    result = autotune.find(
+        str(tiny_llama), device="cpu", seq_len=32, effort="quick", max_trials=4, max_time="10m", workers=2, run_dir=run
+    )
+    searched = {r.place for r in trials(run) if r.request.purpose.explores}
+    finals = {r.place for r in trials(run) if r.request.purpose == "final"}
+    assert len(searched) == 2
+    assert len(finals) == 1
+    assert result.hardware.cores == len(os.sched_getaffinity(0)) // 2
+    assert any("2 trials at a time" in note for note in result.notes)
+    assert result.best.confirmed
+    assert left(run) == []
+
+
+@two_cores
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_search_that_is_ended_leaves_nothing_running_and_goes_on(autotune, tiny_llama, tmp_path, number, code):
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "autotune", "find", "--model", str(tiny_llama), *AT_ONCE, "--run-dir", str(run)]
+    search = subprocess.Popen([*arguments, "--max-time", "10m"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not trials(run) and search.poll() is None:
+        time.sleep(0.2)
+    search.send_signal(number)
+    assert search.wait() == code
+    while left(run):
+        time.sleep(0.2)
+    before = trials(run)
+    done = autotune("resume", run, timeout=600)
+    assert done.returncode == 0, done.stderr
+    after = trials(run)
+    assert after[: len(before)] == before
+    assert load(run / "best-config.json").best.confirmed

@@ -1,6 +1,13 @@
-"""The lasting record: an Optuna storage that several write at once, and that never takes a search down."""
+"""The lasting record: an Optuna storage that several write at once, and that never takes a search down.
+
+    AUTOTUNE_TEST_RECORDS="postgresql://user:password@host/autotune_test" pytest -m slow tests/storage/test_record.py
+
+tries it on servers as well. All tables of a database named there are dropped, so its name must have "test" in it; the
+server must ask for passwords.
+"""
 
 import fcntl
+import os
 import sqlite3
 import threading
 import time
@@ -8,6 +15,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy as sa
 from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
 from optuna.storages import JournalStorage
@@ -31,15 +39,43 @@ def database(path) -> Record:
     return Record(path)
 
 
-@pytest.fixture(params=["journal", "sqlite"])
-def either(request, tmp_path) -> Record:
-    return Record(tmp_path / "record.journal" if request.param == "journal" else f"sqlite:///{tmp_path}/record.db")
+SERVERS = os.environ.get("AUTOTUNE_TEST_RECORDS", "").split()
+server = pytest.mark.parametrize("place", SERVERS, indirect=True, ids=lambda url: url.partition(":")[0])
 
 
-def test_what_was_kept_is_read_again(either):
-    search = recorded_search(recorded_trial(make_config(16), 12.5), recorded_trial(make_config(4), OUT_OF_MEMORY))
+SLOW = [pytest.param(url, marks=pytest.mark.slow) for url in SERVERS]
+
+
+@pytest.fixture(params=["journal", "sqlite", *SLOW])
+def place(request, tmp_path) -> Path | str:
+    """A file, or the URL of a database without our tables."""
+    if "://" not in request.param:
+        return tmp_path / "record.journal" if request.param == "journal" else f"sqlite:///{tmp_path}/record.db"
+    pytest.importorskip("psycopg")
+    url = sa.make_url(request.param.replace("postgresql:", "postgresql+psycopg:"))
+    assert "test" in (url.database or ""), "the name of a database to try this on must have 'test' in it"
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+        connection.execute(sa.text("CREATE SCHEMA public"))
+    return request.param
+
+
+@pytest.fixture
+def either(place) -> Record:
+    return Record(place)
+
+
+def test_what_was_kept_is_read_again_to_the_last_digit(either, place):
+    search = recorded_search(
+        recorded_trial(make_config(16), 1 / 3),
+        recorded_trial(make_config(4), OUT_OF_MEMORY),
+        model="modèle 💾",
+        speedup=1 / 3,
+    )
+    large = search.trials[1].model_copy(update={"outcome": {"text": "ünïcödé 💾 " * 20_000}})
+    search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2])})
     keep(either, search)
-    assert either.searches() == [search]
+    assert Record(place).searches() == [search]
 
 
 def test_a_journal_is_its_users_alone(database, path):
@@ -96,18 +132,21 @@ from pathlib import Path
 from recorded_searches import recorded_search, recorded_trial, stored
 from autotune.storage.record import Record
 
-search = recorded_search(*(recorded_trial() for _ in range(30)), id=sys.argv[2])
+searches = [recorded_search(*(recorded_trial() for _ in range(10)), id=name) for name in (sys.argv[2], "ours")]
 print("ready", flush=True)
 sys.stdin.readline()
 database = Record(sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1]))
-for number in range(len(search.trials)):
-    database.write(search, stored(*search.trials[: number + 1]))
+for number in range(11):
+    for search in searches:
+        database.write(search, stored(*search.trials[: number + 1]))
 """
 
 
-def test_two_processes_write_at_once_into_a_record_that_neither_has_made(path, database):
-    assert run_at_once(WRITER, str(path), "ab") == [(0, "")] * 2
-    assert {search.id: len(search.trials) for search in database.searches()} == {"a": 31, "b": 31}
+@pytest.mark.parametrize("place", ["journal", *SLOW], indirect=True)
+def test_processes_write_at_once_the_same_search_too_into_a_record_that_none_has_made(place):
+    assert run_at_once(WRITER, str(place), "abc") == [(0, "")] * 3
+    found = {search.id: len(search.trials) for search in Record(place).searches()}
+    assert found == dict.fromkeys([*"abc", "ours"], 11)
 
 
 def test_a_line_that_was_cut_short_costs_what_was_in_it_alone(path, database):
@@ -142,7 +181,6 @@ def test_a_damaged_record_is_one_line_and_left_as_it_is(path, content):
     with pytest.raises(RecordError, match=r"record\.journal: can't be used: damaged") as caught:
         keep(Record(path), recorded_search())
     assert "\n" not in str(caught.value)
-    assert not caught.value.is_temporary
     assert path.read_bytes() == content
 
 
@@ -237,9 +275,27 @@ class TestWhereItIs:
 @pytest.mark.parametrize(
     "url", ["postgresql://ann:s3cr3t@127.0.0.1:1/db", "postgresql://s3cr3t@127.0.0.1:1/db?password=s3cr3t"]
 )
-def test_a_server_that_is_not_there_is_one_line_without_the_password_and_may_come_back(url):
+def test_a_server_that_is_not_there_is_one_line_without_the_password(url):
     pytest.importorskip("psycopg")
     with pytest.raises(RecordError, match=r"127\.0\.0\.1: can't be used: connection refused") as caught:
         Record(url).searches()
     assert "s3cr3t" not in str(caught.value)
-    assert caught.value.is_temporary
+
+
+@pytest.mark.slow
+@server
+def test_tables_of_the_earlier_form_are_refused_in_a_line(place):
+    engine = sa.create_engine(place.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE autotune_searches (id integer)"))
+    with pytest.raises(RecordError, match="a record of an earlier form"):
+        Record(place).searches()
+
+
+@pytest.mark.slow
+@server
+def test_a_wrong_password_is_one_line_without_it(place):
+    wrong = sa.make_url(place).set(password="s3cr3t-but-wrong")
+    with pytest.raises(RecordError) as caught:
+        Record(wrong.render_as_string(hide_password=False)).searches()
+    assert "s3cr3t" not in str(caught.value)
