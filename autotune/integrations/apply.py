@@ -50,7 +50,7 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
     if int(processes) > 1:
-        raise InputError("the answer is that of one process, and this is one of several (WORLD_SIZE)")
+        raise InputError("the answer is for one process, and this is one of several (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}

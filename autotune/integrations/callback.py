@@ -63,7 +63,7 @@ _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "de
 
 
 class Promise(Value):
-    """What a search measured of its winner."""
+    """Speed and memory of a winner, as the search measured them."""
 
     samples_per_second: float
     interval: Interval = Field(description="of 95 % for the next run, where it was confirmed")
@@ -93,7 +93,7 @@ class Promise(Value):
 
 
 class Production(Value):
-    """What a training attained in the steps that count."""
+    """Speed and memory that a training attained in the steps that count."""
 
     when: str = Field(description="end of the training, UTC, ISO 8601")
     model: str
@@ -304,7 +304,7 @@ def other_model(result: ResultData, model: Any) -> Iterator[str]:
 
 
 def other_machine(result: ResultData, now: Hardware) -> Iterator[str]:
-    """Yield how the machine differs from that of the search."""
+    """Yield how the machine differs from the one that ran the search."""
     then = result.hardware
     if now.name != then.name:
         yield f"on {now.name} (promised on {then.name})"

@@ -51,7 +51,7 @@ from autotune.values.trial import TrialResult
 
 # Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't
 # predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s more, with
-# the library's code, so that of a search of a minute few would be traced without the least.
+# the library's code, so a search of a minute would trace few of them without the least.
 _SHARE = 0.09
 _LIMIT_S = 60.0
 _LEAST_S = 8.0

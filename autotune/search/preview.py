@@ -1,4 +1,4 @@
-"""What a search would try, refuse and predict, without a trial: `autotune find --dry-run`."""
+"""`autotune find --dry-run`: the first trials of a search, its refusals and predictions, without a trial."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.cost.model import CostModel
-from autotune.errors import AutotuneError, InfrastructureError, InputError, MachineError
+from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
 from autotune.execution.ray_pool import RayPool, joined
@@ -207,10 +207,8 @@ def wanted_file(output: str | Path | None) -> str | None:
     if output is None:
         return None
     path = Path(output).absolute()
-    try:
+    with _told_of(output):
         check_savable(path)
-    except OSError as error:
-        raise _refused(Path(output), error) from None
     return str(path)
 
 
@@ -221,14 +219,15 @@ def deliver(result: ResultData | None, path: str | None) -> None:
         InputError: The file can't be written any more.
         InfrastructureError: Its disk is full.
     """
-    if result is None or path is None:
-        return
+    if result is not None and path is not None:
+        with _told_of(path):
+            result.save(path)
+
+
+@contextlib.contextmanager
+def _told_of(path: str | Path) -> Iterator[None]:
     try:
-        result.save(path)
+        yield
     except OSError as error:
-        raise _refused(Path(path), error) from None
-
-
-def _refused(path: Path, error: OSError) -> AutotuneError:
-    kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
-    return kind(f"--output {path}: can't be written: {error.strerror}")
+        kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
+        raise kind(f"--output {path}: can't be written: {error.strerror}") from None

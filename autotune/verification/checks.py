@@ -122,7 +122,7 @@ class Proof:
             uneven_bytes = measured.memory.peak_bytes * (1 + UNEVEN_ROUTING)
             if uneven_bytes > self._plan.memory_bytes:
                 lines.append(
-                    "measured with even routing, as of random weights: that of trained ones can take "
+                    "measured with even routing, as of random weights: trained weights can take "
                     f"{UNEVEN_ROUTING:.0%} more, {show_memory(round(uneven_bytes))} in all"
                 )
         own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)

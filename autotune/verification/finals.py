@@ -132,7 +132,9 @@ class Finals:
 
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
-        if self._checks_began():
+        first = next(iter(self._series()), None)
+        checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
+        if any(first is None or r.request.number > first.request.number for r in checks):
             return []
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
         begun = max((self._rounds(c) for c in contenders), default=0)
@@ -198,12 +200,6 @@ class Finals:
         """Return the mean share of the machine that other processes took in the final trials, as far as it matters."""
         return statistics.fmean([_share_of_others(r.measurement) for r in self._series() if r.measurement] or [0.0])
 
-    def _checks_began(self) -> bool:
-        """Whether a check has followed the finals."""
-        first = next(iter(self._series()), None)
-        checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
-        return any(first is None or r.request.number > first.request.number for r in checks)
-
     def is_measured(self, config: TrainConfig) -> bool:
         """Whether `config` has completed a final trial."""
         return any(r.measurement for r in self.trials(config))
@@ -224,7 +220,7 @@ class Finals:
         seen = self.state.measured(config)
         return seen is not None and seen.ran_short and not self.is_measured(config)
 
-    def tried(self, config: TrainConfig) -> list[TrialResult]:
+    def trials_of(self, config: TrainConfig) -> list[TrialResult]:
         """Return the trial of the search and the final trials of `config`, completed or not."""
         known = self.history.known(config)
         return ([known] if known is not None else []) + self.trials(config)

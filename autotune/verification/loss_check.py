@@ -109,37 +109,42 @@ def compare(
     floor = max(_FLOOR[deepest_class(c.allowance for c in changed)], _SHORT_LOSS if is_short else 0.0) * scale
     spread, progress = _distance(theirs, others), theirs[0] - theirs[-1]
     noise = _SPREADS * spread + floor
-    kind, difference = yardstick(changed, facts), _distance(ours, theirs)
+    kind, difference, fault = yardstick(changed, facts), _distance(ours, theirs), None
     if not all(map(math.isfinite, curve.losses)):
-        fault: str | None = "its loss is not a number"
-        difference = math.inf
-    elif kind is Yardstick.SOUND:
-        fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}" if ours[-1] > ours[0] + noise else None
+        fault, difference = "its loss is not a number", math.inf
+    elif kind is Yardstick.SAME_CURVE:
+        fault = _leaves_the_curve(difference, _SPREADS * spread + max(SAME_SHARE * max(progress, 0.0), floor), progress)
     elif kind is Yardstick.NO_WORSE:
         share = _COUPLED_START if _is_rebatched(changed, facts) else _START
-        first, same = curve.losses[0], reference.losses[0]
-        fault = _learns_less(ours, theirs, noise)
-        if abs(first - same) > _SPREADS * abs(same - again.losses[0]) + share * scale:
-            fault = f"its first loss is {first:.4g}, the baseline's from the same weights {same:.4g}"
-    else:
-        allowed = _SPREADS * spread + max(SAME_SHARE * max(progress, 0.0), floor)
-        fault = None
-        if difference > allowed:
-            fault = (
-                f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed "
-                f"and the baseline's fell by {progress:.2g}"
-            )
+        allowed = _SPREADS * abs(reference.losses[0] - again.losses[0]) + share * scale
+        fault = _starts_elsewhere(curve.losses[0], reference.losses[0], allowed) or _learns_less(ours, theirs, noise)
+    elif ours[-1] > ours[0] + noise:
+        fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}"
     if kind is not Yardstick.SOUND:
         fault = fault or _other_dropout(reference, again, curve, scale)
-    steps = len(curve.losses)
     statement = fault or _praise(kind, difference, ours[0] - ours[-1], progress)
     return LossVerdict(
         passed=fault is None,
-        statement=f"{statement} ({steps} steps on the same samples)",
+        statement=f"{statement} ({len(curve.losses)} steps on the same samples)",
         difference=difference,
         spread=spread,
         progress=progress,
     )
+
+
+def _leaves_the_curve(difference: float, allowed: float, progress: float) -> str | None:
+    if difference <= allowed:
+        return None
+    return (
+        f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed and the "
+        f"baseline's fell by {progress:.2g}"
+    )
+
+
+def _starts_elsewhere(ours: float, theirs: float, allowed: float) -> str | None:
+    if abs(ours - theirs) <= allowed:
+        return None
+    return f"its first loss is {ours:.4g}, the baseline's from the same weights {theirs:.4g}"
 
 
 def smoothed(losses: Sequence[float], window: int) -> list[float]:

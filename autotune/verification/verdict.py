@@ -145,7 +145,7 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     """Return which measurements put the unconfirmed `config` below the baseline; None if none do."""
     plan = finals.plan
     measured, theirs_all = (
-        [(r.request.number, r.measurement) for r in finals.tried(c) if r.measurement is not None]
+        [(r.request.number, r.measurement) for r in finals.trials_of(c) if r.measurement is not None]
         for c in (config, plan.baseline)
     )
     if finals.runs_short(config):
@@ -212,7 +212,7 @@ def _baseline_cause(finals: Finals) -> str | None:
     baseline = finals.plan.baseline
     if baseline in finals.contenders():
         return None
-    failures = [r.outcome for r in finals.tried(baseline) if r.outcome.kind == "failure"]
+    failures = [r.outcome for r in finals.trials_of(baseline) if r.outcome.kind == "failure"]
     return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(baseline)
 
 
@@ -221,7 +221,7 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
         config=config,
         changes=changes(config, finals.plan),
         measurement=measurement_of(finals, config),
-        trials=tuple(r.request.number for r in finals.tried(config)),
+        trials=tuple(r.request.number for r in finals.trials_of(config)),
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
         correction=corrections.get(config, 1.0),

@@ -39,6 +39,51 @@ def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
     assert result.best.trials == (1, 3, 5)
 
 
+def near(rate: float, spread: float = 0.05) -> Outcome:
+    return make_measurement(rate, spread=spread)
+
+
+MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
+LEADERS: Trials = [(BASE, 10.0), (BIG, 15.0)]
+ADAFACTOR_AND_BF16: Trials = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))]
+ONE_IS_UNSURE: Trials = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, noisy(10.5))]
+DECISIONS = {
+    "finals and not the search decide": (
+        [*LEADERS, (BF16, 14.0)], [(BASE, 10.0), (BIG, 12.0), (BF16, 14.0)] * 2, "faster", BF16
+    ),
+    "nothing near the baseline needs no finals": ([(BASE, 10.0), (BIG, 5.0)], [], "no_clear_winner", BASE),
+    "overlapping with the baseline": (LEADERS, [(BASE, near(10.0)), (BIG, near(10.5))] * 2, "no_clear_winner", BASE),
+    "a wide interval": (LEADERS, [(BASE, near(10.0, 0.2)), (BIG, near(10.5, 0.2))] * 2, "undecided", BASE),
+    "the simplest of those alike": (
+        [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2, "faster", BF16
+    ),
+    "the class of a change weighs more than the number": (
+        [(BASE, 10.0), (LORA, 20.0), (MANY, 20.0)], [(BASE, 10.0), (LORA, noisy(20.0)), (MANY, noisy(20.0))] * 2,
+        "faster", MANY,
+    ),
+    "the simplest must be clearly faster itself": (
+        [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, 10.9)], ONE_IS_UNSURE * 2, "faster", ADAFACTOR
+    ),
+    "a baseline that fails in its final": (LEADERS, [(BASE, OUT_OF_MEMORY), (BIG, 15.0)], "baseline_failed", BIG),
+    "a final of the baseline alone": (LEADERS, [(BASE, 10.0)], "unconfirmed", BIG),
+    "a final that was cut short": (LEADERS, [(BASE, 10.0), (BIG, TIMED_OUT)], "unconfirmed", BIG),
+    "a final of the baseline that was cut short": (LEADERS, [(BASE, TIMED_OUT), (BIG, 15.0)], "unconfirmed", BIG),
+    "an unconfirmed leader that fell below the baseline": (
+        [(BASE, 5.0), (BF16, 15.0), (BIG, 14.0)], [(BASE, TIMED_OUT), (BF16, 4.0)], "unconfirmed", BIG
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("searched", "finals", "verdict", "best"), DECISIONS.values(), ids=DECISIONS)
+def test_who_wins_and_how_sure_that_is(searched, finals, verdict, best):
+    result = answer(searched, finals)
+    assert (result.verdict, result.best.config) == (verdict, best)
+    assert (result.speedup is not None and result.speedup.interval.low > 1.0) == (verdict == "faster")
+    assert result.kept_because is None
+    assert result.others_share is None
+    assert (result.baseline_cause is None) == (verdict != "baseline_failed")
+
+
 @pytest.mark.parametrize(("run_samples", "winner"), [(None, "inductor"), (160.0, None), (16_000.0, "inductor")])
 def test_compiling_wins_where_the_run_is_long_enough(run_samples, winner):
     """16 samples a step: 1.6 s, compiled 1.07 s after 40 s at the start."""
@@ -53,20 +98,6 @@ def test_the_answer_says_from_which_step_on_compiling_pays():
     compilation = answer(trials, trials * 2).compilation
     assert compilation.cold_start_s == pytest.approx(40.0, rel=0.02)
     assert compilation.break_even_steps == pytest.approx(40.0 / (1.6 - 16 / 15), rel=0.05)
-
-
-def test_finals_and_not_the_search_decide():
-    result = answer([(BASE, 10.0), (BIG, 15.0), (BF16, 14.0)], [(BASE, 10.0), (BIG, 12.0), (BF16, 14.0)] * 2)
-    assert result.best.config == BF16
-    assert result.best.measurement.samples_per_second == pytest.approx(14.0)
-
-
-@pytest.mark.parametrize(("spread", "verdict"), [(0.05, "no_clear_winner"), (0.2, "undecided")])
-def test_overlapping_with_the_baseline_keeps_it_and_a_wide_interval_tells_nothing(spread, verdict):
-    finals = [(BASE, make_measurement(10.0, spread=spread)), (BIG, make_measurement(10.5, spread=spread))] * 2
-    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
-    assert (result.verdict, result.best.config, result.speedup) == (verdict, BASE, None)
-    assert result.others_share is None
 
 
 def beside_others(rate: float, share: float) -> Outcome:
@@ -93,18 +124,6 @@ def test_finals_that_are_decided_tell_whatever_others_took(rate):
     assert result.verdict == ("faster" if rate > 10 else "no_clear_winner")
 
 
-def test_a_search_that_saw_nothing_near_the_baseline_needs_no_finals():
-    result = answer([(BASE, 10.0), (BIG, 5.0)])
-    assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
-
-
-def test_the_simplest_wins_among_those_that_can_not_be_told_apart():
-    searched = [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)]
-    finals = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))] * 2
-    result = answer(searched, finals)
-    assert (result.verdict, result.best.config) == ("faster", BF16)
-
-
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_users_script_gets_what_flags_can_say_among_those_that_can_not_be_told_apart(is_own):
     own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/") if is_own else None
@@ -113,21 +132,6 @@ def test_a_users_script_gets_what_flags_can_say_among_those_that_can_not_be_told
     finals = [(BASE, 10.0), (in_code, noisy(20.2)), (said, noisy(20.0))] * 2
     result = answer([(BASE, 10.0), (in_code, 20.2), (said, 20.0)], finals, workload=make_workload(own_code=own))
     assert (result.verdict, result.best.config) == ("faster", said if is_own else in_code)
-
-
-def test_the_class_of_a_change_weighs_more_than_the_number_of_changes():
-    many = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
-    finals = [(BASE, 10.0), (LORA, noisy(20.0)), (many, noisy(20.0))] * 2
-    assert answer([(BASE, 10.0), (LORA, 20.0), (many, 20.0)], finals).best.config == many
-
-
-def test_the_simplest_must_itself_be_clearly_faster_than_the_baseline():
-    """ADAFACTOR beats the baseline beyond the noise, BF16 can be told from neither."""
-    searched = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, 10.9)]
-    finals = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, noisy(10.5))] * 2
-    result = answer(searched, finals)
-    assert (result.verdict, result.best.config) == ("faster", ADAFACTOR)
-    assert result.speedup.interval.low > 1.0
 
 
 def test_a_baseline_that_does_not_fit_leaves_the_fastest_without_a_speedup():
@@ -143,18 +147,6 @@ def test_the_largest_default_that_fits_is_named_where_the_baseline_does_not():
     assert "largest default that fits has a micro-batch of 4 (trial 2)" in notes
 
 
-def test_a_baseline_that_fails_when_measured_again_does_not_fit_either():
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, OUT_OF_MEMORY), (BIG, 15.0)])
-    assert (result.verdict, result.best.config) == ("baseline_failed", BIG)
-    assert result.baseline_cause == "out of memory: no memory left"
-
-
-@pytest.mark.parametrize("finals", [[(BASE, 10.0)], [(BASE, 10.0), (BIG, TIMED_OUT)], [(BASE, TIMED_OUT), (BIG, 15.0)]])
-def test_finals_that_ended_before_there_was_anything_to_compare_are_unconfirmed(finals):
-    result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
-    assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
-
-
 @pytest.mark.parametrize(
     ("searched", "finals"),
     [
@@ -168,11 +160,6 @@ def test_an_unconfirmed_leader_that_any_measurement_puts_below_the_baseline_is_n
     assert (result.verdict, result.best.config, result.speedup) == ("unconfirmed", BASE, None)
     assert "the baseline gave" in result.kept_because
     assert "the baseline is kept: the baseline gave" in verdict_line(result)
-
-
-def test_an_unconfirmed_leader_that_fell_below_the_baseline_gives_way_to_one_that_did_not():
-    result = answer([(BASE, 5.0), (BF16, 15.0), (BIG, 14.0)], [(BASE, TIMED_OUT), (BF16, 4.0)])
-    assert (result.verdict, result.best.config, result.kept_because) == ("unconfirmed", BIG, None)
 
 
 def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommended():
