@@ -58,7 +58,8 @@ def test_ratio_turned_round_has_the_interval_turned_round():
     assert turned.low == pytest.approx(1 / interval.high)
     assert turned.high == pytest.approx(1 / interval.low)
     same, around = ratio_of_means([[1.0, 1.1, 0.9]], [[1.0, 1.1, 0.9]])
-    assert around.low < same == pytest.approx(1.0) < around.high
+    assert same == pytest.approx(1.0)
+    assert around.low < 1.0 < around.high
     point, none = ratio_of_means([[2.0, 2.0]], [[1.0, 1.0]])
     assert (point, none.low, none.high) == (2.0, 2.0, 2.0)
     _, unknown = ratio_of_means([[2.0]], [[1.0]])
