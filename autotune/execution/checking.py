@@ -1,37 +1,62 @@
-"""Carries out a check in a trial's process: a soak (evaluation and saving beside training) or a loss run.
+"""Carries out a check in a trial's process: a soak (evaluating and saving beside training) or a loss run.
 
-A soak stays under the trial's memory budget throughout; what it writes lies in the trial's directory, and the runner
-removes it.
+A soak stays under the trial's memory budget throughout, and evaluates with the largest batch that fits. Where a Trainer
+has `compute_metrics`, its evaluation keeps the predictions of the whole data set, on the device until
+`eval_accumulation_steps` moves them to the host. The soak keeps as many: the Trainer's own loop reads every sample, but
+the model computes the first two batches alone, those with the longest samples; for the others the predictions of the
+very first sample stand in. They go through `preprocess_logits_for_metrics` and `compute_metrics` as always. What a soak
+writes lies in the trial's directory, and the runner removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from accelerate.utils import recursively_apply
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
+from transformers.trainer_pt_utils import find_batch_size
 
-from autotune.execution.evaluating import CheckError, EvaluationData, evaluated
-from autotune.execution.failures import first_line
+from autotune.execution.failures import first_line, is_out_of_memory
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
+from autotune.execution.user_overlay import theirs
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
-from autotune.values.config import TrainConfig
-from autotune.values.trial import TrialRequest
 
 # Draws of dropout whose spread is looked at.
 _DRAWS = 8
 
 # Disk that a checkpoint must leave free: the rest of the search writes some, and a full disk ends more than a trial.
 _SPARE_DISK_BYTES = 512 << 20
+
+# Batches of an evaluation that the model computes: two, so that one is there while the next comes.
+_COMPUTED = 2
+
+# Reading a large data set must not use up the time of the whole check.
+_LONGEST_S = 30.0
+
+
+class CheckError(Exception):
+    """Something failed in a check; the message says in what part of it, the cause is chained."""
+
+
+class EvaluationData(NamedTuple):
+    """What there is to evaluate on."""
+
+    longest: Callable[[int], Any]  # gives so many samples, the longest first
+    kept: int | None = None  # samples whose predictions an evaluation keeps, all there are; None: it keeps none
 
 
 class Reading(NamedTuple):
@@ -50,41 +75,29 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
     return {"max_steps": task.steps, "seed": task.seed, "logging_strategy": "steps", "logging_steps": 1}
 
 
-def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
-    """Return how many of a trial's `samples` are different ones, and the configuration that says their order.
-
-    A loss run reads the same few again and again, in the same order whatever sampler is tried.
-    """
-    if not isinstance(request.task, LossTask):
-        return samples, request.config
-    own = request.task.pass_steps * request.workload.samples_per_step(request.config)
-    return min(samples, own), request.config.model_copy(update={"train_sampling_strategy": "random"})
-
-
-@contextmanager
-def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[dict[str, Any]]:
+@contextlib.contextmanager
+def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[None]:
     """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
 
-    Yields what is added to the measurement, complete when training has ended. `not_saved` says why a soak saves none.
+    `not_saved` says why a soak saves none.
 
     Raises:
         CheckError: Saving failed.
     """
-    found: dict[str, Any] = {}
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
-            yield found
+            yield
     elif isinstance(task, SoakTask):
         saver = CheckpointSaver(trainer, not_saved=not_saved)
         trainer.add_callback(saver)
         try:
-            yield found
+            yield
         except Exception as error:
             if not saver.is_saving:
                 raise
             raise CheckError(f"while saving a checkpoint: {first_line(error)}") from error
     else:
-        yield found
+        yield
 
 
 def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
@@ -99,8 +112,11 @@ def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: Memo
     Raises:
         CheckError: Evaluation failed.
     """
-    if isinstance(task, LossTask):
-        return {"curve": _curve(task, trainer)}
+    if isinstance(task, LossTask):  # whose losses the Trainer logs as means over the step's accumulation
+        losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+        if len(losses) != task.steps:
+            raise CheckError(f"{len(losses)} losses were logged in {task.steps} steps")
+        return {"curve": LossCurve(losses=losses, dropout_spread=_dropout_spread(task, trainer))}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
@@ -126,7 +142,12 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
         """Ask for a checkpoint when training is about to stop."""
         if not control.should_training_stop or self.is_saving or self.not_saved is not None:
             return
-        needed = _checkpoint_bytes(self._trainer)
+        model, optimizer = self._trainer.model, self._trainer.optimizer
+        states = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
+        # peft saves the adapter's weights alone
+        weights = (p for p in model.parameters() if p.requires_grad) if hasattr(model, "peft_config") else None
+        tensors = tree_leaves([dict(states), list(weights) if weights is not None else dict(model.state_dict())])
+        needed = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
         free = shutil.disk_usage(Path(args.output_dir).parent).free
         if not agree(free >= needed + _SPARE_DISK_BYTES):
             self.not_saved = (
@@ -145,41 +166,24 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checkpoint_bytes(trainer: Any) -> int:
-    """Return what weights and optimizer states take; peft saves the adapter's weights alone."""
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    states = [value for state in getattr(optimizer, "state", {}).values() for value in _values(state)]
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    weights = trained if hasattr(trainer.model, "peft_config") else _values(trainer.model.state_dict())
-    tensors = (t for t in (*weights, *states) if isinstance(t, torch.Tensor))
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _values(mapping: Any) -> list[Any]:
-    return list(mapping.values()) if isinstance(mapping, dict) else []
-
-
-def _curve(task: LossTask, trainer: Any) -> LossCurve:
-    """Return the loss of each step, which the Trainer logs as the mean over the step's accumulation."""
-    losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
-    if len(losses) != task.steps:
-        raise CheckError(f"{len(losses)} losses were logged in {task.steps} steps")
-    return LossCurve(losses=losses, dropout_spread=_dropout_spread(task, trainer))
-
-
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     """Return how far dropout spreads the loss of the first step's samples; None if compiled, which would start again.
 
     Drawn with one seed after the other; the samples are the same whatever the micro-batch, and for every rank.
     """
+    args, data = trainer.args, trainer.train_dataset
     if hasattr(trainer.model_wrapped, "_orig_mod"):
         return None
     if not is_random(trainer.model):
         return 0.0
-    if isinstance(trainer.train_dataset, IterableDataset):  # whose first samples are gone
+    if isinstance(data, IterableDataset):  # whose first samples are gone
         return None
     trainer.model.train()
-    batches = _first_step(trainer)
+    size = args.per_device_train_batch_size
+    starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
+    made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
+    batches = [trainer._prepare_inputs(batch) for batch in made]
     draws = []
     for draw in range(_DRAWS):
         torch.manual_seed(task.seed * _DRAWS + draw)
@@ -189,11 +193,99 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     return statistics.stdev(draws)
 
 
-def _first_step(trainer: Any) -> list[dict[str, Any]]:
-    """Return the micro-batches of the first step on the device, those of all ranks."""
-    args, data = trainer.args, trainer.train_dataset
-    size = args.per_device_train_batch_size
-    starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
-    collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
-    made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
-    return [trainer._prepare_inputs(batch) for batch in made]
+def keeps_predictions(trainer: Any) -> bool:
+    """Return whether the Trainer's evaluation keeps the predictions of all samples until its end."""
+    args = trainer.args
+    return trainer.compute_metrics is not None and not args.prediction_loss_only and not args.batch_eval_metrics
+
+
+def evaluated(sizes: tuple[int, ...], trainer: Any, data: EvaluationData, guard: MemoryGuard) -> dict[str, Any]:
+    """Return the fields of `Soaked` that say with what evaluation fits: the first batch size that does.
+
+    Predictions that fit with no batch size are left out at last, and the result says why. A rank that fails leaves the
+    others amid their evaluation, which only their end gets them out of: of several ranks none goes on to the next size.
+
+    Raises:
+        CheckError: Evaluation failed, or fits with no size.
+    """
+    args, ranks, trained = trainer.args, own_rank().of, guard.peak()
+    args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
+    args.dataloader_drop_last = theirs(args).get("dataloader_drop_last", False)  # a trial's is True
+    own: int | None = getattr(args, "eval_accumulation_steps", None)
+    # With all predictions, moved to the host after each batch if need be; then without them.
+    steps = [own] if data.kept is None or args.device.type == "cpu" else list(dict.fromkeys((own, 1)))
+    attempts: list[tuple[int, int | None, int | None]] = []
+    attempts += [(size, step, data.kept) for size in sizes if data.kept for step in steps]
+    attempts += [(size, own, None) for size in sizes]
+    failure: str | None = None
+    while attempts:
+        size, accumulation, kept = attempts.pop(0)
+        args.per_device_eval_batch_size, args.eval_accumulation_steps = size, accumulation
+        found: dict[str, Any] = {"eval_batch_size": size}
+        try:
+            if kept is None:
+                with patch.object(trainer, "compute_metrics", None) if data.kept else contextlib.nullcontext():
+                    trainer.evaluate(data.longest(_COMPUTED * size * ranks))
+            else:
+                with _stood_in(trainer) as seen:
+                    trainer.evaluate(data.longest(kept))
+                found |= {} if accumulation is None else {"eval_accumulation_steps": accumulation}
+                found |= {"predicted_samples": kept, **seen}
+            guard.check()
+        except Exception as error:
+            is_short = is_out_of_memory(error)
+            if not attempts or ranks > 1 or not (is_short or kept):
+                raise CheckError(f"while evaluating with a batch of {size}: {first_line(error)}") from error
+            if kept:
+                failure = f"{'out of memory' if is_short else type(error).__name__}: {first_line(error)}"
+                attempts = attempts if is_short else [attempt for attempt in attempts if not attempt[2]]
+        else:
+            return found if kept else {**found, "metrics_failed": failure}
+        # Out here the exception, whose frames hold the failed batch, is gone.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        guard.begin_anew(trained)
+    raise AssertionError("a ladder has a last rung")
+
+
+@contextlib.contextmanager
+def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
+    """Let the model compute the first batches alone; yield the size of the predictions, and why the metrics failed."""
+    step, loop, metrics = trainer.prediction_step, trainer.evaluation_loop, trainer.compute_metrics
+    seen: dict[str, Any] = {}
+    first: list[Any] = []
+    batches = samples = 0
+    ends_at = time.monotonic() + _LONGEST_S
+
+    def prediction_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal batches, samples
+        if batches >= _COMPUTED and time.monotonic() > ends_at:
+            raise TimeoutError(f"reading all samples takes too long; the predictions of the first {samples:,} fitted")
+        rows = find_batch_size(inputs)
+        batches, samples = batches + 1, samples + rows
+        if first and batches > _COMPUTED:
+            return recursively_apply(lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone(), first[0])
+        found = step(model, inputs, *args, **kwargs)
+        if not first:
+            first.append(recursively_apply(lambda t: t[:1].clone() if t.ndim else t.clone(), found))
+        return found
+
+    def evaluation_loop(*args: Any, **kwargs: Any) -> Any:
+        output = loop(*args, **kwargs)
+        seen["predictions_bytes"] = sum(getattr(array, "nbytes", 0) for array in tree_leaves(output.predictions))
+        return output
+
+    def compute_metrics(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return metrics(*args, **kwargs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            seen["metrics_failed"] = f"{type(error).__name__}: {first_line(error)}"
+            return {}
+
+    with patch.multiple(
+        trainer, prediction_step=prediction_step, evaluation_loop=evaluation_loop, compute_metrics=compute_metrics
+    ):
+        yield seen

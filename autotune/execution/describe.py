@@ -1,8 +1,9 @@
 """Finds out, in a child process, what the search must know of what is trained: facts of the model, lengths of the data.
 
 A named model is built on the meta device, so nothing is allocated, and real data are tokenized once for all trials. A
-user's own code is run until it trains: its Trainer, model, data and arguments are looked at, and gradients of a few
-samples are computed (`user_limits`). Of a user's loop a few steps are run (`step_facts`).
+user's own code is run until it trains, to see what its Trainer, model, data and arguments are, which of them can be
+changed from outside, and whether its gradient depends on the micro-batch (`gradients`). Of a loop it is `loop` that
+runs a step.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
-from autotune.execution import user_limits, user_model
-from autotune.execution.gradients import reported_split
-from autotune.execution.step_facts import examined
-from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, trained_by, view
-from autotune.execution.user_limits import Seen, overrides, split_of_trainer, width_of
+from autotune.execution import user_model
+from autotune.execution.gradients import reported_split, split_of_trainer
+from autotune.execution.loop import examined
+from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
@@ -36,8 +38,9 @@ from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.texts import prepare, profile_of
 from autotune.value import Value, read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
-from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound
+from autotune.values.workload import RECIPES, STEP_FILE, Barred, LengthProfile, OwnCode, OwnFound
 
 Request = TypeVar("Request", bound=Value)
 
@@ -49,9 +52,6 @@ _ROUNDED_TO = 64
 
 # Knobs that one would expect to be tried: a note says why they stay as they are.
 _NOTED = ("optim", "precision")
-
-_ONE_DEVICE = "a training of your own is one process on one device; remove it"
-_REFUSED = {"deepspeed": _ONE_DEVICE, "fsdp": _ONE_DEVICE, "parallelism_config": _ONE_DEVICE}
 
 # So that TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
 _NO_TF32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
@@ -97,7 +97,7 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(overlay):
-            return reach(code, data_directory, lambda trainer, _: _looked_at(trainer, code, data_directory))
+            return reach(code, data_directory, lambda trainer, _: Training(trainer, code).described(data_directory))
     except CodeError as error:
         raise InputError(f"{error} {output}") from error
     except AutotuneError:
@@ -112,167 +112,267 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
         raise InputError(f"{code.shown} failed before it trained: {what} {output}") from error
 
 
-def _looked_at(trainer: Any, code: OwnCode, data_directory: Path) -> Description:
-    arguments = _written(trainer.args)
-    _check(trainer, arguments)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    base = base_model(model)
-    batches = user_limits.user_batches(trainer)
-    lengths = lengths_of(trainer.train_dataset) if batches is None else None
-    task = _task(base)
-    recipe = trained_by(trainer, task)
-    tokens = row_lengths(trainer.train_dataset) if recipe is not None and batches is None else lengths
-    if tokens is not None:
-        tokens = np.minimum(tokens, getattr(trainer.args, "max_length", None) or tokens)
-        record_lengths(tokens, data_directory)
-    rows = batches is None and has_rows(trainer, lengths)
-    batch, width, pads = _batch(trainer, batches, lengths)
-    seen = Seen(trainer, model, base, batches, lengths, batch, user_model.weights_of(model))
-    normalizes = user_limits.is_normalizable(trainer, base)
-    searched = {name: value for name, value in arguments.items() if name in SEARCHED_ARGUMENTS}
-    checkpoints = user_model.checkpointing(base, arguments)
-    held = user_limits.held(seen)
-    if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        searched["tf32"], held["tf32"] = True, "your code switches TF32 on, which the Trainer's arguments don't undo"
-    facts = _facts(trainer, base, task)
-    coupled = facts.batch_coupled is not None
-    split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
-        trainer, normalizes=normalizes, lengths=lengths, reorders=batches is None, batch_coupled=coupled
-    )
-    facts, line = reported_split(facts, split, None if normalizes else f"the loss is {_whose_loss(trainer, base)}")
-    found = OwnFound(
-        spec=_spec(model, base, code),
-        task=task,
-        sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
-        target_length=width_of(batch, "labels") if task.has_targets else None,
-        arguments={**searched, **checkpoints},
-        checkpoints=bool(checkpoints),
-        fixed=_fixed(trainer, arguments),
-        held=held,
-        barred=user_limits.barred(seen),
-        weights=seen.weights,
-        adapter=user_model.adapter(model),
-        quantization=user_model.quantization(base),
-        reorders=batches is None,
-        pads=pads,
-        has_rows=rows,
-        normalizes=normalizes,
-        not_predicted=user_limits.not_predicted(seen, task),
-        generates=hasattr(trainer.args, "steps_per_generation"),
-        recipe=recipe,
-    )
-    profile = None
-    if lengths is not None:
-        targets = lengths_of(trainer.train_dataset, "labels") if task.has_targets else None
-        profile = profile_of(lengths, None if targets is None else float(targets.mean()))
-    return Description(
-        facts=facts, lengths=profile, notes=(*_notes(trainer, found, profile, batches), *line), own=found
-    )
+class Training:
+    """A user's Trainer as it stands when it is about to train."""
+
+    def __init__(self, trainer: Any, code: OwnCode) -> None:
+        self.trainer, self.code, self.name = trainer, code, type(trainer).__name__
+        self.arguments = _written(trainer.args)
+        self._check()
+        self.model = trainer.accelerator.unwrap_model(trainer.model)
+        self.base = base_model(self.model)  # inside an adapter's wrapper
+        self.is_of_library = isinstance(self.base, PreTrainedModel)
+        self.batches = self._user_batches()
+        samples = trainer.train_dataset
+        self.lengths = lengths_of(samples) if self.batches is None else None
+        self.weights = user_model.weights_of(self.model)
+        if self.batches is None:
+            samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
+        self.batch = first_batch(trainer, samples, _FEW)
+        self.task = Task.OWN
+        if self.is_of_library:
+            name, kind = type(self.base).__name__, self.base.config.model_type
+            self.task = next((task for task in HEADS if name in class_names(kind, task)), Task.OWN)
+
+    def described(self, data_directory: Path) -> Description:
+        """Return what the search must know of it; the lengths of its rows go to `data_directory`."""
+        trainer, base, lengths = self.trainer, self.base, self.lengths
+        recipe = self._recipe()
+        tokens = row_lengths(trainer.train_dataset) if recipe is not None and self.batches is None else lengths
+        if tokens is not None:
+            tokens = np.minimum(tokens, getattr(trainer.args, "max_length", None) or tokens)
+            record_lengths(tokens, data_directory)
+        rows = self.batches is None and has_rows(trainer, lengths)
+        width, pads = self._width("input_ids") or 0, False
+        if lengths is not None:
+            longest = int(lengths[:_FEW].max())
+            pads, width = longest <= width < longest + _ROUNDED_TO, max(width, int(lengths.max()))
+        whose = self._whose_loss()
+        searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
+        checkpoints, held = user_model.checkpointing(base, self.arguments), self._held()
+        if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
+            searched["tf32"], held["tf32"] = (
+                True,
+                "your code switches TF32 on, which the Trainer's arguments don't undo",
+            )
+        facts = self._facts()
+        split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
+            trainer,
+            normalizes=whose is None,
+            lengths=lengths,
+            reorders=self.batches is None,
+            batch_coupled=facts.batch_coupled is not None,
+        )
+        facts, line = reported_split(facts, split, whose)
+        found = OwnFound(
+            spec=self._spec(),
+            task=self.task,
+            sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
+            target_length=self._width("labels") if self.task.has_targets else None,
+            arguments={**searched, **checkpoints},
+            checkpoints=bool(checkpoints),
+            fixed=self._fixed(),
+            held=held,
+            barred=self._barred(),
+            weights=self.weights,
+            adapter=user_model.adapter(self.model),
+            quantization=user_model.quantization(base),
+            reorders=self.batches is None,
+            pads=pads,
+            has_rows=rows,
+            normalizes=whose is None,
+            not_predicted=self._not_predicted(),
+            generates=hasattr(trainer.args, "steps_per_generation"),
+            recipe=recipe,
+        )
+        profile = None
+        if lengths is not None:
+            targets = lengths_of(trainer.train_dataset, "labels") if self.task.has_targets else None
+            profile = profile_of(lengths, None if targets is None else float(targets.mean()))
+        return Description(facts=facts, lengths=profile, notes=(*self._notes(found, profile), *line), own=found)
+
+    def overrides(self, *methods: str) -> str | None:
+        """Return the first of these methods that is the code's own in place of the library's, as '... has a ...'."""
+        kind = type(self.trainer)
+        for name in methods:
+            if not getattr(kind, name).__module__.startswith("transformers.") or name in vars(self.trainer):
+                return f"{kind.__name__} has a {name} of its own"
+        return None
+
+    def _check(self) -> None:
+        """Refuse what can't be tuned: several devices, no data, or batches of another size than the arguments say."""
+        for name in ("deepspeed", "fsdp", "parallelism_config"):
+            if getattr(self.trainer.args, name, None):
+                reason = "a training of your own is one process on one device; remove it"
+                raise InputError(f"your TrainingArguments set {name}: {reason}")
+        if not self.overrides("get_train_dataloader"):
+            if self.trainer.train_dataset is None:
+                raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
+            return
+        made = getattr(self.trainer.get_train_dataloader(), "total_batch_size", None)
+        asked = self.arguments["per_device_train_batch_size"]
+        if made is not None and made != asked:
+            raise InputError(
+                f"your {self.name}.get_train_dataloader makes batches of {made}, whatever "
+                f"per_device_train_batch_size says ({asked}); have it follow self._train_batch_size"
+            )
+
+    def _user_batches(self) -> str | None:
+        """Return why the order of the samples is the code's own; None if trials may set it."""
+        samples = self.trainer.train_dataset
+        if (own := self.overrides("get_train_dataloader", "_get_train_sampler", "_get_dataloader")) is not None:
+            return own
+        is_stream = isinstance(samples, IterableDataset) or not has_length(samples)
+        return "the samples come as a stream" if is_stream else None
+
+    def _whose_loss(self) -> str | None:
+        """Return whose loss it is; None if it is the library model's own, whose way to count labels is known."""
+        trainer, kind = self.trainer, type(self.base)
+        if self.overrides("compute_loss"):
+            return f"the loss is {self.name}.compute_loss's"
+        if trainer.compute_loss_func is not None:
+            return "the loss is that of a function of your own"
+        is_known = self.is_of_library and kind.__module__.startswith("transformers.") and not trainer.label_smoother
+        return None if is_known else f"the loss is {kind.__name__}'s own"
+
+    def _held(self) -> dict[str, str]:
+        """Return the knobs that can't be changed of this code, with the reasons."""
+        trainer, base, name = self.trainer, self.base, type(self.base).__name__
+        made = "the model is made by your code already"
+        own_optimizer = trainer.optimizer is not None
+        hands_one = own_optimizer or trainer.optimizer_cls_and_kwargs is not None
+        makes_one = self.overrides("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+        has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
+        can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
+        loader = self.batches if self.overrides("get_train_dataloader") else None
+        table: tuple[tuple[str, object, str | None], ...] = (
+            ("packing", True, "your code puts its samples into batches"),
+            ("quantization", True, made),
+            ("experts_per_token", True, made),
+            ("expert_capacity", True, made),
+            ("adapter", has_adapter, "the model has an adapter of its own already"),
+            ("adapter", not self.is_of_library, f"{name} is no model of transformers"),
+            ("adapter", own_optimizer, "your code hands the Trainer an optimizer, of the weights as they are"),
+            ("precision", user_model.is_packed(base), "packed weights compute in what your code says"),
+            ("precision", self.weights != "float32", f"the weights are {self.weights}, as your code makes them"),
+            ("optim", hands_one, "your code hands the Trainer an optimizer"),
+            ("optim", makes_one, makes_one),
+            ("attn_implementation", not can_switch, f"{name} can't switch its attention once it is made"),
+            ("train_sampling_strategy", self.batches, self.batches),
+            ("dataloader_num_workers", loader, loader),
+            ("dataloader_prefetch_factor", loader, loader),
+            ("chunked_loss", True, "your code's own model and loss stay as they are"),
+            ("activation_memory_budget", True, "what your code compiles keeps what torch decides"),
+            ("use_liger_kernel", not hasattr(base, "config"), "Liger's kernels are for models of transformers"),
+        )
+        held: dict[str, str] = {}
+        for knob, is_held, reason in table:
+            if is_held and reason:
+                held.setdefault(knob, reason)
+        return held
+
+    def _barred(self) -> tuple[Barred, ...]:
+        """Return the values that single knobs can't have."""
+        found = []
+        if not self.is_of_library:
+            reason = f"{type(self.base).__name__} is no model of transformers: whether it casts its inputs isn't known"
+            found.append(Barred(knob="precision", value="pure_bf16", reason=reason))
+        if self.lengths is None:
+            reason = "the samples have no input_ids whose lengths could be read in short time"
+            found.append(Barred(knob="train_sampling_strategy", value="group_by_length", reason=reason))
+        if any(kind.generates or kind.precomputes for kind in RECIPES.values() if kind.trainer in self._of_trl()):
+            reason = "TRL switches it off in each step, and on again for all layers"  # for the reference, to generate
+            partial = [name for name, kind in CHECKPOINTING.items() if kind.every > 1 or kind.offload]
+            found += [Barred(knob="checkpointing", value=name, reason=reason) for name in partial]
+        return tuple(found)
+
+    def _of_trl(self) -> set[str]:
+        return {kind.__name__ for kind in type(self.trainer).__mro__ if kind.__module__.startswith("trl.")}
+
+    def _recipe(self) -> Any:
+        """Return the recipe whose Trainer of TRL's it is, with its usual loss and reference; None if it is of none."""
+        names, args = self._of_trl(), self.trainer.args
+        if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
+            return None
+        is_other = self.trainer.compute_loss_func is not None
+        if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or is_other):
+            return None
+        kinds = (n for n, k in RECIPES.items() if k.trainer in names and k.task is self.task and not k.generates)
+        return next(kinds, None)
+
+    def _not_predicted(self) -> str | None:
+        """Return why the cost model can't trace this training, None if it can."""
+        if self.task is Task.OWN:
+            return f"{type(self.base).__name__} is no model of transformers with a head that is known"
+        if (reason := user_model.not_traced(self.model, self.base)) is not None:
+            return reason
+        if self.weights not in ("float32", "bfloat16", "float16"):
+            return f"weights in {self.weights}"
+        has_ids = not self.task.takes_text or self._width("input_ids") is not None
+        return None if has_ids else "batches have no rows of input_ids"
+
+    def _width(self, name: str) -> int | None:
+        """Return the length of the rows of a batch; None if it has none of that name."""
+        tensor = self.batch.get(name) if hasattr(self.batch, "get") else None
+        return int(tensor.shape[1]) if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else None
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return the arguments that no search touches, where they differ from the defaults of TrainingArguments."""
+        args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | _LEFT_OUT
+        usual = _written(TrainingArguments(output_dir=str(args.output_dir), use_cpu=args.use_cpu))
+        told = {n: v for n, v in self.arguments.items() if n in usual and n not in left_out and v is not None}
+        return {name: value for name, value in told.items() if value != usual[name]}
+
+    def _spec(self) -> ModelSpec:
+        name = model_type = type(self.base).__name__
+        kind, figures = "own", {}
+        if self.is_of_library:
+            config = self.base.config
+            model_type, figures = str(config.model_type), json.loads(config.to_json_string(use_diff=False))
+            figures.pop("quantization_config", None)
+            kind = kind_of(config, tasks_for(model_type, ()))
+        return ModelSpec(
+            reference=self.code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures,
+            frozen=user_model.frozen(self.model, self.base),
+        )  # fmt: skip
+
+    def _facts(self) -> ModelFacts:
+        counts = user_model.counts_of(self.trainer.model)
+        if self.is_of_library:
+            return facts_of(self.base, self.task).model_copy(update=counts)
+        return ModelFacts(
+            task=self.task,
+            **counts,
+            attn_implementations=(),
+            supports_checkpointing=False,
+            has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in self.base.modules()),
+        )
+
+    def _notes(self, found: OwnFound, profile: LengthProfile | None) -> tuple[str, ...]:
+        """Return notes: what is tuned, and what the trials leave out."""
+        lines = [
+            f"your own training: {self.name} with {found.spec.name}; trials end with its training: nothing is pushed "
+            "or reported to trackers, its output_dir isn't touched, and only the winner is evaluated and saved, in the "
+            "run directory"
+        ]
+        if profile is not None:
+            lines.append(profile.shown)
+        if self.batches is not None:
+            order = "trials read the samples in that order, the longest not first: peaks may come later"
+            lines.append(f"{self.batches}: {order}")
+        if found.not_predicted is not None:
+            lines.append(f"no prediction: {found.not_predicted}")
+        lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in _NOTED if knob in found.held]
+        return tuple(lines)
 
 
 def _written(args: Any) -> dict[str, Any]:
     """Return TrainingArguments as the code has them, without the overlay and without what JSON can't hold."""
-    written = {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}
-    return {name: value for name, value in written.items() if _is_json(value)}
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _fixed(trainer: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that no search touches, where they differ from the defaults of TrainingArguments."""
-    usual = _written(TrainingArguments(output_dir=str(trainer.args.output_dir), use_cpu=trainer.args.use_cpu))
-    left_out = SEARCHED_ARGUMENTS | _LEFT_OUT
-    return {n: v for n, v in arguments.items() if n in usual and n not in left_out and v is not None and v != usual[n]}
-
-
-def _check(trainer: Any, arguments: dict[str, Any]) -> None:
-    """Refuse what can't be tuned: several devices, no data, or batches of another size than the arguments say."""
-    for name, reason in _REFUSED.items():
-        if getattr(trainer.args, name, None):
-            raise InputError(f"your TrainingArguments set {name}: {reason}")
-    if trainer.train_dataset is None and not overrides(trainer, "get_train_dataloader"):
-        raise InputError(f"your {type(trainer).__name__} has no train_dataset, so there is nothing to train on")
-    if overrides(trainer, "get_train_dataloader"):
-        made = getattr(trainer.get_train_dataloader(), "total_batch_size", None)
-        asked = arguments["per_device_train_batch_size"]
-        if made is not None and made != asked:
-            raise InputError(
-                f"your {type(trainer).__name__}.get_train_dataloader makes batches of {made}, whatever "
-                f"per_device_train_batch_size says ({asked}); have it follow self._train_batch_size"
-            )
-
-
-def _batch(trainer: Any, batches: str | None, lengths: Any) -> tuple[Any, int, bool]:
-    """Return a batch of a few samples, the length of its rows (0: none), and whether that is its longest sample's."""
-    samples = trainer.train_dataset
-    if batches is None:
-        samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
-    batch = first_batch(trainer, samples, _FEW)
-    width = width_of(batch, "input_ids") or 0
-    if lengths is None:
-        return batch, width, False
-    longest = int(lengths[:_FEW].max())
-    return batch, max(width, int(lengths.max())), longest <= width < longest + _ROUNDED_TO
-
-
-def _task(base: Any) -> Task:
-    """Return the task whose head the model is, OWN if it is none that can be built from a name."""
-    if isinstance(base, PreTrainedModel):
-        heads = (task for task in HEADS if type(base).__name__ in class_names(base.config.model_type, task))
-        return next(heads, Task.OWN)
-    return Task.OWN
-
-
-def _spec(model: Any, base: Any, code: OwnCode) -> ModelSpec:
-    name = model_type = type(base).__name__
-    kind, figures = "own", {}
-    if isinstance(base, PreTrainedModel):
-        model_type, figures = str(base.config.model_type), json.loads(base.config.to_json_string(use_diff=False))
-        figures.pop("quantization_config", None)
-        kind = kind_of(base.config, tasks_for(model_type, ()))
-    return ModelSpec(
-        reference=code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures,
-        frozen=user_model.frozen(model, base),
-    )  # fmt: skip
-
-
-def _facts(trainer: Any, base: Any, task: Task) -> ModelFacts:
-    counts = user_model.counts_of(trainer.model)
-    if isinstance(base, PreTrainedModel):
-        return facts_of(base, task).model_copy(update=counts)
-    return ModelFacts(
-        task=task,
-        **counts,
-        attn_implementations=(),
-        supports_checkpointing=False,
-        has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in base.modules()),
-    )
-
-
-def _whose_loss(trainer: Any, base: Any) -> str:
-    if overrides(trainer, "compute_loss"):
-        return f"{type(trainer).__name__}.compute_loss's"
-    return "that of a function of your own" if trainer.compute_loss_func is not None else f"{type(base).__name__}'s own"
-
-
-def _notes(trainer: Any, found: OwnFound, profile: LengthProfile | None, batches: str | None) -> tuple[str, ...]:
-    """Return notes: what is tuned, and what the trials leave out."""
-    spec = f"{type(trainer).__name__} with {found.spec.name}"
-    lines = [
-        f"your own training: {spec}; trials end with its training: nothing is pushed or reported to trackers, its "
-        "output_dir isn't touched, and only the winner is evaluated and saved, in the run directory"
-    ]
-    if profile is not None:
-        lines.append(profile.shown)
-    if batches is not None:
-        lines.append(f"{batches}: trials read the samples in that order, the longest not first: peaks may come later")
-    if found.not_predicted is not None:
-        lines.append(f"no prediction: {found.not_predicted}")
-    lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in _NOTED if knob in found.held]
-    return tuple(lines)
+    written = {}
+    for name, value in {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            continue
+        written[name] = value
+    return written

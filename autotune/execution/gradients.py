@@ -1,8 +1,9 @@
-"""Whether the gradient of an optimizer step depends on how its samples are split into micro-batches: compared.
+"""Whether the gradient of an optimizer step depends on how its samples are split into micro-batches: measured.
 
 A loss that is a sum or a mean over the micro-batch may need another scale of accumulation than it gets, and one that
 compares the samples of a micro-batch with each other is another loss with each split. What code says of itself doesn't
-show that; two gradients from the same weights and the same samples do, all in one micro-batch and in several.
+show that; two gradients from the same weights and the same samples do, all in one micro-batch and in several. A
+Trainer's are computed by its own `training_step` (here), a loop's by its step (`loop`).
 
 Everything that is known to be random is switched off meanwhile, and batch norm keeps its running statistics. Dropout
 modules have a rate `p`; others keep theirs in an attribute or read it from the config at each call. Randomness of
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -24,7 +25,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autotune.execution.failures import is_out_of_memory
+from autotune.execution.user_data import first_batch, rows_of, view
 from autotune.training.facts import is_rate
+from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.model import ModelFacts
 
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
@@ -36,12 +40,19 @@ _COMPARED = 1 << 16
 # by the micro-batches 0.50 to 0.70.
 ROUNDING, SHORT_ROUNDING = 5e-3, 0.05
 
+# A router's loss looks at all tokens of a micro-batch: the distance that it may make (as the first loss in
+# `autotune.verification.loss_check`).
+_ROUTER = 0.1
+
 # Of gradients of different samples the norms alone are compared. A loop that feeds one micro-batch again and again has
 # half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
-OTHER_SAMPLES = 0.4
+_OTHER_SAMPLES = 0.4
 
 # Multiples of what another seed changes that the split may change: a single pair shows chance but roughly.
 _SPREADS = 3.0
+
+# Samples of a Trainer's step whose gradients are compared, and of a micro-batch of it.
+_SAMPLES, _SPLIT_SAMPLES = 4, 2
 
 
 class Gradient(NamedTuple):
@@ -63,7 +74,7 @@ def gradient_of(
     parameters: Iterable[torch.Tensor], *, of: Callable[[torch.Tensor], torch.Tensor | None] = lambda p: p.grad
 ) -> Gradient:
     """Return the gradient of parameters, or what else `of` reads of them; of those that have none it is zero."""
-    squares, elements = [], []
+    squares, elements = [], [torch.zeros(0)]
     for parameter in parameters:
         found = of(parameter)
         if found is None:
@@ -72,7 +83,7 @@ def gradient_of(
         values = (found.to_dense() if found.is_sparse else found).detach().flatten()
         squares.append(float(torch.linalg.vector_norm(values, dtype=torch.float32)) ** 2)
         elements.append(values[:_COMPARED].float().cpu())
-    return Gradient(math.sqrt(math.fsum(squares)), torch.cat(elements) if elements else torch.zeros(0))
+    return Gradient(math.sqrt(math.fsum(squares)), torch.cat(elements))
 
 
 def compared(
@@ -100,8 +111,8 @@ def compared(
         return Split(unknown="all gradients are zero")
     if whole.elements.shape != split.elements.shape:
         return Split(unknown="other weights get gradients with another split")
-    measure = distance if same_samples else _distance_of_norms
-    apart, allowed = measure(whole, split), rounding if same_samples else OTHER_SAMPLES
+    measure = _distance if same_samples else _distance_of_norms
+    apart, allowed = measure(whole, split), rounding if same_samples else _OTHER_SAMPLES
     if apart > allowed:
         allowed += _SPREADS * measure(whole, again())
     if apart <= allowed:
@@ -113,53 +124,19 @@ def compared(
     )
 
 
-def distance(one: Gradient, other: Gradient) -> float:
+def _distance(one: Gradient, other: Gradient) -> float:
     """Return how far two gradients are apart, relative to the longer one."""
     largest = max(float(one.elements.norm()), float(other.elements.norm()))
     return float((one.elements - other.elements).norm()) / largest if largest else _distance_of_norms(one, other)
 
 
-def weighted(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
-    """Return the weighted sum of gradients."""
-    elements = sum((w * g.elements for w, g in zip(weights, gradients, strict=True)), torch.tensor(0.0))
-    return Gradient(float(elements.norm()), elements)
-
-
-def diagnosed(
-    whole: Gradient, split: Gradient, alone: Sequence[Gradient], labels: Sequence[float], rounding: float
-) -> str:
-    """Return how the micro-batches' own gradients make that of the split step, with '; ' before; '' if none is seen.
-
-    Args:
-        whole: The gradient of the step in one micro-batch.
-        split: In several.
-        alone: Of each of those as a step of its own.
-        labels: How many labels each of them has; empty: none.
-        rounding: The relative distance that is none.
-    """
-    if any(g.elements.shape != whole.elements.shape for g in (split, *alone)):
-        return ""
-    count, all_labels = len(alone), sum(labels)
-    total, mean = weighted(alone, [1.0] * count), weighted(alone, [1 / count] * count)
-    last = alone[-1]  # whatever its scale: its labels may have been divided by the step's count
-    if last.norm and distance(split, weighted([last], [split.norm / last.norm])) <= rounding:
-        return "; only the last micro-batch of a step counts: the others are not accumulated"
-    if distance(split, total) <= rounding:
-        return "; the gradients of micro-batches are added up: the loss is not divided by their number"
-    if distance(split, mean) <= rounding and distance(whole, total) <= rounding:
-        return "; the loss is a sum over the micro-batch, and divided by the number of micro-batches all the same"
-    if distance(split, mean) <= rounding and all_labels:
-        by_labels = weighted(alone, [n / all_labels for n in labels])
-        if distance(whole, by_labels) <= rounding:
-            return (
-                "; the loss is a mean over each micro-batch, however many labels that has: divide the sum over its "
-                "labels by num_items_in_batch"
-            )
-    return ""
-
-
 def _distance_of_norms(one: Gradient, other: Gradient) -> float:
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
+
+
+def _weighted(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
+    elements = sum((w * g.elements for w, g in zip(weights, gradients, strict=True)), torch.tensor(0.0))
+    return Gradient(float(elements.norm()), elements)
 
 
 def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
@@ -175,6 +152,131 @@ def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[
         line = f"whether the gradient depends on how a step's samples are split could not be measured: {split.unknown}"
         return facts.model_copy(update={"batch_coupled": coupled}), (line,)
     return facts, (split.remark,) if split.remark is not None else ()
+
+
+def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: bool, batch_coupled: bool) -> Split:
+    """Return whether the gradient of a Trainer's step depends on the split, tried with a few of its samples.
+
+    The Trainer's own `training_step` computes it, with its count of the step's labels. Afterwards the model has the
+    normalised loss, if that is what trials give it, and no gradients.
+
+    Args:
+        trainer: When it is about to train.
+        normalizes: Whether trials put `normalize_loss` on its model.
+        lengths: Of the samples; None if they have none.
+        reorders: Whether trials set the order of the samples.
+        batch_coupled: Whether the model has routers or batch norm.
+    """
+    try:
+        whole, parts = _batches(trainer, lengths, reorders=reorders)
+    except Exception as error:  # whatever the user's data raise
+        return Split(unknown=f"no batch of {_SAMPLES} samples could be made ({type(error).__name__}: {error})")
+    if parts is None:
+        return Split(unknown="its batches have no rows that could be split")
+    model = trainer.model
+    if normalizes:
+        normalize_loss(model)
+        trainer.model_accepts_loss_kwargs = True
+        trainer._loss_shifts_labels = leaves_out_first_label(model)
+    computes_short = trainer.accelerator.mixed_precision != "no" or is_short(model.parameters())
+    rounding = _ROUTER if batch_coupled else SHORT_ROUNDING if computes_short else ROUNDING
+    shapes = (f"1 micro-batch of {_SAMPLES}", f"{len(parts)} of {_SPLIT_SAMPLES}")
+    try:
+        with still(model):
+            one, other = _gradient(trainer, [whole]), _gradient(trainer, parts)
+            found = compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
+            if found.changes is not None:
+                return Split(changes=found.changes + _cause(trainer, one, other, parts, rounding))
+            if found.unknown is None and not normalizes:
+                twice = _gradient(trainer, [whole, whole])
+                if _distance(_weighted([one], [2.0]), twice) <= rounding:
+                    return Split(
+                        remark="the loss is a sum over the samples of a step, though your Trainer takes it for one "
+                        "that is divided by their labels: the gradient grows with the global batch; divide by "
+                        "num_items_in_batch"
+                    )
+            return found
+    except Exception as error:  # whatever the user's code raises
+        if is_out_of_memory(error):
+            return Split(unknown=f"{_SAMPLES} samples do not fit the memory")
+        return Split(unknown=f"a step of {_SAMPLES} samples failed ({type(error).__name__}: {error})")
+    finally:
+        model.zero_grad(set_to_none=True)
+
+
+def _cause(trainer: Any, whole: Gradient, split: Gradient, parts: list[Any], rounding: float) -> str:
+    """Return how the micro-batches' own gradients make that of the split step, and what would make both equal.
+
+    Each has '; ' before it, and is '' where none is seen.
+    """
+    alone = [_gradient(trainer, [part]) for part in parts]
+    if any(g.elements.shape != whole.elements.shape for g in (split, *alone)):
+        return ""
+    with patch.object(trainer, "model_accepts_loss_kwargs", True):
+        counts = [trainer._get_num_items_in_batch([part], trainer.args.device) for part in parts]
+    labels = [float(count) for count in counts if count is not None]
+    total, mean = _weighted(alone, [1.0] * len(alone)), _weighted(alone, [1 / len(alone)] * len(alone))
+    last = alone[-1]  # whatever its scale: its labels may have been divided by the step's count
+    cause = ""
+    if last.norm and _distance(split, _weighted([last], [split.norm / last.norm])) <= rounding:
+        cause = "; only the last micro-batch of a step counts: the others are not accumulated"
+    elif _distance(split, total) <= rounding:
+        cause = "; the gradients of micro-batches are added up: the loss is not divided by their number"
+    elif _distance(split, mean) <= rounding and _distance(whole, total) <= rounding:
+        cause = "; the loss is a sum over the micro-batch, and divided by the number of micro-batches all the same"
+    elif _distance(split, mean) <= rounding and sum(labels) > 0:
+        by_labels = _weighted(alone, [count / sum(labels) for count in labels])
+        if _distance(whole, by_labels) <= rounding:
+            cause = (
+                "; the loss is a mean over each micro-batch, however many labels that has: divide the sum over its "
+                "labels by num_items_in_batch"
+            )
+    for scaled in (False, True) if hasattr(type(trainer), "loss_is_scaled_for_ga") else ():
+        with patch.object(trainer, "loss_is_scaled_for_ga", scaled):
+            other = _gradient(trainer, parts)
+        if whole.elements.shape == other.elements.shape and _distance(whole, other) <= rounding:
+            return f"{cause}; with loss_is_scaled_for_ga = {scaled} on your Trainer it does not"
+    return cause
+
+
+def _gradient(trainer: Any, batches: list[Any], seed: int = 0) -> Gradient:
+    """Return the gradient of one step of these micro-batches, as the Trainer's loop accumulates it."""
+    args, model = trainer.args, trainer.model
+    model.zero_grad(set_to_none=True)
+    seeded(seed)
+    trainer.current_gradient_accumulation_steps = len(batches)
+    with patch.object(args, "gradient_accumulation_steps", len(batches)):
+        count = trainer._get_num_items_in_batch(batches, args.device)
+        for batch in batches:
+            trainer.training_step(model, dict(batch), count)
+    return gradient_of(p for p in model.parameters() if p.requires_grad)
+
+
+def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[Any] | None]:
+    """Return a batch of a few samples and the same in parts; None if they can't be had.
+
+    The samples are of different lengths, none of them among the longest. Rows of one batch are the same samples
+    whatever a collator draws. A batch that has no rows (a packed one) is collated anew in parts, where the order of the
+    samples can be set.
+    """
+    samples, order = trainer.train_dataset, None
+    if reorders:
+        order = np.arange(len(samples)) if lengths is None else np.argsort(lengths, kind="stable")
+        order = np.resize(order[:: max(1, len(samples) // _SAMPLES)][:_SAMPLES], _SAMPLES).astype(np.int64)
+    whole = first_batch(trainer, samples if order is None else view(samples, order), _SAMPLES)
+    if not isinstance(whole, Mapping):
+        return whole, None
+    slices = [slice(start, start + _SPLIT_SAMPLES) for start in range(0, _SAMPLES, _SPLIT_SAMPLES)]
+    rows = None
+    if rows_of(whole, _SAMPLES) == _SAMPLES:
+        rows = [
+            {n: v[part] if isinstance(v, torch.Tensor) and v.ndim else v for n, v in whole.items()} for part in slices
+        ]
+    if order is None:
+        return whole, rows
+    parts = [first_batch(trainer, view(samples, order[part]), _SPLIT_SAMPLES) for part in slices]
+    # What has as many rows all the same has another dimension first, of time for example.
+    return whole, rows if rows and rows_of(parts[0], _SPLIT_SAMPLES) == _SPLIT_SAMPLES else parts
 
 
 def is_short(parameters: Iterable[torch.Tensor]) -> bool:
@@ -200,7 +302,7 @@ def randomness_off(model: nn.Module) -> Iterator[None]:
 
 
 def is_random(model: nn.Module) -> bool:
-    """Whether any rate of `model` is above zero."""
+    """Return whether any rate of `model` is above zero."""
     return bool(_rates(model))
 
 
@@ -213,9 +315,9 @@ def _rates(model: nn.Module) -> list[tuple[Any, str, float]]:
 
 
 @contextmanager
-def still_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Have batch norm use its running statistics while entered, whoever calls `train`."""
-    with ExitStack() as stack:
+def still(model: nn.Module) -> Iterator[None]:
+    """Have every rate at zero and batch norm use its running statistics while entered, whoever calls `train`."""
+    with randomness_off(model), ExitStack() as stack:
         for layer in (m for m in model.modules() if isinstance(m, _BatchNorm)):
             stack.callback(layer.train, layer.training)
             stack.enter_context(patch.object(layer.eval(), "train", lambda mode=True, layer=layer: layer))

@@ -3,15 +3,15 @@
 **CPU.** The budget stands for a device's memory: it covers weights, gradients, states and activations, and not the
 imported libraries. The operating system enforces it: a soft RLIMIT_DATA above what the process holds when training
 starts. The limit has room for what is mapped and not resident, so a peak over the budget ends the trial, too, as soon
-as it is known. Both limit and peak need malloc to give back what is freed, which costs time that a user's own training
-doesn't take (in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known,
-and before steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does.
-Data-loader workers each inherit the limit, and their memory isn't in the figure.
+as it is known. Both need malloc to give back what is freed, which costs time that a user's own training doesn't take
+(in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and before
+steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does. Data-loader
+workers each inherit the limit, and their memory isn't in the figure.
 
 **CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. Beside it lie
 the context, the kernels that CUDA loads when they are first launched, what libraries allocate themselves, and paged
-optimizer states. Whenever torch (2.11) asks the driver for more, it holds what it reserves against *fraction x total
-memory*; if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. The rest it
+optimizer states. Torch (2.11) holds what it reserves against *fraction x total memory* when it asks the driver for
+more; if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. The rest it
 doesn't see, and NVML does. So the cap is the budget less the rest, and follows it::
 
     entered    context and channels made, kernels of products loaded; cap = budget - rest - what is held back
@@ -130,10 +130,8 @@ class CpuGuard(MemoryGuard):
 
     def peak(self) -> Memory:
         """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
-        if self._final is not None:
-            return self._final
-        if not self._reads_peak:
-            return self._earlier
+        if self._final is not None or not self._reads_peak:
+            return self._final or self._earlier
         return worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
@@ -201,7 +199,7 @@ class CudaGuard(MemoryGuard):
     def __enter__(self) -> Self:
         self._used_before = cuda_used_bytes(self._device)
         self._cuda.set_device(self._device)
-        _make_context(self._device)
+        self._make_context()
         now, own = cuda_used_bytes(self._device), own_used_bytes(self._device)
         if now is not None and self._used_before is not None and own is not None:  # and not another's of that number
             self._is_listed = abs(now - self._used_before - own) <= _HELD_BACK_BYTES
@@ -213,6 +211,22 @@ class CudaGuard(MemoryGuard):
 
     def __exit__(self, *_: object) -> None:
         """Leave the cap: the process ends, and after a device error every call would raise another."""
+
+    def _make_context(self) -> None:
+        """Make context and channels, and load the kernels of nearly every training; leave nothing in the allocator."""
+        import torch
+
+        device, dtypes = self._device, [torch.float32, torch.float16]
+        open_channels(torch.ones(1, device=device))
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            dtypes.append(torch.bfloat16)
+        for dtype in dtypes:
+            x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
+            torch.nn.functional.gelu(x @ x).softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
+            del x
+        torch.cuda.synchronize(device)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
     def peak(self) -> Memory:
         """Return torch's peaks and the device's."""
@@ -272,24 +286,7 @@ class CudaGuard(MemoryGuard):
         """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
         if self._known_beside is not None:
             return self._known_beside
-        if self._is_listed and (own := own_used_bytes(self._device)) is not None:
-            return max(0, own - self._cuda.memory_reserved(self._device))
-        now = cuda_used_bytes(self._device)
-        if now is None or self._used_before is None:
-            return None
-        return max(0, now - self._used_before - self._cuda.memory_reserved(self._device))
-
-
-def _make_context(device: str) -> None:
-    """Make context and channels, and load the kernels of nearly every training; leave nothing in the allocator."""
-    import torch
-
-    open_channels(torch.ones(1, device=device))
-    has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
-    for dtype in (torch.float32, torch.float16, *((torch.bfloat16,) if has_bf16 else ())):
-        x = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
-        torch.nn.functional.gelu(x @ x).softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
-        del x
-    torch.cuda.synchronize(device)
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
+        used = own_used_bytes(self._device) if self._is_listed else None
+        if used is None and self._used_before is not None and (now := cuda_used_bytes(self._device)) is not None:
+            used = now - self._used_before
+        return None if used is None else max(0, used - self._cuda.memory_reserved(self._device))

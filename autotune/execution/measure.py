@@ -16,7 +16,9 @@ Trials in turn measure a few steps each time the others wait for them (see `turn
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -42,152 +44,120 @@ _ENOUGH = 3
 _LEAST_STEPS = 5
 
 
+@dataclasses.dataclass(eq=False)
 class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Collects marks while the Trainer runs and ends training when `limits` say so.
+    """Collects marks while the Trainer runs and ends training when `limits` say so."""
 
-    Args:
-        limits: Steps to discard, steps and seconds to measure, and the interval that is tight enough.
-        accumulation_steps: Micro-steps of a step that are run.
-        full_accumulation_steps: Micro-steps of a step that the workload asks for.
-        clock: Where moments come from.
-        started_at: `time.perf_counter()` when the trial began, for the start-up time.
-        ends_at: `time.perf_counter()` before which measuring ends, if one step or more has been measured.
-        stopwatch: Has laps for the first step, the discarded and the measured ones, and `afterwards` for what follows.
-        watch: Looks at the machine during the measured steps.
-        relax: Called before the measured steps, when memory has peaked; None: nothing is to be done.
-        step_ended: Called after each step before the measured ones.
-        retries: Returns how often so far the allocator has run short; None: it doesn't count.
-        agree: Turns this rank's decision into that of all ranks, which have to stop after the same step.
-        turns: The place among trials that compute in turn; None: the trial runs alone.
+    limits: Limits
+    run_micro_steps: int  # of a step
+    full_micro_steps: int  # those that the workload asks for
+    clock: Clock
+    started_at: float  # `time.perf_counter()` when the trial began
+    ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
+    # Has laps for the first step, the discarded and the measured ones; that of what follows is called `afterwards`.
+    stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
+    afterwards: str = "closing_s"
+    watch: Watch = dataclasses.field(default_factory=HostWatch)  # looks at the machine during the measured steps
+    relax: Callable[[], None] | None = None  # called before the measured steps, when memory has peaked
+    step_ended: Callable[[], None] = lambda: None  # called after each step before the measured ones
+    retries: Callable[[], int | None] = lambda: None  # how often so far the allocator has run short; None: uncounted
+    agree: Callable[[bool], bool] = bool  # this rank's decision to that of all ranks, which stop after the same step
+    turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
+    added_s: float = 0.0  # to the time of each step, for what was worked out of its samples before training
+    is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, to be measured
+    stopped_at: int | None = None  # the step after which another callback would have ended training first
+    steps_per_turn: int | None = None  # measured steps between those of the other trials
+    startup_s: float = 0.0
+    first_step_s: float = 0.0
+    conditions: Conditions | None = None
+    alloc_retries: int | None = None  # while it was measured, but for the second step
 
-    Attributes:
-        added_s: Added to the time of each step, for what was worked out of its samples before training.
-        is_whole: Whether the step that ends has all its samples; one that has not isn't measured.
-        stopped_at: The step after which another callback would have ended training first; None: none would have.
-        steps_per_turn: Measured steps between those of the other trials; None: it runs alone.
-    """
-
-    def __init__(
-        self,
-        limits: Limits,
-        accumulation_steps: int,
-        full_accumulation_steps: int,
-        *,
-        clock: Clock,
-        started_at: float,
-        ends_at: float = float("inf"),
-        stopwatch: Stopwatch | None = None,
-        watch: Watch | None = None,
-        afterwards: str = "closing_s",
-        relax: Callable[[], None] | None = None,
-        step_ended: Callable[[], None] = lambda: None,
-        retries: Callable[[], int | None] = lambda: None,
-        agree: Callable[[bool], bool] = bool,
-        turns: Turns | None = None,
-    ) -> None:
-        if accumulation_steps < min(2, full_accumulation_steps):
+    def __post_init__(self) -> None:
+        if self.run_micro_steps < min(2, self.full_micro_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
-        self._limits, self._run = limits, accumulation_steps
-        self._missing = full_accumulation_steps - accumulation_steps
-        self._clock = clock
-        self._started_at, self._ends_at = started_at, ends_at
-        self._stopwatch = stopwatch or Stopwatch("trainer_s")
-        self._watch = watch or HostWatch()
-        self._afterwards = afterwards
-        self._relax = relax
-        self._step_ended, self._retries, self._agree = step_ended, retries, agree
-        self._turns = turns
-        self.steps_per_turn: int | None = None
-        self.added_s = 0.0
-        self.is_whole: Callable[[], bool] = lambda: True
-        self.stopped_at: int | None = None
-        self._least_discarded = max(limits.discarded_steps, STEPS_TO_PEAK if relax else 0)
+        self._least_discarded = max(self.limits.discarded_steps, STEPS_TO_PEAK if self.relax else 0)
         self._marks: list[Any] = []
+        self._records: list[list[Any]] = []
         self._previous_end: Any = None
         self._measured_from = self._scale = 0.0
         self._next_look = 1
         self._really_stepped = False
-        self._records: list[list[Any]] = []
-        self.startup_s = self.first_step_s = 0.0
-        self.conditions: Conditions | None = None
         self._retries_before: int | None = None
-        self.alloc_retries: int | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Mark the end of data loading."""
         if not self._really_stepped:
             self._scale = _loss_scale(optimizer)
         if self._previous_end is None:
-            self.startup_s = time.perf_counter() - self._started_at
-            self._stopwatch.enter("first_step_s")
-            self._previous_end = self._clock.mark()
-        self._marks = [self._previous_end, self._clock.mark()]
+            self.startup_s = time.perf_counter() - self.started_at
+            self.stopwatch.enter("first_step_s")
+            self._previous_end = self.clock.mark()
+        self._marks = [self._previous_end, self.clock.mark()]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Mark the end of a micro-step that isn't the last of its step."""
-        self._marks.append(self._clock.mark())
+        self._marks.append(self.clock.mark())
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Mark the end of a step; end training when enough is known, and not before: other callbacks come first."""
-        self._previous_end = self._clock.mark()
+        self._previous_end = self.clock.mark()
         self._marks.append(self._previous_end)
         if control.should_training_stop and state.global_step < state.max_steps:
             self.stopped_at = self.stopped_at or state.global_step
             control.should_training_stop = False
         if not self.first_step_s:
-            self._clock.settle()
-            self.first_step_s = time.perf_counter() - self._started_at - self.startup_s
-            self._stopwatch.enter("discarded_s")
+            self.clock.settle()
+            self.first_step_s = time.perf_counter() - self.started_at - self.startup_s
+            self.stopwatch.enter("discarded_s")
         # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
         # Fused optimizers skip by themselves, which nothing but the scale tells. Looking waits for the device.
         if not self._really_stepped:
             was_skipped = getattr(optimizer, "step_was_skipped", False) or _loss_scale(optimizer) < self._scale
             self._really_stepped = not was_skipped
         if not self._measured_from:
-            self._step_ended()
-            if not self._agree(self._is_warm(state.global_step)):
+            self.step_ended()
+            # The first steps are slow, and of short steps many.
+            steps, trained_s = state.global_step, time.perf_counter() - self.started_at - self.startup_s
+            most = self.limits.discarded_steps + EXTRA_DISCARDED_STEPS
+            is_warm = steps >= self._least_discarded and (trained_s >= self.limits.discarded_s or steps >= most)
+            if not self.agree(self._really_stepped and is_warm):
                 return
-            self._clock.settle()
-            if self._relax is not None:
-                self._relax()
-            if self._turns is not None:
-                self._begin_turns(self._turns)
-            self._watch.begin()
-            self._retries_before = self._retries()
-            self._stopwatch.enter("measured_s")
+            self.clock.settle()
+            if self.relax is not None:
+                self.relax()
+            if self.turns is not None:  # let the others warm up, and settle how many steps make a turn
+                step_s = self.clock.seconds(self._marks[0], self._marks[-1])
+                steps = self.turns.steps(step_s, most=self.limits.measure_steps)
+                self.stopwatch.enter("waited_s")
+                self.steps_per_turn = steps if self.turns.warmed_up(self.ends_at) else None
+            self.watch.begin()
+            self._retries_before = self.retries()
+            self.stopwatch.enter("measured_s")
             self._measured_from = time.perf_counter()
-            self._previous_end = self._clock.mark()
+            self._previous_end = self.clock.mark()
             return
         if not self.is_whole():
             return
         self._records.append(self._marks)
         if state.global_step <= STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
-            self._retries_before = self._retries()
-        if self._turns is not None and self.steps_per_turn is not None:
-            is_over = not len(self._records) % self.steps_per_turn and not self._goes_on(self._turns)
+            self._retries_before = self.retries()
+        if self.turns is not None and self.steps_per_turn is not None:
+            is_over = not len(self._records) % self.steps_per_turn and not self._goes_on(self.turns)
         else:
             is_over = self._is_enough()
         if is_over:
             control.should_training_stop = True
             self._end()
 
-    def _begin_turns(self, turns: Turns) -> None:
-        """Let the others warm up, and settle how many steps make a turn."""
-        step_s = self._clock.seconds(self._marks[0], self._marks[-1])
-        self.steps_per_turn = turns.steps(step_s, most=self._limits.measure_steps)
-        self._stopwatch.enter("waited_s")
-        if not turns.warmed_up(self._ends_at):
-            self.steps_per_turn = None
-
     def _goes_on(self, turns: Turns) -> bool:
         """End a turn; return whether more is to be measured, in the next turn or, if the others have gone, alone."""
         assert self.steps_per_turn is not None
-        self._clock.settle()
+        self.clock.settle()
         turn_s = statistics.fmean(map(self._step_time_s, self._records[-self.steps_per_turn :]))
-        self._stopwatch.enter("waited_s")
-        goes_on = turns.end_turn(turn_s, self._limits, self._ends_at)
-        self._stopwatch.enter("measured_s")
-        self._previous_end = self._clock.mark()
+        self.stopwatch.enter("waited_s")
+        goes_on = turns.end_turn(turn_s, self.limits, self.ends_at)
+        self.stopwatch.enter("measured_s")
+        self._previous_end = self.clock.mark()
         if turns.broken:
             self.steps_per_turn = None
             return not self._is_enough()
@@ -200,19 +170,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def _end(self) -> None:
         if self.conditions is None:
-            self._watch.look()
-            self._clock.settle()
-            self.conditions = self._watch.conditions()
-            counted = self._retries()
+            self.watch.look()
+            self.clock.settle()
+            self.conditions = self.watch.conditions()
+            counted = self.retries()
             if counted is not None and self._retries_before is not None:
                 self.alloc_retries = counted - self._retries_before
-            self._stopwatch.enter(self._afterwards)
-
-    def _is_warm(self, steps: int) -> bool:
-        """Return whether enough is discarded: the first steps are slow, and of short steps many."""
-        trained_s = time.perf_counter() - self._started_at - self.startup_s
-        enough = trained_s >= self._limits.discarded_s or steps >= self._limits.discarded_steps + EXTRA_DISCARDED_STEPS
-        return self._really_stepped and steps >= self._least_discarded and enough
+            self.stopwatch.enter(self.afterwards)
 
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached.
@@ -220,28 +184,28 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
         """
         count = len(self._counted())
-        if count >= self._limits.measure_steps:
+        if count >= self.limits.measure_steps:
             return True
         if count < self._next_look:
             return False
         self._next_look = count + max(1, count // 4)
-        self._watch.look()  # while the device still computes
-        return self._agree(self._is_decided())
+        self.watch.look()  # while the device still computes
+        return self.agree(self._is_decided())
 
     def _is_decided(self) -> bool:
         times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
         look_s = (self._next_look - len(times)) * took_s / len(self._records)  # until the next look
-        if took_s >= self._limits.measure_time_s or now + look_s > self._ends_at:
+        if took_s >= self.limits.measure_time_s or now + look_s > self.ends_at:
             return True
-        if len(times) >= _LEAST_STEPS and relative_half_width(times) <= self._limits.relative_interval:
+        if len(times) >= _LEAST_STEPS and relative_half_width(times) <= self.limits.relative_interval:
             return True
-        beaten_s = self._limits.beaten_step_s if len(times) >= _ENOUGH else None
+        beaten_s = self.limits.beaten_step_s if len(times) >= _ENOUGH else None
         return beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
 
     def step_times_s(self) -> list[float]:
         """Return the time of each measured step, missing micro-steps added."""
-        self._clock.settle()
+        self.clock.settle()
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
@@ -251,21 +215,22 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         """
         if self.steps_per_turn is not None:
             return self._records[self.steps_per_turn :]
-        return self._records[1:] if self._relax is not None and len(self._records) > _ENOUGH else self._records
+        return self._records[1:] if self.relax is not None and len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
         """Return the share of the measured time spent between the end of a step and its successor's first forward."""
-        waits = sum(self._clock.seconds(m[0], m[1]) for m in self._records)
-        total = sum(self._clock.seconds(m[0], m[-1]) for m in self._records)
+        waits = sum(self.clock.seconds(m[0], m[1]) for m in self._records)
+        total = sum(self.clock.seconds(m[0], m[-1]) for m in self._records)
         return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
-        whole = self.added_s + self._clock.seconds(marks[0], marks[-1])
-        if not self._missing:
+        whole = self.added_s + self.clock.seconds(marks[0], marks[-1])
+        missing = self.full_micro_steps - self.run_micro_steps
+        if not missing:
             return whole
-        micro_steps = [self._clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
-        data = self._clock.seconds(marks[0], marks[1]) / self._run
-        return whole + self._missing * (statistics.fmean(micro_steps) + data)
+        micro_steps = [self.clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
+        data = self.clock.seconds(marks[0], marks[1]) / self.run_micro_steps
+        return whole + missing * (statistics.fmean(micro_steps) + data)
 
 
 def _loss_scale(optimizer: Any) -> float:
@@ -283,15 +248,9 @@ def measurement_of(
     effects: dict[str, str],
     data_wait_share: float | None,
 ) -> Measurement:
-    """Return the measurement of a trial that has trained.
+    """Return the measurement of a trial that has trained, of which `timer` has timed a step or more.
 
-    Args:
-        request: The trial.
-        timer: Has timed at least one of its steps.
-        memory: Its peak.
-        loss: The mean over all steps; None: unknown.
-        effects: What was seen to be in effect, by knob.
-        data_wait_share: Of a step's time, spent waiting for data; None: unknown.
+    `loss` is the mean over all steps, `data_wait_share` the part of their time that they wait for data; None: unknown.
     """
     return Measurement(
         **speed_of(timer.step_times_s(), request),

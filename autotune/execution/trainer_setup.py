@@ -19,16 +19,15 @@ from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution import user_model
-from autotune.execution.checking import Reading, arguments_of, distinct_samples
+from autotune.execution.checking import EvaluationData, Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import tell_deepspeed
-from autotune.execution.evaluating import EvaluationData, keeps_predictions
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.trial import Trial, trained
-from autotune.execution.user_data import RowCount, longest_of, ordered, view
+from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.execution.user_overlay import Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import prepare_model
-from autotune.training.arguments import building_device, laid_over, parallel_variables, plan
+from autotune.training.arguments import TrainingPlan, building_device, laid_over, parallel_variables, plan
 from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
 from autotune.training.dataset import Repeated, token_lengths, training_data
@@ -37,7 +36,7 @@ from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.budget import LossTask
 from autotune.values.hardware import detect
 from autotune.values.trial import Measurement, Outcome
-from autotune.values.workload import OwnCode, Recipe
+from autotune.values.workload import OwnCode
 
 
 def run_named_model(trial: Trial) -> Outcome:
@@ -47,7 +46,7 @@ def run_named_model(trial: Trial) -> Outcome:
         AutotuneError: A library refuses the configuration before training starts.
         NoEffectError: An argument did not take effect.
     """
-    hardware = detect(trial.device)
+    hardware, per_step, recipe = detect(trial.device), trial.samples_per_step, trial.request.workload.recipe
     probe = EffectsProbe(trial.request.config, hardware)
     try:
         trainer = _trainer_of(trial, plan(trial.request.config, trial.request.workload, hardware), probe)
@@ -55,35 +54,30 @@ def run_named_model(trial: Trial) -> Outcome:
         if is_out_of_memory(error):
             raise
         raise AutotuneError(f"{type(error).__name__}: {error}") from error
-    model_config, per_step = trainer.model.config, trial.samples_per_step
-
-    def padding(steps: int) -> float | None:  # steps of the longest samples left out
-        last = min(steps * per_step, len(trainer.train_dataset))
-        timed = np.arange(min(STEPS_TO_PEAK * per_step, last - per_step), last)
-        return padding_share(token_lengths(trainer.train_dataset, timed), trial.request.config, per_step)
-
-    if (recipe := trial.request.workload.recipe) is not None:
+    rows, model_config = trainer.train_dataset, trainer.model.config
+    if recipe is not None:
+        if recipe.kind.generates:
+            reading = Reading(None, not_evaluated="not evaluated, which would generate completions")
+        elif trial.request.config.precompute_ref_log_probs:
+            reading = Reading(None, not_evaluated="not evaluated: the reference ran before training")
+        else:  # on the samples that it trains on, the longest first
+            reading = Reading(EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])))
         count = StepCount(trainer, recipe, per_step)
-        outcome = trained(trial, probe, trainer, trainer.train, _reading_of_recipe(trial, recipe, trainer))
+        outcome = trained(trial, probe, trainer, trainer.train, reading)
         if isinstance(outcome, Measurement):
             outcome = outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
         return outcome
+
+    def padding(steps: int) -> float | None:  # steps of the longest samples left out
+        last = min(steps * per_step, len(rows))
+        timed = np.arange(min(STEPS_TO_PEAK * per_step, last - per_step), last)
+        return padding_share(token_lengths(rows, timed), trial.request.config, per_step)
+
     longest = EvaluationData(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
-    reading = Reading(longest, padding)
-    return trained(trial, probe, trainer, trainer.train, reading)
+    return trained(trial, probe, trainer, trainer.train, Reading(longest, padding))
 
 
-def _reading_of_recipe(trial: Trial, recipe: Recipe, trainer: Any) -> Reading:
-    """Return how a Trainer of TRL's reads samples; it evaluates on those that it trains on, the longest first."""
-    if recipe.kind.generates:
-        return Reading(None, not_evaluated="not evaluated, which would generate completions")
-    if trial.request.config.precompute_ref_log_probs:
-        return Reading(None, not_evaluated="not evaluated: the reference ran before training")
-    rows = trainer.train_dataset
-    return Reading(EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])))
-
-
-def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
+def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     trial.stopwatch.enter("trainer_s")
     os.environ.update(parallel_variables(trial.request.config))
@@ -96,10 +90,20 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
     workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
     made = TrainingArguments(**arguments) if workload.recipe is None else None
     trial.stopwatch.enter("model_s")
-    model = _model(trial, mapping)
+    config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)
+    with nullcontext() if to_compare else quick_weights():  # losses that are compared need a truly initialised model
+        model = build_model(
+            workload.model,
+            workload.task,
+            device=building_device(config, trial.device, to_compare=to_compare),
+            quantization=mapping.quantization,
+            whole_first=to_compare,
+            **{**mapping.model, **head_figures(workload)},
+        )
     trial.stopwatch.enter("data_s")
+    samples = trial.max_steps * per_step
     if made is None:
-        samples, in_full = trial.max_steps * per_step, workload.samples_per_step(trial.request.config)
+        in_full = workload.samples_per_step(config)
 
         def precomputed(seconds: float) -> None:
             trial.timer.added_s = seconds * in_full
@@ -116,7 +120,13 @@ def _trainer_of(trial: Trial, mapping: Any, probe: EffectsProbe) -> Any:
             callbacks=callbacks,
             precomputed=precomputed,
         )
-    dataset, collator = data_of(trial, model.config, trial.max_steps * per_step, longest_first=per_step)
+    model = prepare_model(
+        model,
+        mapping.adapter,
+        chunked_loss=config.chunked_loss,
+        activation_memory_budget=config.activation_memory_budget,
+    )
+    dataset, collator = data_of(trial, model.config, samples, longest_first=per_step)
     trial.stopwatch.enter("trainer_s")
     return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 
@@ -155,28 +165,6 @@ def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int
     return Repeated(dataset, samples), collator
 
 
-def _model(trial: Trial, mapping: Any) -> Any:
-    request = trial.request
-    to_compare = isinstance(request.task, LossTask)  # losses that are compared are those of a truly initialised model
-    with nullcontext() if to_compare else quick_weights():
-        model = build_model(
-            request.workload.model,
-            request.workload.task,
-            device=building_device(request.config, trial.device, to_compare=to_compare),
-            quantization=mapping.quantization,
-            whole_first=to_compare,
-            **{**mapping.model, **head_figures(request.workload)},
-        )
-    if request.workload.recipe is not None:
-        return model
-    return prepare_model(
-        model,
-        mapping.adapter,
-        chunked_loss=request.config.chunked_loss,
-        activation_memory_budget=request.config.activation_memory_budget,
-    )
-
-
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
     """Run a user's code until it trains, and measure its training.
 
@@ -200,7 +188,10 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         outcome = trained(trial, probe, trainer, train, reading)
         if code.has_rows:
             rows.check()
-        _check_batches(request.config.per_device_train_batch_size, trainer)
+        asked = request.config.per_device_train_batch_size
+        made = getattr(trainer.callback_handler.train_dataloader, "total_batch_size", None)
+        if made not in (None, asked):
+            raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome
 
     overlay = Overlay(
@@ -215,8 +206,9 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     """Make a Trainer of the user's the one of a trial."""
     if names := strayed(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
-    for callback in trainer.callback_handler.callbacks[:]:
-        if _waits_or_reports(callback):
+    for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
+        kind = type(callback)
+        if kind.__name__ == "EarlyStoppingCallback" or kind.__module__.startswith("transformers.integrations"):
             trainer.remove_callback(callback)
     trainer.add_callback(probe)
     trainer.add_callback(trial.timer)
@@ -243,16 +235,3 @@ def _to_evaluate_on(trainer: Any) -> EvaluationData | None:
         return None
     kept = len(dataset) if keeps_predictions(trainer) else None
     return EvaluationData(lambda samples: view(dataset, longest_of(dataset, samples)), kept)
-
-
-def _waits_or_reports(callback: Any) -> bool:
-    """Return whether a callback stops by evaluations, of which there are none, or tells a tracker of the training."""
-    kind = type(callback)
-    return kind.__name__ == "EarlyStoppingCallback" or kind.__module__.startswith("transformers.integrations")
-
-
-def _check_batches(asked: int, trainer: Any) -> None:
-    """Refuse a trial whose batches were not those that were asked for."""
-    made = getattr(trainer.callback_handler.train_dataloader, "total_batch_size", None)
-    if made is not None and made != asked:
-        raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")

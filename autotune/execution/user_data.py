@@ -7,6 +7,8 @@ ends inside it. Where the code makes its batches by itself, or reads from a stre
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
-from autotune.execution.checking import distinct_samples
 from autotune.training.batches import STEPS_TO_PEAK, padding_share, row_order
 from autotune.value import write_bytes
-from autotune.values.model import Task
+from autotune.values.budget import LossTask
+from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
-from autotune.values.workload import LENGTHS_FILE, RECIPES
+from autotune.values.workload import LENGTHS_FILE
 
 _LIMIT_S = 10.0  # for reading samples one by one
 
@@ -69,17 +71,6 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
             return None
         cells = dataset.select_columns([column]).with_format("arrow")[:][column]
         return np.asarray(pc.list_value_length(cells), dtype=np.int64)
-    return _read(dataset, column)
-
-
-def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:
-    """Return the numbers of so many samples, the longest first; the first ones where samples have no length."""
-    lengths = lengths_of(dataset)
-    order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
-    return np.resize(order, samples).astype(np.int64)
-
-
-def _read(dataset: Any, column: str) -> NDArray[np.int64] | None:
     deadline, lengths = time.monotonic() + _LIMIT_S, []
     for index in range(len(dataset)):
         sample = dataset[index]
@@ -92,23 +83,30 @@ def _read(dataset: Any, column: str) -> NDArray[np.int64] | None:
     return np.array(lengths, dtype=np.int64) if lengths else None
 
 
+def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:
+    """Return the numbers of so many samples, the longest first; the first ones where samples have no length."""
+    lengths = lengths_of(dataset)
+    order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
+    return np.resize(order, samples).astype(np.int64)
+
+
 def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
     """Write the lengths where trials find them, which needn't read all samples again."""
-    import io
-
     directory.mkdir(exist_ok=True)
     file = io.BytesIO()
     np.save(file, lengths, allow_pickle=False)
     write_bytes(file.getvalue(), directory / LENGTHS_FILE)
 
 
-def recorded_lengths(directory: Path, samples: int) -> NDArray[np.int64] | None:
-    """Return the lengths of so many samples; None if there are none, or of another data set."""
-    try:
-        lengths: NDArray[np.int64] = np.load(directory / LENGTHS_FILE, allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return lengths if len(lengths) == samples else None
+def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
+    """Return how many of a trial's `samples` are different ones, and the configuration that says their order.
+
+    A loss run reads the same few again and again, in the same order whatever sampler is tried.
+    """
+    if not isinstance(request.task, LossTask):
+        return samples, request.config
+    own = request.task.pass_steps * request.workload.samples_per_step(request.config)
+    return min(samples, own), request.config.model_copy(update={"train_sampling_strategy": "random"})
 
 
 def ordered(
@@ -119,7 +117,11 @@ def ordered(
     The latter is a function of a number of steps: the share of positions that were padding in them but the first, of
     the longest samples; None: not known. Lengths are read from `directory`, where `record_lengths` has written them.
     """
-    lengths, own = recorded_lengths(directory, len(dataset)), request.workload.own_code
+    own, lengths = request.workload.own_code, None
+    with contextlib.suppress(OSError, ValueError):
+        lengths = np.load(directory / LENGTHS_FILE, allow_pickle=False)
+    if lengths is not None and len(lengths) != len(dataset):  # of another data set
+        lengths = None
     per_step = request.accumulation_steps * request.config.per_device_train_batch_size
     distinct, config = distinct_samples(request, samples)
     if lengths is None:
@@ -157,18 +159,6 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
         return next(iter(trainer.get_train_dataloader()))
 
 
-def trained_by(trainer: Any, task: Task) -> Any:
-    """Return the recipe whose Trainer of TRL's it is, with its usual loss and reference; None if it is of none."""
-    names = {kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")}
-    args = trainer.args
-    if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
-        return None
-    if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or trainer.compute_loss_func is not None):
-        return None
-    kinds = (n for n, k in RECIPES.items() if k.trainer in names and k.task is task and not k.generates)
-    return next(kinds, None)
-
-
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
     """Return whether batches have a row for each sample, tried with a few; a packed batch has not.
 
@@ -189,15 +179,13 @@ def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
         return False
     if rows >= _LEAST_ROWS * _COUNTED:
         return True
-    ids = batch.get("attention_mask", batch.get("input_ids"))
+    is_packed, ids = rows == 1, batch.get("attention_mask", batch.get("input_ids"))
     if lengths is not None and ids is not None:
         tokens = int(ids.ne(0).sum() if "attention_mask" in batch else ids.numel())
         is_packed = tokens >= _LEAST_ROWS * int(lengths[order].sum())
-    else:
-        is_packed = rows == 1
-    if is_packed:
-        return False
-    raise InputError(f"{dropped(trainer, rows, _COUNTED)}; leave samples out of the data set instead")
+    if not is_packed:
+        raise InputError(f"{_dropped(trainer, rows, _COUNTED)}; leave samples out of the data set instead")
+    return False
 
 
 def rows_of(batch: Any, samples: int) -> int | None:
@@ -209,8 +197,7 @@ def rows_of(batch: Any, samples: int) -> int | None:
     return rows.pop()
 
 
-def dropped(trainer: Any, rows: int, samples: int) -> str:
-    """Return what a collator does that hands on fewer rows than it was given samples."""
+def _dropped(trainer: Any, rows: int, samples: int) -> str:
     collator = trainer.data_collator
     name = getattr(collator, "__name__", type(collator).__name__)
     return f"your data collator {name} makes {rows} rows of {samples} samples: it drops the others"
@@ -246,10 +233,6 @@ class RowCount:
         return found
 
     def check(self) -> None:
-        """Refuse the trial if too few rows were counted.
-
-        Raises:
-            NoEffectError: Samples were dropped.
-        """
+        """Raise NoEffectError if too few rows were counted: samples were dropped."""
         if self._rows < _LEAST_ROWS * self._samples:
-            raise NoEffectError(dropped(self._trainer, self._rows, self._samples))
+            raise NoEffectError(_dropped(self._trainer, self._rows, self._samples))

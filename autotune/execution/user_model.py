@@ -42,11 +42,13 @@ def weights_of(model: nn.Module) -> str:
 
 def counts_of(model: nn.Module) -> dict[str, int]:
     """Return the numbers of parameters and of those that aren't trained, an adapter's left out."""
-    sizes = [(_elements(p), p.requires_grad) for p in _without_adapter(model)]
-    return {
-        "parameters": sum(size for size, _ in sizes),
-        "frozen_parameters": sum(size for size, trained in sizes if not trained),
-    }
+    counts = {"parameters": 0, "frozen_parameters": 0}
+    for parameter in _without_adapter(model):
+        packed = getattr(parameter, "quant_state", None)  # bitsandbytes packs two elements into a byte
+        size = int(parameter.numel() if packed is None else packed.shape.numel())
+        counts["parameters"] += size
+        counts["frozen_parameters"] += 0 if parameter.requires_grad else size
+    return counts
 
 
 def is_packed(base: Any) -> bool:
@@ -109,30 +111,22 @@ def not_traced(model: Any, base: Any) -> str | None:
 def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
     """Return a model that a user's own code has made as a configuration has it.
 
-    Its kernels, precision, adapter and loss are set. Checkpointing that the code has switched on is switched off where
-    the arguments don't ask for it; where they do, the Trainer switches it on as they say.
-
-    Args:
-        model: As the code made it.
-        mapping: The arguments of the configuration.
-        code: Says which knobs the code has set itself.
-
-    Raises:
-        ValueError: The adapter finds nothing in the model that it could be put on.
+    Its kernels, precision, adapter and loss are set, but for knobs that the code has set itself. Checkpointing that the
+    code has switched on is switched off where the arguments don't ask for it; where they do, the Trainer switches it on
+    as they say. Raises ValueError if the adapter finds nothing in the model that it could be put on.
     """
     wanted, adapter = mapping.model, mapping.adapter
     asked = (mapping.tuned.get(name) for name in ("activation_checkpointing", "gradient_checkpointing"))
     if code.checkpoints and not any(asked):
         base_model(model)._set_gradient_checkpointing(enable=False)
-    for name, setter in (
-        ("attn_implementation", "set_attn_implementation"),
-        ("experts_implementation", "set_experts_implementation"),
-    ):
-        is_ours = name in wanted and name not in code.held and hasattr(model, setter)
+    for name in ("attn_implementation", "experts_implementation"):
+        is_ours = name in wanted and name not in code.held and hasattr(model, f"set_{name}")
         if is_ours and getattr(model.config, f"_{name}", None) != wanted[name]:
-            getattr(model, setter)(wanted[name])
+            getattr(model, f"set_{name}")(wanted[name])
     if wanted.get("dtype") == "bfloat16" and "precision" not in code.held:
-        _cast(model)
+        for parameter in model.parameters():  # buffers, such as the frequencies of rotary positions, stay as they are
+            if parameter.dtype is torch.float32:
+                parameter.data = parameter.data.to(torch.bfloat16)
     if adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
         model = put_on(model, adapter)
     return normalize_loss(model) if code.normalizes else model
@@ -142,19 +136,6 @@ def _without_adapter(model: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for name, parameter in model.named_parameters() if not is_new_weight(name))
 
 
-def _elements(parameter: Any) -> int:
-    """Return the number of a parameter's elements, which bitsandbytes packs two into a byte."""
-    packed = getattr(parameter, "quant_state", None)
-    return int(parameter.numel() if packed is None else packed.shape.numel())
-
-
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: a set as a list, in place of an enumeration's member its value."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", value)
-
-
-def _cast(model: Any) -> None:
-    """Make the weights bf16; buffers, such as the frequencies of rotary positions, stay as they are."""
-    for parameter in model.parameters():
-        if parameter.dtype is torch.float32:
-            parameter.data = parameter.data.to(torch.bfloat16)

@@ -67,10 +67,7 @@ def theirs(arguments: Any) -> dict[str, Any]:
 
 
 def as_written(arguments: Any) -> dict[str, Any]:
-    """Return the arguments as the code has them, whatever was laid over them since.
-
-    What it has set itself after something was laid over them counts as well.
-    """
+    """Return the arguments as the code has them, with those that it has set after something was laid over them."""
     since = strayed(arguments)
     return {**vars(arguments), **{name: v for name, v in theirs(arguments).items() if name not in since}}
 
@@ -110,21 +107,18 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
             lay(given["args"], leave=())
         if given.get("model") is not None:
             given["model"] = overlay.fit(given["model"])
-        elif given.get("model_init") is not None:
-            given["model_init"] = _fitting(given["model_init"], overlay.fit)
+        elif (model_init := given.get("model_init")) is not None:
+
+            @functools.wraps(model_init)  # the Trainer reads the signature
+            def fitted(*args: Any) -> Any:
+                return overlay.fit(model_init(*args))
+
+            given["model_init"] = fitted
         init(*bound.args, **bound.kwargs)
         overlay.made(trainer)
 
     with patch.object(TrainingArguments, "__post_init__", lay), patch.object(Trainer, "__init__", make):
         yield
-
-
-def _fitting(model_init: Callable[..., Any], fit: Callable[[Any], Any]) -> Callable[..., Any]:
-    @functools.wraps(model_init)  # the Trainer reads the signature
-    def made(*args: Any) -> Any:
-        return fit(model_init(*args))
-
-    return made
 
 
 def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
@@ -140,7 +134,7 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
     """
     from transformers import Trainer
 
-    original = Trainer.train
+    original, ended = Trainer.train, "it ended"
     found: list[Found] = []
     failed: list[BaseException] = []
 
@@ -153,13 +147,16 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
                 failed.append(error)  # not into the code, which may have handlers of its own
         raise Reached
 
-    ended = "it ended"
     try:
         with patch.object(Trainer, "train", train):
             if code.kind == "script":
                 run_script(code)
             else:
-                _run_pickle(code, data_directory)
+                os.chdir(code.directory)
+                made = unpickled(data_directory / CODE_FILE, code.sha256, code.shown)()
+                if not isinstance(made, Trainer):
+                    raise InputError(f"{code.shown} returned {type(made).__name__}; expected a transformers.Trainer")
+                made.train()
     except Reached:
         pass
     except SystemExit as error:
@@ -195,14 +192,3 @@ def unpickled(file: Path, sha256: str, name: str) -> Any:
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
         what = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"{name} can't be loaded in a trial: {what}") from error
-
-
-def _run_pickle(code: OwnCode, data_directory: Path) -> None:
-    """Make the Trainer that the user's function makes, and have it train."""
-    from transformers import Trainer
-
-    os.chdir(code.directory)
-    trainer = unpickled(data_directory / CODE_FILE, code.sha256, code.shown)()
-    if not isinstance(trainer, Trainer):
-        raise InputError(f"{code.shown} returned {type(trainer).__name__}; expected a transformers.Trainer")
-    trainer.train()

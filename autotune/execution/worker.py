@@ -57,10 +57,12 @@ def _measured(
 ) -> Outcome:
     """Train a named model, the Trainer of a user's code, or a user's loop."""
     from autotune.execution import trainer_setup
-    from autotune.execution.trial import Trial, run_steps
+    from autotune.execution.trial import Trial
 
     trial, workload = Trial.begun(request, directory, stopwatch, guard, turns), request.workload
     if workload.own_step is not None:
+        from autotune.execution.loop import run_steps
+
         return run_steps(trial, workload.own_step)
     if workload.own_code is not None:
         return trainer_setup.run_user_code(trial, workload.own_code)

@@ -1,4 +1,4 @@
-"""Soaks and loss runs: as real trials of a tiny Llama, and what of them needs a hostile disk or another model."""
+"""Soaks and loss runs: as real trials of a tiny Llama, with a hostile disk, and with metrics of real Trainers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from factories import make_config, make_request, make_workload
+from torch import nn
+from transformers import Trainer, TrainingArguments
 
-from autotune.execution.checking import CheckpointSaver, Reading, around_training, findings
-from autotune.execution.evaluating import CheckError, EvaluationData
+from autotune.execution.checking import (
+    CheckError,
+    CheckpointSaver,
+    EvaluationData,
+    Reading,
+    around_training,
+    evaluated,
+    findings,
+    keeps_predictions,
+)
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.trainer_setup import data_of
@@ -50,14 +61,6 @@ def wide(wide_llama):
     return {"model": resolve(str(wide_llama)), "sequence_length": 128}
 
 
-def test_an_evaluation_batch_that_does_not_fit_gives_way_to_the_next(bench, wide):
-    limits = {"memory_bytes": 600 * MIB}
-    result = check(bench, SoakTask(eval_batch_sizes=(64, 4)), workload=wide, limits=limits)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert result.outcome.soaked.eval_batch_size == 4
-    assert result.outcome.memory.peak_bytes < 550 * MIB  # of what fitted, not of the attempt that failed
-
-
 def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):
     """A little more than the budget: the limit alone lets it pass."""
     fields = {"workload": wide, "config": {"per_device_train_batch_size": 1}}
@@ -69,7 +72,22 @@ def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wi
     assert result.outcome.memory.peak_bytes < little_less
 
 
-class Device:
+class Guard:
+    """No limit but that of the test."""
+
+    given_up = 0
+
+    def peak(self):
+        return Memory()
+
+    def check(self):
+        pass
+
+    def begin_anew(self, known):
+        self.given_up += 1
+
+
+class Device(Guard):
     """A trainer and its guard: training peaked at 50, evaluating takes four a sample, and there is room for 70."""
 
     def __init__(self):
@@ -87,9 +105,6 @@ class Device:
 
     def peak(self):
         return Memory(device_bytes=max(self._peak, self._known))
-
-    def check(self):
-        pass
 
     def begin_anew(self, known):
         self._known, self._peak = known.peak_bytes, 0
@@ -138,46 +153,34 @@ def fake_trainer(tmp_path, states=1000):
     return trainer
 
 
-def control(*, stop):
-    return SimpleNamespace(should_training_stop=stop, should_save=False)
-
-
-def test_a_checkpoint_is_asked_for_after_the_last_step_alone(tmp_path):
-    trainer = fake_trainer(tmp_path)
-    saver = CheckpointSaver(trainer)
-    for stop in (False, True):
-        asked = control(stop=stop)
-        saver.on_step_end(trainer.args, None, asked)
-        assert asked.should_save is stop
+def last_step():
+    return SimpleNamespace(should_training_stop=True, should_save=False)
 
 
 def test_a_disk_without_room_for_the_checkpoint_is_told_and_spared(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=512 * MIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     trainer = fake_trainer(tmp_path, states=256 * 1024)
-    saver, asked = CheckpointSaver(trainer), control(stop=True)
+    saver, asked = CheckpointSaver(trainer), last_step()
     saver.on_step_end(trainer.args, None, asked)
     assert not asked.should_save
     assert saver.not_saved == "no checkpoint was saved: it takes 1 MiB, and 512 MiB of disk are free"
     assert saver.bytes is None
 
 
-def soak_that_raises(trainer, message, *, saving):
-    with around_training(SoakTask(eval_batch_sizes=(1,)), trainer):
-        if saving:
-            trainer.callbacks[0].on_step_end(trainer.args, None, control(stop=True))
-        raise RuntimeError(message)
+@pytest.mark.parametrize(("saving", "error"), [(True, CheckError), (False, RuntimeError)])
+def test_an_error_while_saving_says_so_and_is_still_one_of_memory(tmp_path, saving, error):
+    trainer = fake_trainer(tmp_path)
 
+    def soak():
+        with around_training(SoakTask(eval_batch_sizes=(1,)), trainer):
+            if saving:
+                trainer.callbacks[0].on_step_end(trainer.args, None, last_step())
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-def test_an_error_while_saving_says_so_and_is_still_one_of_memory(tmp_path):
-    with pytest.raises(CheckError, match="while saving a checkpoint: ") as raised:
-        soak_that_raises(fake_trainer(tmp_path), "DefaultCPUAllocator: can't allocate memory", saving=True)
+    with pytest.raises(error, match="while saving a checkpoint: " if saving else "^Default") as raised:
+        soak()
     assert is_out_of_memory(raised.value)
-
-
-def test_an_error_before_saving_is_left_as_it_is(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^in the first step$"):
-        soak_that_raises(fake_trainer(tmp_path), "in the first step", saving=False)
 
 
 SMALL = {"vocab_size": 32, "num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
@@ -216,12 +219,6 @@ def test_randomness_is_off_while_entered_and_on_again_afterwards(kind, attention
     assert model.config.to_dict() == before
 
 
-def test_a_model_without_dropout_is_not_random(tiny_llama):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    assert not is_random(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_llama)))
-
-
 @pytest.mark.parametrize("other", [make_config(2, train_sampling_strategy="group_by_length"), make_config(1)])
 def test_a_loss_run_reads_the_same_samples_again_and_again_whatever_the_sampler(other, model, tmp_path):
     texts = [json.dumps({"text": "word " * (1 + index % 17)}) for index in range(60)]
@@ -241,3 +238,160 @@ def test_a_loss_run_reads_the_same_samples_again_and_again_whatever_the_sampler(
     usual = rows(make_config(2))
     assert rows(other) == usual
     assert usual == 5 * usual[:8]
+
+
+ROWS = [{"features": torch.full((4,), float(n)), "labels": n % 2} for n in range(30)]
+
+
+class Net(nn.Module):
+    """Counts the batches that it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 2)
+        self.calls = 0
+
+    def forward(self, features, labels=None):
+        self.calls += 1
+        logits = self.out(features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def make(tmp_path, seen):
+    """Return a function that makes a Trainer; its metrics note the shape of what they get."""
+
+    def accuracy(predicted):
+        seen.append((predicted.predictions.shape, predicted.label_ids.shape))
+        return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
+
+    def made(metrics=accuracy, **fields):
+        arguments = {
+            n: fields.pop(n)
+            for n in ("eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last")
+            if n in fields
+        }
+        args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **arguments)
+        return Trainer(Net(), args, eval_dataset=ROWS, compute_metrics=metrics, **fields)
+
+    return made
+
+
+def data(kept=30):
+    return EvaluationData(lambda samples: [ROWS[n % len(ROWS)] for n in range(samples)], kept)
+
+
+def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_batches(make, seen):
+    trainer = make()
+    found = evaluated((4, 2), trainer, data(), Guard())
+    assert seen == [((30, 2), (30,))]
+    assert trainer.model.calls == 2
+    assert found == {"eval_batch_size": 4, "predicted_samples": 30, "predictions_bytes": 30 * 2 * 4}
+
+
+def test_the_last_batch_is_evaluated_though_a_trial_drops_it_and_the_users_accumulation_stays(make, seen):
+    found = evaluated((4,), make(dataloader_drop_last=True, eval_accumulation_steps=3), data(), Guard())
+    assert seen == [((30, 2), (30,))]
+    assert found["eval_accumulation_steps"] == 3
+
+
+def test_predictions_are_kept_as_small_as_the_user_makes_them(make, seen):
+    trainer = make(preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
+    trainer.compute_metrics = lambda predicted: seen.append(predicted.predictions.shape) or {}
+    found = evaluated((4,), trainer, data(), Guard())
+    assert seen == [(30,)]
+    assert found["predictions_bytes"] == 30 * 8
+
+
+def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):
+    trainer = make(metrics=None)
+    assert not keeps_predictions(trainer)
+    assert not keeps_predictions(make(prediction_loss_only=True))
+    assert keeps_predictions(make())
+    assert evaluated((4,), trainer, data(kept=None), Guard()) == {"eval_batch_size": 4, "metrics_failed": None}
+    assert trainer.model.calls == 2
+
+
+def test_metrics_that_fail_refuse_nothing_and_are_told(make):
+    def failing(predicted):
+        raise LookupError("no such tokenizer")
+
+    found = evaluated((4,), make(metrics=failing), data(), Guard())
+    assert (found["predicted_samples"], found["metrics_failed"]) == (30, "LookupError: no such tokenizer")
+
+
+class Loop:
+    """A Trainer on a device that holds so many predictions, which moving them to the host makes room for."""
+
+    def __init__(self, room, device="cuda", own=None):
+        self.args = SimpleNamespace(device=SimpleNamespace(type=device), eval_accumulation_steps=own)
+        self.room, self.compute_metrics, self.tried = room, lambda predicted: {}, []
+
+    def prediction_step(self):
+        """Never called."""
+
+    evaluation_loop = prediction_step
+
+    def evaluate(self, samples):
+        args = self.args
+        self.tried.append((args.per_device_eval_batch_size, args.eval_accumulation_steps, len(samples)))
+        kept = args.per_device_eval_batch_size * (args.eval_accumulation_steps or len(samples))
+        if self.compute_metrics is not None and kept > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host(make):
+    loop, guard = Loop(room=8), Guard()
+    found = evaluated((16, 8), loop, data(), guard)
+    assert (found["eval_batch_size"], found["eval_accumulation_steps"], found["predicted_samples"]) == (8, 1, 30)
+    assert [(size, steps) for size, steps, _ in loop.tried] == [(16, None), (16, 1), (8, None), (8, 1)]
+    assert guard.given_up == 3
+
+
+@pytest.mark.parametrize(("device", "tries"), [("cuda", 2), ("cpu", 1)])
+def test_predictions_that_fit_nowhere_are_left_out_and_told(device, tries):
+    loop = Loop(room=0, device=device)
+    found = evaluated((4,), loop, data(), Guard())
+    assert found == {"eval_batch_size": 4, "metrics_failed": "out of memory: CUDA out of memory"}
+    assert [kept for _, _, kept in loop.tried] == [30] * tries + [8]
+
+
+def test_a_data_set_that_takes_too_long_to_read_is_left_out_and_told(make, monkeypatch):
+    monkeypatch.setattr("autotune.execution.checking._LONGEST_S", 0.0)
+    found = evaluated((4,), make(), data(), Guard())
+    told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
+    assert found == {"eval_batch_size": 4, "metrics_failed": told}
+
+
+def test_evaluation_that_fails_without_metrics_too_is_a_failed_check(make):
+    trainer = make()
+    trainer.prediction_step = lambda *args, **kwargs: np.zeros(1)[3]
+    with pytest.raises(CheckError, match="while evaluating with a batch of 4: index 3"):
+        evaluated((4,), trainer, data(), Guard())
+
+
+class Wide(Net):
+    """Its logits take 4 MiB a sample."""
+
+    def forward(self, features, labels=None):
+        found = super().forward(features, labels)
+        return {**found, "logits": found["logits"].repeat(1, 1 << 19)}
+
+
+@pytest.mark.cuda
+def test_an_allocator_too_small_for_all_predictions_has_room_for_those_of_a_batch(tmp_path):
+    args = TrainingArguments(str(tmp_path), report_to="none", disable_tqdm=True)
+    args._n_gpu = min(args.n_gpu, 1)  # a trial sees one device
+    trainer = Trainer(Wide(), args, eval_dataset=ROWS, compute_metrics=lambda predicted: {"rows": len(predicted[0])})
+    torch.cuda.set_per_process_memory_fraction((96 << 20) / torch.cuda.mem_get_info()[1])
+    try:
+        found = evaluated((4, 2), trainer, data(), Guard())
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (found["eval_batch_size"], found["eval_accumulation_steps"]) == (4, 1)
+    assert found["predictions_bytes"] == 30 * 4 << 20

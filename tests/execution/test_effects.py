@@ -186,10 +186,6 @@ def checkpointing() -> dict[str, Any]:
     return {name if hasattr(TrainingArguments, name) else "gradient_checkpointing": True}
 
 
-def test_real_checkpointing_is_counted_by_layer(train):
-    assert train(asked(checkpointing="full"), **checkpointing())["checkpointing"].startswith("2 checkpointed calls")
-
-
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
 def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precision(train, bench, quantization):
@@ -272,17 +268,6 @@ def test_weights_of_another_precision_are_found(train, bench):
         train(asked(precision="bf16"), model=plain_model(bench, dtype="bfloat16"), bf16=True)
 
 
-def test_attention_that_was_changed_later_is_found(train, bench):
-    model = plain_model(bench, attention="sdpa")
-    model.config._attn_implementation = "eager"
-    with pytest.raises(NoEffectError, match="attention sdpa was asked for, but it is eager"):
-        train(asked(attn_implementation="sdpa"), model=model)
-
-
-def test_adapters_train_and_nothing_else_does(train, bench):
-    assert train(asked(adapter={"rank": 4}), model=lora(plain_model(bench)))["adapter"].startswith("lora, 8192 of ")
-
-
 def test_adapters_that_train_nothing_are_found(train, bench):
     model = lora(plain_model(bench))
     for name, parameter in model.named_parameters():
@@ -294,10 +279,6 @@ def test_adapters_that_train_nothing_are_found(train, bench):
 def test_a_model_with_adapters_where_none_was_asked_for_is_found(train, bench):
     with pytest.raises(NoEffectError, match="no adapter was asked for"):
         train(asked(), model=lora(plain_model(bench)))
-
-
-def test_an_optimizer_that_is_not_known_in_detail_is_reported_by_its_class(train):
-    assert train(asked(optim="rmsprop"), optim="rmsprop")["optim"] == "torch.optim.rmsprop.RMSprop"
 
 
 def test_nothing_stays_in_the_model_after_the_first_step(train, bench):
@@ -345,10 +326,6 @@ def seen(monkeypatch):
     return look
 
 
-def test_one_device_is_one_device(seen):
-    assert seen(nn.Linear(1, 1), world_size=1, ran=1) == "one device"
-
-
 @pytest.mark.parametrize(("ran", "known"), [(1, 1), (2, 1), (4, 4)])
 def test_ranks_that_are_not_there_or_not_known_are_missed(seen, ran, known):
     with pytest.raises(NoEffectError, match=f"2 devices were asked for, but {ran} ranks ran"):
@@ -358,11 +335,6 @@ def test_ranks_that_are_not_there_or_not_known_are_missed(seen, ran, known):
 def test_copies_that_nobody_keeps_alike_are_found(seen):
     with pytest.raises(NoEffectError, match="2 copies were to be kept alike by DDP, but the model is a Linear"):
         seen(nn.Linear(1, 1))
-
-
-def test_fsdp_that_became_something_else_is_found(seen):
-    with pytest.raises(NoEffectError, match="fsdp_full was asked for, but the model is wrapped as Linear"):
-        seen(nn.Linear(1, 1), sharding="fsdp_full")
 
 
 def test_deepspeed_is_looked_at(seen):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.execution.evaluating import CheckError
+from autotune.execution.checking import CheckError
 from autotune.execution.failures import (
     HEAD_BYTES,
     TAIL_BYTES,

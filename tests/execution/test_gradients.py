@@ -1,4 +1,4 @@
-"""Two gradients of the same samples are compared: what is rounding and chance, and what the split changes."""
+"""Two gradients of the same samples are compared, of real Trainers too: what the split changes, what is chance."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ import pytest
 import torch
 from factories import make_config, make_facts, make_problem
 from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autotune.execution.gradients import Gradient, Split, compared, gradient_of, is_short, reported_split
+from autotune.execution.gradients import (
+    Gradient,
+    Split,
+    compared,
+    gradient_of,
+    is_short,
+    reported_split,
+    split_of_trainer,
+)
 from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
@@ -50,3 +60,152 @@ def test_another_split_needs_the_permission_for_another_method_where_it_changes_
     assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.NUMERICS
     assert "could not be measured: no rows" in lines[0]
     assert reported_split(make_facts(), Split(), None) == (make_facts(), ())
+
+
+NEEDS_FLAG = pytest.mark.skipif(
+    not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="this transformers has no Trainer.loss_is_scaled_for_ga"
+)
+
+ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
+
+
+class Net(nn.Module):
+    def __init__(self, *between: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), *between, nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, features, labels=None, **kwargs):
+        return self.layers(features)
+
+
+def trainer_of(loss, model=None, *, bf16=False, **attributes):
+    """A Trainer with a loss of its own; `loss` gets logits and labels."""
+
+    class OwnTrainer(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return loss(model(inputs["features"]), inputs["labels"])
+
+    torch.manual_seed(0)
+    args = TrainingArguments("out", use_cpu=True, bf16=bf16, remove_unused_columns=False, gradient_accumulation_steps=4)
+    trainer = OwnTrainer(model=model or Net(), args=args, train_dataset=ROWS)
+    for name, value in attributes.items():
+        setattr(trainer, name, value)
+    return trainer
+
+
+def split_of(trainer, *, normalizes=False, coupled=False):
+    return split_of_trainer(trainer, normalizes=normalizes, lengths=None, reorders=True, batch_coupled=coupled)
+
+
+def summed(logits, labels):
+    return cross_entropy(logits, labels, reduction="sum")
+
+
+@NEEDS_FLAG
+@pytest.mark.parametrize(
+    ("loss", "is_scaled", "remedy"),
+    [
+        (summed, None, None),  # left alone by the Trainer, which believes it divided: sums add up
+        (summed, False, True),
+        (cross_entropy, None, False),
+        (cross_entropy, False, None),
+    ],
+)
+def test_a_loss_is_judged_by_its_gradients_and_so_is_the_remedy(loss, is_scaled, remedy):
+    found = split_of(trainer_of(loss, loss_is_scaled_for_ga=is_scaled))
+    assert found.unknown is None
+    assert (found.changes is None) == (remedy is None)
+    if remedy is not None:
+        assert "50% apart" in found.changes
+        assert f"with loss_is_scaled_for_ga = {remedy} on your Trainer it does not" in found.changes
+
+
+@pytest.mark.parametrize("times", [4, 6])
+def test_rows_of_a_batch_whose_first_dimension_is_time_are_no_samples(times):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.LSTM(8, 8)
+
+        def forward(self, batch):
+            return {"loss": (self.net(batch)[0] - batch).square().mean()}
+
+    args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False)
+    samples = [{"batch": torch.randn(times, 8, generator=torch.Generator().manual_seed(i))} for i in range(8)]
+    collated = lambda chosen: {"batch": torch.stack([sample["batch"] for sample in chosen], 1)}  # noqa: E731
+    found = split_of(Trainer(Recurrent(), args, train_dataset=samples, data_collator=collated))
+    assert found == Split()
+
+
+@NEEDS_FLAG
+def test_mixed_precision_rounds_as_weights_of_16_bits_do():
+    def off(logits, labels):  # by 1 % with another split
+        return cross_entropy(logits, labels) * (1 + 0.005 * len(labels))
+
+    assert "1% apart" in split_of(trainer_of(off, loss_is_scaled_for_ga=False)).changes
+    assert split_of(trainer_of(off, bf16=True, loss_is_scaled_for_ga=False)) == Split()
+    assert split_of(trainer_of(summed, bf16=True, loss_is_scaled_for_ga=False)).changes is not None
+
+
+def test_a_loss_that_compares_the_samples_of_a_micro_batch_changes_with_the_split_and_nothing_helps():
+    def contrastive(logits, labels):
+        return cross_entropy(logits @ logits.T, torch.arange(len(logits)))
+
+    changes = split_of(trainer_of(contrastive)).changes
+    assert "in 1 micro-batch of 4 and" in changes
+    assert "loss_is_scaled_for_ga" not in changes
+
+
+@NEEDS_FLAG
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(32)])
+def test_dropout_and_batch_norm_do_not_hide_what_the_loss_does(layer):
+    def trainer(scaled):
+        return trainer_of(cross_entropy, Net(layer), loss_is_scaled_for_ga=scaled)
+
+    assert split_of(trainer(False)) == Split()
+    assert split_of(trainer(True)).changes is not None
+
+
+def test_afterwards_the_trainer_is_as_it_was():
+    model = Net(nn.BatchNorm1d(32))
+    trainer = trainer_of(cross_entropy, model)
+    split_of(trainer)
+    assert all(p.grad is None for p in model.parameters())
+    assert trainer.args.gradient_accumulation_steps == 4
+    assert getattr(trainer, "loss_is_scaled_for_ga", None) is None
+    assert torch.equal(model.layers[1].running_mean, torch.zeros(32))
+    assert model.train().layers[1].training
+
+
+def test_a_models_own_loss_is_normalised_as_in_trials():
+    """BERT's classifier swallows the count of labels: the plain Trainer gets its accumulation wrong."""
+    config = BertConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    rows = [{"input_ids": [i % 32, 1, 2, 3], "labels": i % 2} for i in range(16)]
+
+    def trainer():
+        args = TrainingArguments("out", use_cpu=True)
+        return Trainer(model=BertForSequenceClassification(config), args=args, train_dataset=rows)
+
+    assert split_of(trainer()).changes is not None
+    assert split_of(trainer(), normalizes=True) == Split()
+
+
+def test_batches_that_are_lists_of_samples_are_not_split():
+    trainer = trainer_of(cross_entropy)
+    trainer.data_collator = list  # TRL's online Trainers make their batches later
+    assert split_of(trainer).unknown == "its batches have no rows that could be split"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda logits, labels: 1 / 0, "a step of 4 samples failed (ZeroDivisionError"),
+        (lambda logits, labels: (logits * 0).sum(), "all gradients are zero"),
+        (lambda logits, labels: (logits * float("nan")).sum(), "a gradient is not a number"),
+    ],
+)
+def test_what_cant_be_measured_is_said(fault, said):
+    assert said in split_of(trainer_of(fault)).unknown

@@ -7,14 +7,9 @@ import resource
 
 import pytest
 
-from autotune.execution.guard import CpuGuard, CudaGuard, memory_guard
+from autotune.execution.guard import CpuGuard
 
 MIB = 1 << 20
-
-
-def test_each_device_has_its_guard():
-    assert isinstance(memory_guard("cpu", 1), CpuGuard)
-    assert isinstance(memory_guard("cuda:1", 1), CudaGuard)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +35,6 @@ def test_an_attempt_that_was_given_up_can_be_forgotten(seen):
     assert seen["peak_anew"] < 10 * MIB
 
 
-def test_the_peak_outlasts_the_memory(seen):
-    assert seen["peak_after_freeing"] > 99 * MIB
-
-
 def test_a_relaxed_guard_limits_nothing_and_keeps_the_peak_it_knew(seen):
     assert seen["peak_relaxed"] < 100 * MIB
 
@@ -55,10 +46,6 @@ def test_an_environment_of_the_users_own_is_not_relaxed(monkeypatch):
         guard.relax()
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     assert limit >= 1 << 50
-
-
-def test_nothing_is_limited_after_the_guard(seen):
-    assert seen["allocated_after"] == 600 * MIB
 
 
 def test_the_imported_libraries_do_not_count(seen, bench):

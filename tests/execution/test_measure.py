@@ -14,7 +14,6 @@ from accelerate.optimizer import AcceleratedOptimizer
 from factories import make_request
 
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
-from autotune.execution.noise import HostClock
 from autotune.values.conditions import Conditions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory
@@ -112,12 +111,6 @@ def test_with_fewer_micro_steps_the_times_are_those_of_the_full_step(clock, run,
     assert timer.step_times_s() == pytest.approx([step_s(full)] * 5)
 
 
-def test_the_spread_between_steps_is_that_of_the_full_steps(clock):
-    timer = timer_of(clock, run=2, full=8)
-    train(timer, clock, run=2, slowness=[1, 1, 2, 1, 3, 1])
-    assert timer.step_times_s() == pytest.approx([f * step_s(8) for f in (1, 2, 1, 3, 1)])
-
-
 def test_missing_micro_steps_cannot_be_inferred_from_a_single_one(clock):
     with pytest.raises(ValueError, match="two or more"):
         timer_of(clock, run=1, full=2)
@@ -140,19 +133,6 @@ def test_a_trial_discards_no_end_of_steps(clock):
     timer = timer_of(clock, discarded_s=1e9)
     steps = train(timer, clock, slowness=[1] * 200)
     assert steps - len(timer.step_times_s()) == 1 + EXTRA_DISCARDED_STEPS
-
-
-def test_steps_that_a_loss_scaler_skips_do_not_count_nor_the_first_real_one(clock):
-    timer = timer_of(clock, discarded_steps=2)
-    train(timer, clock, slowness=[50] * 6 + [1] * 9, skipped=[True] * 5)
-    assert timer.step_times_s() == pytest.approx([step_s(1)] * 5)
-
-
-def test_if_every_step_is_skipped_nothing_is_measured(clock):
-    timer = timer_of(clock)
-    train(timer, clock, slowness=[1] * 20, skipped=[True] * 20)
-    assert timer.step_times_s() == []
-    assert timer.data_wait_share() == 0.0
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -178,11 +158,6 @@ def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_o
     assert step + 1 == 4 + 1 + 2  # the first real one makes the states, and isn't measured
 
 
-def test_it_ends_after_the_steps_that_were_asked_for(clock):
-    timer = timer_of(clock, discarded_steps=2, measure_steps=6)
-    assert train(timer, clock, slowness=[1, 2] * 50) == 8
-
-
 def test_it_ends_when_the_interval_is_narrow_but_not_for_a_few_steps_that_happen_to_agree(clock):
     timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
     assert train(timer, clock, slowness=[1] * 60) == 6
@@ -190,11 +165,6 @@ def test_it_ends_when_the_interval_is_narrow_but_not_for_a_few_steps_that_happen
     assert train(timer, clock, slowness=[1, 1, 1, 1, *[2, 1] * 40]) == 51
     timer = timer_of(clock, measure_steps=50, relative_interval=1e-9, beaten_step_s=0.9 * step_s(1))
     assert train(timer, clock, slowness=[1, 1, 1, *[0.5] * 60]) == 51, "two slow steps lose no race"
-
-
-def test_it_goes_on_while_the_interval_is_wide(clock):
-    timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
-    assert train(timer, clock, slowness=[1, 1, 2] * 20) == 51
 
 
 @pytest.mark.parametrize(("beaten_s", "steps"), [(0.5, 4), (2.0, 51), (None, 51)])
@@ -227,22 +197,8 @@ def test_the_share_of_waiting_for_data(clock):
     assert timer.data_wait_share() == pytest.approx(4 * DATA_S / step_s(4))
 
 
-def test_start_up_ends_at_the_first_step_and_the_first_step_is_told_apart(clock):
-    timer = timer_of(clock)
-    train(timer, clock, slowness=[10] + [1] * 9)
-    assert timer.startup_s == pytest.approx(7 + 10 * DATA_S)
-    assert timer.first_step_s == pytest.approx(10 * (MICRO_S + OPTIMIZER_S))
-
-
-def test_the_hosts_clock_goes_forward():
-    clock = HostClock()
-    start = clock.mark()
-    clock.settle()
-    assert clock.seconds(start, clock.mark()) >= 0
-
-
 class Watch:
-    """Notes when it is asked what."""
+    """Notes when it is asked what, and has seen a GPU idle for 2 % of the time."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -255,17 +211,18 @@ class Watch:
 
     def conditions(self) -> Conditions:
         self.calls.append("conditions")
-        return Conditions(others_share=0.25)
+        return Conditions(others_share=0.5, idle_share=0.02)
 
 
-def test_the_machine_is_watched_from_the_first_measured_step_to_the_last(clock):
+@pytest.mark.parametrize(("waits", "idle"), [(0.0, 0.02), (0.3, 0.3), (None, 0.02)])
+def test_the_machine_is_watched_over_the_measured_steps_and_a_gpu_idle_while_it_waited_for_data(clock, waits, idle):
     watch = Watch()
     timer = timer_of(clock, more={"watch": watch}, discarded_steps=2, measure_steps=3)
     train(timer, clock, slowness=[1] * 9)
-    assert watch.calls[0] == "begin"
-    assert watch.calls[-2:] == ["look", "conditions"]
+    assert (watch.calls[0], watch.calls[-2:]) == ("begin", ["look", "conditions"])
     assert (watch.calls.count("begin"), watch.calls.count("conditions")) == (1, 1)
-    assert timer.conditions == Conditions(others_share=0.25)
+    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=waits)
+    assert (found.conditions.others_share, found.conditions.idle_share) == (0.5, idle)
 
 
 def test_the_stopwatch_tells_first_step_discarded_and_measured_steps_apart(clock):
@@ -273,7 +230,8 @@ def test_the_stopwatch_tells_first_step_discarded_and_measured_steps_apart(clock
     timer = timer_of(clock, more={"stopwatch": stopwatch}, discarded_steps=3, measure_steps=4)
     train(timer, clock, slowness=[5, 1, 1, 0.9, 1.1, 0.9, 1.1, 1, 1])
     laps = stopwatch.laps()
-    assert laps["first_step_s"] == pytest.approx(5 * (MICRO_S + OPTIMIZER_S))
+    assert timer.startup_s == pytest.approx(7 + 5 * DATA_S)
+    assert laps["first_step_s"] == timer.first_step_s == pytest.approx(5 * (MICRO_S + OPTIMIZER_S))
     assert laps["discarded_s"] == pytest.approx(2 * step_s(1))
     assert laps["measured_s"] == pytest.approx(4 * step_s(1))
 
@@ -290,10 +248,12 @@ def test_measuring_ends_before_the_time_is_up_and_leaves_the_steps_so_far(clock,
 
 def test_memory_has_peaked_before_the_guard_is_relaxed_and_the_steps_count(clock):
     """The second step is the first that meets the optimizer's states."""
-    relaxed = []
-    timer = timer_of(clock, more={"relax": lambda: relaxed.append(clock.now)}, discarded_steps=1, measure_steps=3)
+    relaxed, heard = [], []
+    more = {"relax": lambda: relaxed.append(clock.now), "step_ended": lambda: heard.append(1)}
+    timer = timer_of(clock, more=more, discarded_steps=1, measure_steps=3)
     began = clock.now
     train(timer, clock, slowness=[1] * 9)
+    assert len(heard) == 2
     assert relaxed == [pytest.approx(began + 2 * step_s(1))]
 
 
@@ -332,27 +292,6 @@ def test_what_all_ranks_know_by_counting_needs_no_agreement(clock):
     assert asked == [True, False, False]  # whether it is warm, and two looks; the third record is the last
 
 
-class Watching:
-    """A watch that has seen a GPU idle for 2 % of the time."""
-
-    def begin(self) -> None:
-        pass
-
-    def look(self) -> None:
-        pass
-
-    def conditions(self) -> Conditions:
-        return Conditions(others_share=0.5, idle_share=0.02)
-
-
-@pytest.mark.parametrize(("waits", "idle"), [(0.0, 0.02), (0.3, 0.3), (None, 0.02)])
-def test_a_gpu_was_idle_for_as_long_as_it_waited_for_data(clock, waits, idle):
-    timer = timer_of(clock, more={"watch": Watching()}, discarded_steps=1, measure_steps=3)
-    train(timer, clock, slowness=[1] * 9)
-    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=waits)
-    assert found.conditions.idle_share == idle
-
-
 def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second(clock):
     """The second step is the first to meet the optimizer's states, and may have to make room for them."""
     counted = iter([7, 11, 20])  # when measuring begins, after the second step, at the end
@@ -364,16 +303,3 @@ def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second
     assert found.warnings == (
         "the allocator ran short 9 times while it was measured, and gave its cache back: it is too near the budget",
     )
-
-
-def test_where_no_retries_are_counted_none_are_told(clock):
-    timer = timer_of(clock, discarded_steps=1, measure_steps=3)
-    train(timer, clock, slowness=[1] * 9)
-    assert timer.alloc_retries is None
-
-
-def test_the_guard_hears_of_each_step_until_steps_are_measured(clock):
-    heard = []
-    timer = timer_of(clock, more={"step_ended": lambda: heard.append(1)}, discarded_steps=2, measure_steps=3)
-    train(timer, clock, slowness=[1] * 9)
-    assert len(heard) == 2

@@ -176,14 +176,6 @@ def test_losses_are_those_of_the_global_batch_whatever_the_split(bench, llama):
     assert curves[0].dropout_spread == 0.0
 
 
-@pytest.mark.slow
-def test_padding_is_told_and_tokens_are_real_ones(bench, llama):
-    result = run(bench, llama[1], attn_implementation="sdpa")
-    assert 0 < result.outcome.padding_share < 1
-    mean = llama[0].lengths.mean
-    assert result.outcome.tokens_per_second == pytest.approx(result.outcome.samples_per_second * mean)
-
-
 STOPPING = SCRIPT.replace(
     "trainer.train()",
     """
@@ -316,11 +308,3 @@ def test_arguments_that_are_set_after_the_trainer_was_made_make_a_trial_invalid(
     result = run(bench, workload)
     assert result.status is TrialStatus.INVALID
     assert result.outcome.cause == "your code sets per_device_train_batch_size again after it has made its Trainer"
-
-
-@pytest.mark.slow
-def test_a_script_that_fails_in_a_trial_says_how(bench, tmp_path, net):
-    code = net[1].own_code.model_copy(update={"command": ("gone.py",)})
-    result = run(bench, net[1].model_copy(update={"own_code": code}))
-    assert result.status is TrialStatus.CRASHED
-    assert result.outcome.cause.startswith("FileNotFoundError: ")

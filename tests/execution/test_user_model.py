@@ -37,10 +37,6 @@ def family(code, **knobs):
     return family_of(make_config(**knobs), make_hardware(), make_workload(own_code=code))
 
 
-def test_kernels_are_switched(llama):
-    assert fit(llama, attn_implementation="eager").config._attn_implementation == "eager"
-
-
 def test_pure_bf16_is_of_the_weights_and_not_of_rotary_positions(llama):
     made = fit(llama, precision="pure_bf16")
     assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
@@ -52,11 +48,6 @@ def test_an_adapter_is_put_on_once_though_code_makes_several_trainers_of_a_model
     again = fit(once, adapter={"rank": 4})
     assert again is once
     assert sum("lora_A" in name for name, _ in again.named_parameters()) == 2 * 7
-
-
-def test_the_loss_is_made_that_of_the_global_batch_where_it_is_the_librarys(llama):
-    assert fit(llama).accepts_loss_kwargs
-    assert type(fit(llama))._autotune_normalized
 
 
 def test_what_the_code_decides_stays(llama):
@@ -91,12 +82,6 @@ def test_an_adapter_without_defaults_is_not_told(llama):
     model = get_peft_model(llama, config)
     assert user_model.adapter(model) is None
     assert user_model.not_traced(model, llama) is not None
-
-
-def test_a_module_of_ones_own_checkpoints_as_it_likes():
-    net = torch.nn.Linear(2, 2)
-    net.gradient_checkpointing = True
-    assert user_model.checkpointing(net, {"gradient_checkpointing": False}) == {}
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])

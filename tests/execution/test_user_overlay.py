@@ -10,7 +10,7 @@ import torch
 from own_trainings import write
 from planted import planted
 from torch import nn
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from autotune.errors import InputError
 from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
@@ -69,14 +69,6 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
     assert TrainingArguments("out", use_cpu=True).per_device_train_batch_size == 8
 
 
-def test_arguments_of_a_command_line_take_it_too():
-    with overlaid(overlay(optim="adafactor")):
-        (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
-            ["--optim", "adamw_torch", "--output_dir", "out", "--use_cpu", "True"]
-        )
-    assert args.optim == "adafactor"
-
-
 def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it_makes_its_trainer():
     with overlaid(overlay(per_device_train_batch_size=4, bf16=False)):
         args = Eager("out", use_cpu=True)
@@ -98,12 +90,6 @@ def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them():
     assert trainer.eval_dataset == rows
     assert trainer.args.eval_strategy == "no"
     assert strayed(args) == []
-
-
-def test_arguments_that_this_version_does_not_have_are_left_out():
-    with overlaid(overlay(no_such_argument=1)):
-        args = TrainingArguments("out", use_cpu=True)
-    assert not hasattr(args, "no_such_argument")
 
 
 def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
@@ -190,11 +176,6 @@ def test_a_script_sees_its_own_arguments_directory_and_modules(tmp_path):
     with pytest.raises(CodeError, match=r"train.py: it ended without having called Trainer.train.*find\(step="):
         reach(script_of(tmp_path, told, "--a", "1"), tmp_path, lambda trainer, train: None)
     assert (tmp_path / "told").read_text() == f"['train.py', '--a', '1'] {tmp_path} 7 __main__"
-
-
-def test_a_script_that_exits_says_how(tmp_path):
-    with pytest.raises(CodeError, match=r"ended with exit code 3 without having called"):
-        reach(script_of(tmp_path, "raise SystemExit(3)"), tmp_path, lambda trainer, train: None)
 
 
 def test_pickled_code_that_makes_no_trainer_is_refused(tmp_path):
