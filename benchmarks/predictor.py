@@ -151,7 +151,7 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
 def _held(setup: Setup, known: Profile) -> Held:
     """Return what torch's allocator gives out and holds."""
     return held_bytes(
-        known.excerpt,
+        known,
         setup.optim,
         setup.micro_batch,
         accumulated=setup.accumulation > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from factories import make_space_file
-from profiles import MB, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
+from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_storages, make_work
 
 from autotune.cost.model import CostModel
 
@@ -25,8 +25,7 @@ def profile_of(precision: str, checkpointing: str):
     return make_profile(
         make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
         parameters=(make_group(10_000, 10_000),),
-        peaks_first=(make_point(activations=(0, activations)),),
-        peaks_later=(make_point(activations=(0, activations)),),
+        storages=make_storages((0, 2, 0, activations)),
         work=(make_work(flops, half=precision == "bf16"),),
     )
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from factories import make_hardware, make_workload
 
 from autotune.cost.family import Family
 from autotune.cost.model import CostModel
-from autotune.cost.profile import CONTRACTION, Excerpt, Line, MemoryPoint, ParameterGroup, Profile, Work
+from autotune.cost.profile import CONTRACTION, Line, ParameterGroup, Profile, Storages, Work
 from autotune.values.estimate import Rates
 
 MB = 1_000_000
@@ -27,10 +28,10 @@ def line(constant: float = 0.0, per_sample: float = 0.0) -> Line:
     return Line(constant=constant, per_sample=per_sample)
 
 
-def make_point(**lines: tuple[float, float]) -> MemoryPoint:
-    """Lines as (constant, per sample); those that are not named are 0."""
-    names = ("activations", "temporaries", "gradients", "fresh_gradients")
-    return MemoryPoint(operator="mm", **{name: line(*lines.get(name, (0.0, 0.0))) for name in names})
+def make_storages(*rows: tuple[float, ...], forward_end: int = 1, **fields: Any) -> Storages:
+    """Rows of (made, freed, constant bytes, bytes per sample, whether a gradient), of which the last can lack."""
+    filled = np.array([(*row, *(0.0,) * (7 - len(row))) for row in rows], dtype=float).reshape(-1, 7)
+    return Storages.of(filled, forward_end=forward_end, **fields)
 
 
 def make_family(**fields: Any) -> Family:
@@ -45,19 +46,15 @@ def make_work(flops: float = 10 * MB, moved: float = 0.0, **fields: Any) -> Work
 
 
 def make_profile(family: Family | None = None, **fields: Any) -> Profile:
-    matrix = make_group(1000, 1000)
-    forward_end = make_point(activations=(0, MB))
-    backward_end = make_point(gradients=(4 * MB, 0), fresh_gradients=(4 * MB, 0))
+    parameters = fields.get("parameters") or (make_group(1000, 1000),)
     defaults = {
         "family": family or make_family(),
-        "parameters": (matrix,),
+        "parameters": parameters,
+        "order": tuple(at for at, group in enumerate(parameters) for _ in range(group.count)),
+        "names": ("weight",) * sum(group.count for group in parameters),
         "buffers_bytes": 0,
-        "peaks_first": (forward_end, backward_end),
-        "peaks_later": (forward_end, backward_end),
+        "storages": make_storages((0, 2, 0, MB), (2, 3, 4 * MB, 0, True), origins=(("", "mm"),)),
         "work": (make_work(),),
-        "excerpt": Excerpt(
-            storages=((0, 1, 0.0, float(MB), False, 0),), parameters=(matrix,), workspaces=(0, 0), forward_end=1
-        ),
         "needed_flops": line(0, 10 * MB),
         "traced_by": "meta",
     }

@@ -1,7 +1,7 @@
 """The predicted memory of a configuration as people see it: by component, by phase, and tensor by tensor at the peak.
 
-What is alive at the peak follows from the excerpt at full depth (`reserve`), whose storages know the module and the
-operator that made them. What one of several devices holds is in proportion; all together are the components' bytes.
+What is alive at the peak follows from the trace, whose storages know the module and the operator that made them. What
+one of several devices holds is in proportion; all together are the components' bytes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from autotune.cost.corrections import Corrections, memory_features
-from autotune.cost.full_depth import FullDepth, deepened
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
 from autotune.cost.predictions import Z
-from autotune.cost.profile import ParameterGroup, Profile
+from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, TEMPORARY, ParameterGroup, Profile
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval
@@ -106,8 +103,7 @@ def alive(
         samples: Of full length, in the largest micro-batch.
         accumulated: Whether a step has more than one micro-batch.
     """
-    deep = deepened(profile.excerpt)
-    found = [*_parameters(deep, config), *_storages(deep, profile, parts, samples, accumulated=accumulated)]
+    found = [*_parameters(profile, config), *_storages(profile, parts, samples, accumulated=accumulated)]
     totals = {
         "weights": parts.weights,
         "gradients": parts.gradients,
@@ -151,9 +147,9 @@ def alive(
     return tuple(sorted([*rows, *others], key=lambda row: -row.allocated_bytes))
 
 
-def _parameters(deep: FullDepth, config: TrainConfig) -> Iterator[_Tensor]:
+def _parameters(profile: Profile, config: TrainConfig) -> Iterator[_Tensor]:
     """Yield weights, and gradients and states of those that are trained."""
-    for name, group in zip(deep.names, deep.parameters, strict=True):
+    for name, group in zip(profile.names, profile.made, strict=True):
         module = name.rpartition(".")[0]
         yield _Tensor("weights", module, "parameter", group.elements * group.element_bytes, is_fixed=True)
         if group.trained:
@@ -165,32 +161,23 @@ def _states_bytes(optim: str, group: ParameterGroup) -> float:
     return sum(scales) if is_paged(optim, group) else sum(sizes) + sum(scales)
 
 
-def _storages(
-    deep: FullDepth, profile: Profile, parts: Components, samples: float, *, accumulated: bool
-) -> Iterator[_Tensor]:
+def _storages(profile: Profile, parts: Components, samples: float, *, accumulated: bool) -> Iterator[_Tensor]:
     """Yield what the operators made; between steps and in the optimizer's, the gradients alone."""
+    storages = profile.storages
+    if parts.phase == "forward and backward":
+        kinds = [ACTIVATION, TEMPORARY, FRESH if accumulated else GRADIENT]
+        peak = (storages.alive[:, kinds].sum(axis=1) @ [1.0, samples]).argmax()
+        for made, freed, fixed, of_sample, is_gradient, columns, origin in storages.rows.tolist():
+            if columns or made > peak or (freed <= peak and (accumulated or not is_gradient)):
+                continue
+            is_saved = made < storages.forward_end < freed
+            kind = "gradients" if is_gradient else "activations" if is_saved else "temporaries"
+            module, operator = storages.origins[int(origin)] if storages.origins else ("", "")
+            yield _Tensor(kind, module, operator, fixed + of_sample * samples, is_fixed=not of_sample)
     if parts.phase in ("evaluation", "saving"):
         return
-    made, freed, fixed, of_sample, gradient, _, origin = deep.rows[deep.rows[:, 5] == 0].T
-    sizes, is_gradient = fixed + of_sample * samples, gradient > 0
-    there = np.zeros(len(sizes), dtype=bool)
-    if parts.phase == "forward and backward":
-        ends = freed if accumulated else np.where(is_gradient, np.inf, freed)
-        moments = np.unique(made)
-        order, ending = np.argsort(made, kind="stable"), np.argsort(ends, kind="stable")
-        so_far = np.concatenate([[0.0], np.cumsum(sizes[order])])
-        gone = np.concatenate([[0.0], np.cumsum(sizes[ending])])
-        live = so_far[np.searchsorted(made[order], moments, "right")]
-        live = live - gone[np.searchsorted(ends[ending], moments, "right")]
-        peak = moments[np.argmax(live)]
-        there = (made <= peak) & (peak < ends)
-    for at in np.flatnonzero(there):
-        is_saved = made[at] < deep.forward_end < freed[at]
-        kind = "gradients" if is_gradient[at] else "activations" if is_saved else "temporaries"
-        module, operator = profile.excerpt.origins[int(origin[at])] if profile.excerpt.origins else ("", "")
-        yield _Tensor(kind, module, operator, float(sizes[at]), is_fixed=not of_sample[at])
     if accumulated or parts.phase == "optimizer step":
-        for name, group in zip(deep.names, deep.parameters, strict=True):
+        for name, group in zip(profile.names, profile.made, strict=True):
             if group.trained:
                 nbytes = group.elements * group.element_bytes
                 yield _Tensor("gradients", name.rpartition(".")[0], "parameter", nbytes, is_fixed=True)

@@ -1,24 +1,29 @@
-"""Memory of a configuration, by component, from its family's profile. Pure arithmetic.
+"""Memory of a configuration, by component, from its family's trace. Pure arithmetic.
 
 A training has phases, and its peak is that of the largest. A step's forward and backward hold weights, optimizer states
-and what the tape says is alive; with accumulation the gradients of the micro-step before are there throughout. The
-optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come between steps,
-when gradients are gone. `sharding` knows what one of several devices has of all this. Outside of the allocator come the
-CUDA context, or on a CPU the process itself, and NCCL's buffers.
+and what the operators have made so far; with accumulation the gradients of the micro-step before are there throughout.
+The optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come between
+steps, when gradients are gone. `sharding` knows what one of several devices has of all this. Outside of the allocator
+come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
+What is alive is summed up storage by storage, once; of all moments those are kept that are the peak at some
+micro-batch, so that a search can ask for thousands of configurations. What is shown of one is replayed (`reserve`).
 :class:`Footprints` remembers what doesn't depend on the micro-batch, or on what is learned, since a search asks again
 and again: what one of several devices holds, and what the allocator holds unused.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import OPTIMIZERS
-from autotune.cost.profile import MemoryPoint, Profile
+from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, REFERENCE, TEMPORARY, Profile, Rows, Storages
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
@@ -29,6 +34,10 @@ from autotune.values.hardware import Hardware
 BLOCK_BYTES = 512
 _PACKED_BYTES = 0.5  # an element of a quantized weight in 4 bits, the fewest
 _MIB = float(1 << 20)
+
+# Micro-batches that peaks are looked for at, and shares of the gradients: all, or those of one of many devices.
+_SAMPLES = np.unique(np.round(np.geomspace(1, 65536, 200)))
+_SHARES = (1.0, 0.5, 0.25, 0.0)
 
 # The CUDA context and the kernels: 0.47 GiB when they are loaded as they are used, 0.92 GiB when all are (A100, torch
 # 2.1 with CUDA 12.1, https://github.com/stas00/ml-engineering). A training run loads nearly all; of published runs
@@ -97,12 +106,11 @@ def largest(found: Sequence[Components]) -> Components:
 def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Share) -> list[Components]:
     """Return the two phases of a step, whose inputs are all on the device (`Trainer.get_batch_samples`)."""
     inputs = profile.inputs_bytes * micro_batch * accumulation
-    weights = share.weights + always_bytes(profile)
-    found = [_moment(p, weights, share, micro_batch, later=False) for p in profile.peaks_first]
+    highest = _peak(profile, profile.storages, share, micro_batch, later=False)
     if accumulation > 1:
-        found += [_moment(p, weights, share, micro_batch, later=True) for p in profile.peaks_later]
+        highest = max(highest, _peak(profile, profile.storages, share, micro_batch, later=True), key=_allocated)
     stepping = Components(
-        weights,
+        highest.weights,
         0.0 if share.in_backward else share.gradients,
         share.states,
         activations=inputs,
@@ -112,8 +120,56 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
         communication=share.step_buffers,
         phase="optimizer step",
     )
-    highest = max(found, key=lambda c: c.allocated)
     return [replace(highest, activations=highest.activations + inputs), stepping]
+
+
+def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *, later: bool) -> Components:
+    """Return the memory of a pass at its peak; `later`: an earlier micro-step's gradients are there."""
+    lines, moments = _moments(storages, later)
+    activations, temporaries, gradients, fresh = (lines[..., 0] + lines[..., 1] * samples).T
+    activations, has_gradients = share.kept * activations, gradients > 0
+    gradients = share.gradient_share * (fresh if later else gradients) + (share.accumulated if later else 0.0)
+    if share.in_backward:
+        temporaries = temporaries + share.stepping * (gradients > 0)
+        gradients = np.minimum(gradients, share.gradients)
+    buffers = np.where(has_gradients, share.backward_buffers, share.forward_buffers)
+    at = int((activations + temporaries + gradients + buffers).argmax())
+    return Components(
+        share.weights + always_bytes(profile),
+        float(gradients[at]),
+        share.states,
+        float(activations[at]),
+        float(temporaries[at]),
+        share.paged,
+        moments[at],
+        float(buffers[at]),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _moments(storages: Storages, later: bool) -> tuple[Rows, list[str]]:
+    """Return the moments that are a pass's peak at some micro-batch, as `alive` has them, and what runs then.
+
+    Moments that are the peak where some of the gradients are dealt out count too. The buffers of several devices don't:
+    they come and go, and a published training of LoRA by FSDP takes 2 % less than the most of both together.
+    """
+    found, moments = storages.alive, list[int]()
+    for share in (1.0,) if later else _SHARES:
+        gradients = share * found[:, FRESH if later else GRADIENT]
+        constant, slope = (found[:, ACTIVATION] + found[:, TEMPORARY] + gradients).T
+        order = np.lexsort((-constant, -slope))  # of these no line exceeds one in both constant and slope:
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(constant[order])[:-1]])
+        order = order[constant[order] > before]
+        moments += order[np.argmax(constant[order] + slope[order] * _SAMPLES[:, None], axis=1)].tolist()
+    highest = np.unique(moments)
+    made = [int(storages.rows[(storages.rows[:, 0] == at).argmax(), 6]) for at in highest] if storages.origins else []
+    origins = [storages.origins[origin] for origin in made] or [("", "")] * len(highest)
+    names = [f"{REFERENCE}: {name}" if module.startswith(REFERENCE) else name for module, name in origins]
+    return found[highest], names
+
+
+def _allocated(parts: Components) -> float:
+    return parts.allocated
 
 
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
@@ -129,11 +185,9 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
     found = []
     for moment, tokens, passed in (("prompts", how.prompt, how.prompt), ("last token", how.prompt + how.completion, 1)):
         cache, samples = completions * tokens * how.cache_bytes, completions * passed / how.length
-        passing = max(point.activations.at(samples) + point.temporaries.at(samples) for point in how.peaks)
-        joined = cache / (2 * how.layers) + 12.0 * completions * how.words
-        found.append(
-            Components(weights, 0.0, share.states, cache, passing + joined, share.paged, moment, 0.0, "generation")
-        )
+        passing = _peak(profile, how.storages, share, samples, later=False)
+        taken = passing.activations + passing.temporaries + cache / (2 * how.layers) + 12.0 * completions * how.words
+        found.append(Components(weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation"))
     return [largest(found)]
 
 
@@ -146,43 +200,14 @@ def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, sh
     forward = profile.evaluation
     if forward is None:
         return [saving]
-    held = replace(held, communication=share.forward_buffers, phase="evaluation")
     size, outputs = evaluation.batch, forward.outputs_bytes
     before = max(0, evaluation.kept_samples - size) * outputs.per_sample
-    found = [
-        replace(
-            held,
-            activations=point.activations.at(size) + before,
-            temporaries=point.temporaries.at(size),
-            moment=point.operator,
-        )
-        for point in forward.peaks
-    ]
+    highest = _peak(profile, forward.storages, replace(share, kept=1.0), size, later=False)
+    found = [replace(highest, activations=highest.activations + before, phase="evaluation")]
     if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
         whole = before + outputs.at(size)
-        found.append(replace(held, activations=whole, temporaries=whole, moment="cat"))
+        found.append(replace(found[0], activations=whole, temporaries=whole, moment="cat"))
     return [largest(found), saving]
-
-
-def _moment(point: MemoryPoint, weights: float, share: Share, samples: float, *, later: bool) -> Components:
-    gradients = point.gradients.at(samples)
-    if later:
-        gradients_bytes = share.accumulated + share.gradient_share * point.fresh_gradients.at(samples)
-    else:
-        gradients_bytes = share.gradient_share * gradients
-    stepping = 0.0
-    if share.in_backward and gradients_bytes > 0:
-        gradients_bytes, stepping = min(gradients_bytes, share.gradients), share.stepping
-    return Components(
-        weights,
-        gradients_bytes,
-        share.states,
-        share.kept * point.activations.at(samples),
-        point.temporaries.at(samples) + stepping,
-        share.paged,
-        point.operator,
-        share.backward_buffers if gradients > 0 else share.forward_buffers,
-    )
 
 
 def always_bytes(profile: Profile) -> float:
@@ -301,13 +326,11 @@ class Footprints:
         expandable, buckets = config.expandable_segments, buckets_of(config, profile.family)
         key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets, evaluation)
         if key not in self.held:
-            forward = profile.evaluation
             found = held_bytes(
-                profile.excerpt, config.optim, size, accumulated=accumulation > 1,
-                generation=profile.family.generation, expandable=expandable, buckets=buckets,
-                evaluation=None if evaluation is None or forward is None else (evaluation, forward),
+                profile, config.optim, size, accumulated=accumulation > 1, expandable=expandable, buckets=buckets,
+                evaluation=evaluation,
             )  # fmt: skip
-            # Buffers are no part of the excerpt: scales of quantized weights, above all.
+            # Buffers aren't replayed: scales of quantized weights, above all.
             self.held[key] = Held(*(peak + profile.buffers_bytes if peak else 0 for peak in found))
         return self.held[key]
 

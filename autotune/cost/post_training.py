@@ -20,17 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from autotune.cost.extend import Extended
 from autotune.cost.family import Shape
-from autotune.cost.profile import NORMALISATION, Excerpt, Generation, Line, MemoryPoint, Profile, Repeat
+from autotune.cost.profile import NORMALISATION, REFERENCE, Generation, Line, Profile, Storages, Work
 from autotune.cost.tape import Recorder
 from autotune.training.loss import base_model
 from autotune.values.workload import RecipeKind
-
-_NONE = Line(constant=0.0, per_sample=0.0)
-_REFERENCE = "reference"
 
 _TOKENS, _WORDS = 4096, 32768  # TOKEN_CHUNK_SIZE, and _CHUNKED_LOGPROB_CHUNK_SIZE of trl/trainer/utils.py
 _STATISTICS = 7  # fp32 numbers of a token
@@ -148,26 +145,23 @@ def _fold_backward(tile: torch.Tensor) -> None:
     tile.copy_(gradient * 1.0)
 
 
-def scored(
-    profile: Profile, kind: RecipeKind, saved: Line, one: Extended, points: tuple[MemoryPoint, ...], excerpt: Excerpt
-) -> Profile:
+def scored(profile: Profile, kind: RecipeKind, work: tuple[Work, ...], needed: Line, one: Storages) -> Profile:
     """Return the profile of a recipe.
 
     Args:
         profile: Of the micro-step alone.
         kind: The recipe's.
-        saved: What the policy's forward pass has saved at its end.
-        one: A pass without gradients.
-        points: Moments that can be its peak.
-        excerpt: Its storages.
+        work: Of a pass without gradients.
+        needed: FLOP of one.
+        one: Its storages.
     """
     family = profile.family
-    work = tuple(w.model_copy(update={"count": w.count * kind.scorings}) for w in one.work)
+    again = tuple(w.model_copy(update={"count": w.count * kind.scorings}) for w in work)
     flops = Line(
-        constant=profile.needed_flops.constant + kind.scorings * one.needed_flops.constant,
-        per_sample=profile.needed_flops.per_sample + kind.scorings * one.needed_flops.per_sample,
+        constant=profile.needed_flops.constant + kind.scorings * needed.constant,
+        per_sample=profile.needed_flops.per_sample + kind.scorings * needed.per_sample,
     )
-    found = {"work": profile.work + work, "needed_flops": flops}
+    found = {"work": profile.work + again, "needed_flops": flops}
     if family.precompute_ref_log_probs:
         return profile.model_copy(update=found)
     weights = tuple(
@@ -175,32 +169,16 @@ def scored(
         for group in profile.parameters
         if kind.reference and family.adapter is None
     )
-    parameters = profile.excerpt.parameters + tuple(
-        group.model_copy(update={"count": 1}) for group in weights for _ in range(group.count)
-    )
-    names = profile.excerpt.names + (f"{_REFERENCE}.weight",) * (len(parameters) - len(profile.excerpt.names))
-    micro_step = profile.excerpt.model_copy(update={"parameters": parameters, "names": names})
+    copies = [len(profile.parameters) + at for at, group in enumerate(weights) for _ in range(group.count)]
+    found |= {"parameters": profile.parameters + weights, "order": (*profile.order, *copies)}
+    found["names"] = profile.names + (f"{REFERENCE}.weight",) * len(copies)
     if not kind.generates:
-        micro_step = _with_pass(micro_step, excerpt)
-        beside = tuple(
-            MemoryPoint(
-                operator=f"{_REFERENCE}: {point.operator}",
-                activations=saved,
-                temporaries=Line(
-                    constant=point.activations.constant + point.temporaries.constant,
-                    per_sample=point.activations.per_sample + point.temporaries.per_sample,
-                ),
-                gradients=_NONE,
-                fresh_gradients=_NONE,
-            )
-            for point in points
-        )
-        found |= {name: getattr(profile, name) + beside for name in ("peaks_first", "peaks_later")}
-    return profile.model_copy(update={**found, "parameters": profile.parameters + weights, "excerpt": micro_step})
+        found["storages"] = _with_pass(profile.storages, one)
+    return profile.model_copy(update=found)
 
 
 def generation_of(
-    config: Any, shape: Shape, profile: Profile, one: Extended, points: tuple[MemoryPoint, ...]
+    config: Any, shape: Shape, profile: Profile, work: tuple[Work, ...], storages: Storages
 ) -> Generation:
     """Return how completions are generated, by a pass without gradients over whole samples.
 
@@ -208,8 +186,8 @@ def generation_of(
         config: Of the model.
         shape: Of the samples.
         profile: Of the micro-step alone.
-        one: The pass.
-        points: Moments that can be its peak.
+        work: Of the pass.
+        storages: Of the pass.
     """
     text, family = config.get_text_config(), profile.family
     half = family.autocast is not None or family.dtype != "float32"
@@ -217,8 +195,8 @@ def generation_of(
         prompt=shape.length - shape.completion,
         completion=shape.completion,
         length=shape.length,
-        work=one.work,
-        peaks=points,
+        work=work,
+        storages=storages,
         cache_bytes=1.0 * text.num_hidden_layers * cached_elements(text) * (2 if half else 4),
         weights_bytes=profile.weights_bytes,
         layers=text.num_hidden_layers,
@@ -237,29 +215,17 @@ def cached_elements(text: Any) -> int:
     return int(2 * (getattr(text, "num_key_value_heads", None) or heads) * width)
 
 
-def _with_pass(micro_step: Excerpt, one: Excerpt) -> Excerpt:
-    """Return an excerpt with the storages of a pass between those of the forward and of the backward pass."""
-    at, length = micro_step.forward_end, one.forward_end
-    storages = [
-        (made + length * (made >= at), freed + length * (freed > at), *rest)
-        for made, freed, *rest in micro_step.storages
-    ]
-    storages += [(made + at, freed + at, *rest) for made, freed, *rest in one.storages]
-    moved = [r.model_copy(update={"backward": (r.backward[0] + length, r.backward[1])}) for r in micro_step.repeats]
-    # Its weights are listed whole, and it has no backward pass.
-    moved += [
-        Repeat(forward=(r.forward[0] + at, r.forward[1]), backward=(at + length, 0), parameters=(0, 0), times=r.times)
-        for r in one.repeats
-    ]
-    first = len(micro_step.origins)
-    return micro_step.model_copy(
-        update={
-            "storages": tuple(storages),
-            "repeats": tuple(moved),
-            "workspaces": tuple(w + length * (w >= at) for w in micro_step.workspaces),
-            "origins": micro_step.origins
-            + tuple((f"{_REFERENCE}.{m}" if m else _REFERENCE, o) for m, o in one.origins),
-            "origin": micro_step.origin + tuple(o + first for o in one.origin),
-            "forward_end": at + length,
-        }
+def _with_pass(step: Storages, one: Storages) -> Storages:
+    """Return the storages of a micro-step with those of a pass between its forward and its backward pass."""
+    at, length = step.forward_end, one.forward_end
+    rows, more = step.rows.copy(), one.rows.copy()
+    rows[:, 0] += length * (rows[:, 0] >= at)
+    rows[:, 1] += length * (rows[:, 1] > at)
+    more[:, :2] = np.minimum(more[:, :2], length) + at
+    more[:, 6] += len(step.origins)
+    return Storages.of(
+        np.concatenate([rows, more]),
+        forward_end=at + length,
+        workspaces=tuple(w + length * (w >= at) for w in step.workspaces),
+        origins=step.origins + tuple((f"{REFERENCE}.{m}" if m else REFERENCE, o) for m, o in one.origins),
     )

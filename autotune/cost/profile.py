@@ -1,4 +1,4 @@
-"""The closed form of a traced family: memory and work as lines in the micro-batch, at the model's full depth.
+"""The trace of a family: storages and work as lines in the micro-batch, at the model's full depth.
 
 Values only, without torch: a profile is made in one process (`profiler`) and used in another.
 
@@ -9,11 +9,15 @@ embeddings, and one of the last norm and the head (accelerate's `fsdp2_prepare_m
 
 from __future__ import annotations
 
+import base64
+import functools
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +30,15 @@ from autotune.values.estimate import TracedBy
 # Kinds of operators, for the time they take; a transfer moves bytes between the device and the host.
 VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER, FUSED_ATTENTION = range(6)
 PRODUCTS = (CONTRACTION, FUSED_ATTENTION)  # whose FLOP a model needs
+
+# What a storage holds; those of weights don't count. A fresh gradient has just been computed: where there was one
+# before, it is added to that and ends.
+ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
+
+# The module of what a model that is only looked at has beside the trained one's.
+REFERENCE = "reference"
+
+Rows = NDArray[np.float64]
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
@@ -57,16 +70,6 @@ class Line(Value):
         return self.constant + self.per_sample * samples
 
 
-class MemoryPoint(Value):
-    """What is alive at one moment of a micro-step in addition to weights and optimizer states, in bytes."""
-
-    operator: str
-    activations: Line
-    temporaries: Line
-    gradients: Line = Field(description="so far, when none was there before")
-    fresh_gradients: Line = Field(description="of them, those that an earlier micro-step's would still be added to")
-
-
 class Work(Value):
     """Equal operators of a micro-step."""
 
@@ -79,41 +82,47 @@ class Work(Value):
     call: str = Field(default="", description="how to run it, its sizes as lines: see `operators.at`; empty: not known")
 
 
-class Repeat(Value):
-    """A layer of an excerpt that the full model has more often: (position, length) of its operators and parameters."""
+class Storages(Value):
+    """What the operators of a pass make and free, at the model's full depth.
 
-    forward: tuple[int, int]
-    backward: tuple[int, int]
-    parameters: tuple[int, int]
-    times: int = Field(description="more than in the excerpt")
-
-
-class Excerpt(Value):
-    """A micro-step of the model with few layers, storage by storage, for what the allocator makes of it.
-
-    Storages are rows of (position made, position freed, constant bytes, bytes per sample, whether a gradient, 0); a
-    gradient's position freed is where it would be added to one that is there already. The scratch memory of a sum over
-    the rows of a matrix has rows in place of bytes, and the columns in place of the 0.
+    Rows are (operator that made it, operator before which it ends, constant bytes, bytes per sample, whether a
+    gradient, columns, origin); operators are counted from 0. A gradient's end is where it would be added to one that is
+    there already. The scratch memory of a sum over the rows of a matrix has rows in place of bytes, and columns, which
+    are 0 otherwise.
     """
 
-    storages: tuple[tuple[int, int, float, float, bool, int], ...]
-    parameters: tuple[ParameterGroup, ...] = Field(description="in the order they are made, each with count 1")
-    repeats: tuple[Repeat, ...] = Field(
-        default=(), description="a layer of each stack, in the order of the forward pass"
-    )
-    workspaces: tuple[int, ...] = Field(default=(), description="positions where libraries take theirs")
-    origins: tuple[tuple[str, str], ...] = Field(default=(), description="distinct (module, operator) of storages")
-    origin: tuple[int, ...] = Field(default=(), description="of each storage, its position in `origins`")
-    names: tuple[str, ...] = Field(default=(), description="of the parameters")
-    forward_end: int = Field(default=0, description="operators of the forward pass")
+    packed: str = Field(repr=False, description="the rows, see `of`")
+    forward_end: int = Field(description="operators of the forward pass, the loss included")
+    workspaces: tuple[int, ...] = Field(default=(), description="operators for which libraries take theirs")
+    origins: tuple[tuple[str, str], ...] = Field(default=(), repr=False, description="distinct (module, operator)")
+
+    @classmethod
+    def of(cls, rows: Rows, **fields: Any) -> Storages:
+        """Return the storages of so many rows: float64, column after column, compressed, in base64."""
+        columns = np.ascontiguousarray(rows.T, dtype="<f8")
+        return cls(packed=base64.b64encode(zlib.compress(columns.tobytes(), 1)).decode(), **fields)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, which can't be changed."""
+        return _unpacked(self.packed)
+
+    @property
+    def alive(self) -> Rows:
+        """What is alive while each operator runs: see :func:`alive`."""
+        return alive(self.rows, self.forward_end)
+
+
+@functools.lru_cache(maxsize=16)
+def _unpacked(packed: str) -> Rows:
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<f8").reshape(7, -1).T
 
 
 class ForwardPass(Value):
     """The forward pass of an evaluation."""
 
-    peaks: tuple[MemoryPoint, ...] = Field(description="moments that can be its peak")
+    storages: Storages
     outputs_bytes: Line = Field(description="what an evaluation with metrics keeps of it: logits, mostly")
-    excerpt: Excerpt | None = Field(default=None, description="of a CUDA device; None: of a CPU")
     inputs_bytes: float = Field(default=0.0, description="of a sample; 0 on a CPU")
 
 
@@ -122,9 +131,9 @@ class Generation(Value):
 
     prompt: int = Field(description="tokens")
     completion: int = Field(description="tokens, of which as many forward passes are run")
-    length: int = Field(description="tokens of a sample that `work` and `peaks` are of")
+    length: int = Field(description="tokens of a sample that `work` and `storages` are of")
     work: tuple[Work, ...] = Field(description="of a forward pass")
-    peaks: tuple[MemoryPoint, ...] = Field(description="moments that can be its peak")
+    storages: Storages
     cache_bytes: float = Field(description="keys and values of a token, all layers")
     weights_bytes: int = Field(description="of the model that generates")
     layers: int
@@ -136,13 +145,11 @@ class Profile(Value):
 
     family: Family
     parameters: tuple[ParameterGroup, ...]
+    order: tuple[int, ...] = Field(repr=False, description="of each, as it is made, its position in `parameters`")
+    names: tuple[str, ...] = Field(repr=False, description="of each; layers that repeat have one's")
     buffers_bytes: int
-    peaks_first: tuple[MemoryPoint, ...] = Field(
-        description="moments that can be the peak of a step's first micro-step"
-    )
-    peaks_later: tuple[MemoryPoint, ...] = Field(description="the same where gradients are there already")
+    storages: Storages = Field(description="of a micro-step")
     work: tuple[Work, ...]
-    excerpt: Excerpt
     needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
     traced_by: TracedBy
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
@@ -158,6 +165,11 @@ class Profile(Value):
     def weights_bytes(self) -> int:
         """Bytes of all weights and buffers."""
         return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters)) + self.buffers_bytes
+
+    @property
+    def made(self) -> list[ParameterGroup]:
+        """The group of each parameter, in the order they are made."""
+        return [self.parameters[at] for at in self.order]
 
     def needed(self, samples: float, attended: float) -> float:
         """Return the FLOP that the model needs for a micro-batch; `attended`: by the work of attention."""
@@ -216,3 +228,20 @@ def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> f
 
 def _counted(groups: Sequence[ParameterGroup]) -> tuple[ParameterGroup, ...]:
     return tuple(group.model_copy(update={"count": count}) for group, count in Counter(groups).items())
+
+
+def alive(rows: Rows, forward_end: int) -> Rows:
+    """Return (operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample.
+
+    Args:
+        rows: As of `Storages`.
+        forward_end: Operators of the forward pass, which leaves its activations to the backward pass.
+    """
+    rows = rows[rows[:, 5] == 0]  # a sum's scratch is no line, see `reserve`
+    made, freed, lines, is_gradient = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2:4], rows[:, 4] > 0
+    found = np.zeros((max(made.max(initial=0), freed.max(initial=0)) + 1, 4, 2))
+    kinds = np.where(is_gradient, FRESH, np.where((made < forward_end) & (freed > forward_end), ACTIVATION, TEMPORARY))
+    np.add.at(found, (made, kinds), lines)
+    np.subtract.at(found, (freed, kinds), lines)
+    np.add.at(found[:, GRADIENT], made[is_gradient], lines[is_gradient])
+    return found.cumsum(axis=0)

@@ -12,15 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from autotune.cost import quantized
-from autotune.cost.extend import Extended, NotLinear, Pair, extend, line, peaks, stretch, stretches
 from autotune.cost.family import Family, Shape
+from autotune.cost.full_depth import NotLinear, Pass, joined, line, order_of, storages_of, work_of
 from autotune.cost.post_training import generation_of, scored
-from autotune.cost.profile import PRODUCTS, Excerpt, ForwardPass, ParameterGroup, Profile, Repeat, layers_of
-from autotune.cost.tape import ACTIVATION, Tape
+from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
+from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, quiet, tensors_of
 from autotune.errors import InputError, one_line
@@ -41,8 +40,8 @@ WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
 class Shallow:
     """What was traced of a model with few layers."""
 
-    pair: Pair
-    evaluation: Pair | None
+    step: Pass
+    evaluation: Pass | None  # the forward pass without gradients; None: it can't be traced
     parameters: list[ParameterGroup]
     names: list[str]
     buffers_bytes: int
@@ -117,92 +116,68 @@ class _Profiler:
         Raises:
             NotLinear: The traces don't agree, or don't come to so many parameters.
         """
-        base = {s.field: s.base for s in found}
-        traced = [
-            self._traced(config, depth) for depth in (base, *({**base, s.field: s.base + s.period} for s in found))
-        ]
-        more = [round(s.more) for s in found]
-        deeper, lacking = traced[0], []
-        if found and self.family.device == "cuda":  # of a CPU's allocator nothing is replayed
-            deepest = {s.field: s.base + s.period for s in found}
-            deeper = self._traced(config, deepest)
-            lacking = [self._traced(config, {**deepest, s.field: s.base}) for s in found]
-        lacks = list(zip(lacking, more, strict=False))
-        excerpt = _excerpt(deeper, [_repeat(one, deeper, n - 1) for one, n in lacks])
-        groups = [Counter(t.parameters) for t in traced]
-        found_layers = [layers_of(t.names, t.parameters) for t in traced]
-        total, buffers_bytes, layers = groups[0].copy(), traced[0].buffers_bytes, found_layers[0].count
-        for times, group, deep, its_layers in zip(more, groups[1:], traced[1:], found_layers[1:], strict=True):
-            for key in group.keys() | groups[0].keys():
-                total[key] += times * (group[key] - groups[0][key])
-            buffers_bytes += times * (deep.buffers_bytes - traced[0].buffers_bytes)
-            layers += times * (its_layers.count - found_layers[0].count)
-        counted = sum(count * group.elements for group, count in total.items() if not group.adapter)
+        depths = {s.field: s.base + s.period for s in found}
+        deep = self._traced(config, depths)
+        lacking = [self._traced(config, {**depths, s.field: s.base}) for s in found]
+        times = [round(s.more) - 1 for s in found]
+        made = order_of(deep.parameters, [short.parameters for short in lacking], times)
+        groups = Counter(deep.parameters[at] for at in made)
+        counted = sum(count * group.elements for group, count in groups.items() if not group.adapter)
         if parameters not in (None, counted):
             raise NotLinear(f"{counted} parameters instead of {parameters}")
-        step = extend(traced[0].pair, [t.pair for t in traced[1:]], more)
-        made = Profile(
+        layers, fewer = layers_of(deep.names, deep.parameters), [layers_of(t.names, t.parameters) for t in lacking]
+        places = {group: at for at, group in enumerate(groups)}
+        steps = deep.step, [short.step for short in lacking], times
+        work, needed = work_of(*steps)
+        traced = Profile(
             family=self.family,
-            parameters=tuple(g.model_copy(update={"count": count}) for g, count in total.items() if count),
-            buffers_bytes=buffers_bytes,
-            peaks_first=peaks(step, accumulated=False),
-            peaks_later=peaks(step, accumulated=True),
-            work=step.work,
-            excerpt=excerpt,
-            needed_flops=step.needed_flops,
-            attention=step.attention,
+            parameters=tuple(group.model_copy(update={"count": count}) for group, count in groups.items()),
+            order=tuple(places[deep.parameters[at]] for at in made),
+            names=tuple(deep.names[at] for at in made),
+            buffers_bytes=deep.buffers_bytes
+            + sum(n * (deep.buffers_bytes - short.buffers_bytes) for short, n in zip(lacking, times, strict=True)),
+            storages=storages_of(*steps),
+            work=work,
+            needed_flops=needed,
+            attention=deep.step.low.attention,
             traced_by=self.way,
-            evaluation=None if self.shape.recipe else self._forward_pass(config, traced, more, (deeper, lacks)),
-            layer=found_layers[0].largest,
-            outside=found_layers[0].outside,
-            layers=max(1, layers),
+            layer=layers.largest,
+            outside=layers.outside,
+            layers=max(1, layers.count + sum(n * (layers.count - f.count) for f, n in zip(fewer, times, strict=True))),
             inputs_bytes=inputs_bytes(config, self.shape) if self.family.device == "cuda" else 0.0,
             hidden_bytes=self._hidden_bytes(config),
         )
-        return self._scored(made, config, step, traced, more, (deeper, lacks))
+        return self._with_passes(traced, config, deep, lacking, times)
 
-    def _scored(
-        self,
-        made: Profile,
-        config: Any,
-        step: Extended,
-        traced: Sequence[Shallow],
-        more: Sequence[int],
-        excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
+    def _with_passes(
+        self, traced: Profile, config: Any, deep: Shallow, lacking: Sequence[Shallow], times: Sequence[int]
     ) -> Profile:
-        """Return the profile with the passes without gradients that a recipe has."""
-        kind = self.shape.kind
-        if kind is None or not (kind.scorings or kind.generates):
-            return made
-        base, *more_layers = (_passing(one) for one in traced)
-        one = extend(base.pair, [other.pair for other in more_layers], more)
-        excerpt = _pass_excerpt(*excerpted)
-        saved = line(step.live[traced[0].pair.tapes[0].forward_end - 1, ACTIVATION])
-        moments = peaks(one, accumulated=False)
-        if kind.generates:
-            how = generation_of(config, self.shape, made, one, moments)
-            made = made.model_copy(update={"generation": how})
-        return scored(made, kind, saved, one, moments, excerpt)
+        """Return the profile with the passes without gradients: those that a recipe has, else an evaluation's.
 
-    def _forward_pass(
-        self,
-        config: Any,
-        traced: Sequence[Shallow],
-        more: Sequence[int],
-        excerpted: tuple[Shallow, list[tuple[Shallow, int]]],
-    ) -> ForwardPass | None:
-        """Return the forward pass of an evaluation at full depth, None where the traces don't agree."""
-        on_cuda = self.family.device == "cuda"
-        with contextlib.suppress(NotLinear):
-            base, *deeper = (_passing(one).pair for one in traced)
-            step = extend(base, deeper, more)
-            return ForwardPass(
-                peaks=peaks(step, accumulated=False),
-                outputs_bytes=line(base.lines("outputs_bytes")),
-                excerpt=_pass_excerpt(*excerpted) if on_cuda else None,
-                inputs_bytes=inputs_bytes(config, self.shape) if on_cuda else 0.0,
-            )
-        return None
+        Raises:
+            NotLinear: A recipe's can't be traced.
+        """
+        kind = self.shape.kind
+        if kind is not None and not (kind.scorings or kind.generates):
+            return traced
+        passes = [one.evaluation for one in (deep, *lacking) if one.evaluation is not None]
+        try:
+            if len(passes) <= len(lacking):
+                raise NotLinear("the pass without gradients can't be traced")
+            one = passes[0], passes[1:], times
+            storages, (work, needed) = storages_of(*one), work_of(*one)
+        except NotLinear:
+            if kind is not None:
+                raise
+            return traced
+        if kind is None:
+            outputs = line(passes[0].lines("outputs_bytes"))
+            found = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
+            return traced.model_copy(update={"evaluation": found})
+        if kind.generates:
+            how = generation_of(config, self.shape, traced, work, storages)
+            traced = traced.model_copy(update={"generation": how})
+        return scored(traced, kind, work, needed, storages)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         """Return what is traced at a depth of each stack, now or before."""
@@ -219,25 +194,25 @@ class _Profiler:
         device = "meta" if self.way == "meta" else "cpu"
         with quiet(), tensors_of(self.way):
             model = build(self.spec, config, self.family, self.shape, self.change, device=device)
-            pair = self._pair(model, micro_step)
+            step = self._pass(model, micro_step)
             evaluation = None if like is None else like.evaluation
             with contextlib.suppress(NotLinear, Untraceable):
-                evaluation = evaluation or self._pair(model, evaluation_step)
+                evaluation = evaluation or self._pass(model, evaluation_step)
         return Shallow(
-            pair=pair,
+            step=step,
             evaluation=evaluation,
             parameters=_groups(model, has_unused=self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         )
 
-    def _pair(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pair:
+    def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
         try:
             low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
         # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise Untraceable(one_line(error)) from error
-        return Pair(samples=SAMPLES, tapes=(low, high))
+        return joined(SAMPLES, low, high)
 
     def _hidden_bytes(self, config: Any) -> float:
         """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
@@ -245,54 +220,6 @@ class _Profiler:
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
         half = self.family.autocast is not None or self.family.dtype != "float32"
         return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
-
-
-def _passing(traced: Shallow) -> Shallow:
-    """Return what was traced with the pass without gradients in place of the micro-step.
-
-    Raises:
-        NotLinear: That pass can't be traced.
-    """
-    if traced.evaluation is None:
-        raise NotLinear("the pass without gradients can't be traced")
-    return replace(traced, pair=traced.evaluation)
-
-
-def _pass_excerpt(deeper: Shallow, lacks: Sequence[tuple[Shallow, int]]) -> Excerpt:
-    """Return the excerpt of the pass without gradients."""
-    last = _passing(deeper)
-    return _excerpt(last, [_repeat(_passing(lack), last, n - 1) for lack, n in lacks])
-
-
-def _repeat(shallow: Shallow, deeper: Shallow, times: int) -> Repeat:
-    """Return where `deeper` has the layer that `shallow` lacks."""
-    forward, backward = stretches(shallow.pair.tapes[0], deeper.pair.tapes[0])
-    parameters = stretch(shallow.parameters, deeper.parameters)
-    return Repeat(forward=forward, backward=backward, parameters=parameters, times=times)
-
-
-def _excerpt(traced: Shallow, repeats: list[Repeat]) -> Excerpt:
-    pair = traced.pair
-    tape = pair.tapes[0]
-    made, freed, _, gradient, columns = tape.storages.T
-    if pair.tapes[1].storages.shape != tape.storages.shape:
-        raise NotLinear("the tensors change with the micro-batch")
-    sizes = pair.lines("storages")[:, 2]
-    places, kinds = (made.astype(int), freed.astype(int)), (gradient > 0, columns.astype(int))
-    rows = zip(*places, sizes[:, 0], sizes[:, 1], *kinds, strict=True)
-    products = np.flatnonzero(np.isin(tape.kinds, PRODUCTS))
-    origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
-    firsts = [products[products < tape.forward_end][:1], products[products >= tape.forward_end][:1]]
-    return Excerpt(
-        storages=tuple(rows),
-        parameters=tuple(traced.parameters),
-        repeats=tuple(sorted(repeats, key=lambda r: r.forward)),
-        workspaces=tuple(int(p) for p in np.concatenate(firsts)),
-        forward_end=tape.forward_end,
-        origins=tuple(origins),
-        origin=tuple(origins[o] for o in tape.origins),
-        names=tuple(traced.names),
-    )
 
 
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:

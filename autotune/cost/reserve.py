@@ -16,9 +16,8 @@ import numpy as np
 
 from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.family import Generation, workspace_bytes
-from autotune.cost.full_depth import Rows, deepened
 from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import Excerpt, ForwardPass, ParameterGroup
+from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Rows
 from autotune.values.estimate import Evaluation
 
 # In the second step optimizer states are there; what a third brings is little.
@@ -62,31 +61,29 @@ class Held(NamedTuple):
 
 
 def held_bytes(
-    excerpt: Excerpt,
+    profile: Profile,
     optim: str,
     micro_batch: float,
     *,
     accumulated: bool,
     keeps_gradients: bool = False,
-    generation: Generation = "ampere",
     expandable: bool = False,
     buckets: Buckets | None = None,
-    evaluation: tuple[Evaluation, ForwardPass] | None = None,
+    evaluation: Evaluation | None = None,
 ) -> Held:
     """Return what is allocated and reserved at the most.
 
     Args:
-        excerpt: Of the family.
+        profile: Of the family.
         optim: The optimizer.
         micro_batch: Samples.
         accumulated: Whether a step has more than one micro-batch.
         keeps_gradients: Whether gradients are set to zero and not freed between steps, as before torch 2.0.
-        generation: Of the device.
         expandable: Whether the allocator's segments are.
         buckets: Of DDP; None: there is one device.
-        evaluation: How the training is evaluated after its steps, and the forward pass of that; None: it isn't.
+        evaluation: How the training is evaluated after its steps; None: it isn't.
     """
-    run = _Run(excerpt, optim, micro_batch, generation, expandable=expandable)
+    run = _Run(profile, optim, micro_batch, expandable=expandable)
     if buckets is not None:
         run.wrap(buckets)
     micro_steps = optimizer_steps = 0
@@ -101,9 +98,9 @@ def held_bytes(
         if not keeps_gradients:
             run.free_gradients()
     evaluating = 0
-    if evaluation is not None:
+    if evaluation is not None and profile.evaluation is not None:
         run.allocator.take_peak()
-        run.evaluate(*evaluation)
+        run.evaluate(evaluation, profile.evaluation)
         evaluating = run.allocator.take_peak()
     return Held(micro_steps, optimizer_steps, evaluating, run.allocator.peak_reserved)
 
@@ -111,14 +108,12 @@ def held_bytes(
 class _Run:
     """A training run, as the allocator sees it."""
 
-    def __init__(
-        self, excerpt: Excerpt, optim: str, micro_batch: float, generation: Generation, *, expandable: bool
-    ) -> None:
+    def __init__(self, profile: Profile, optim: str, micro_batch: float, *, expandable: bool) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
         self._optim = optim
         self._row: Optimizer = optimizer(optim)
-        self._generation: Generation = generation
-        rows, workspaces, parameters, _, _ = deepened(excerpt)
+        self._generation: Generation = profile.family.generation
+        parameters = profile.made
         trained = [g for g in parameters if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
@@ -126,10 +121,10 @@ class _Run:
         self._gradients: list[Block] = []
         self._states: list[Block] = []
         self._buckets: list[Block] = []
-        rows, self._sizes = self._sized(rows, micro_batch)
+        rows, self._sizes = self._sized(profile.storages.rows, micro_batch)
         self._is_gradient = (rows[:, 4] > 0).tolist()
-        self._order = _order(rows, workspaces)
-        self._workspace, self._has_workspaces = workspace_bytes(generation), False
+        self._order = _order(rows, profile.storages.workspaces)
+        self._workspace, self._has_workspaces = workspace_bytes(self._generation), False
         self._weights = [group.elements * group.element_bytes for group in parameters]
         self._trained = [g.elements * g.element_bytes for g in trained]
         self._pack([group for group in parameters if group.element_bytes < _UNPACKED])
@@ -221,9 +216,7 @@ class _Run:
         and are there themselves until the next batch's come. Of the passes only the first two and the last of a whole
         batch are run.
         """
-        if forward.excerpt is None:
-            return
-        rows, sizes = self._sized(deepened(forward.excerpt).rows, how.batch)
+        rows, sizes = self._sized(forward.storages.rows, how.batch)
         order, samples = _order(rows, ()), how.kept_samples or 2 * how.batch
         kept: list[Block] = []
         for batch, done in enumerate(range(0, samples, how.batch)):

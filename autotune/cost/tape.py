@@ -22,11 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.calls import written
 from autotune.cost.meta import run_beside_numbers, run_once, tensors_in
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW
-
-# What a storage holds; those of weights are not on the tape. A fresh gradient is one that has just been computed: where
-# there was one before, it is added to that and ends.
-ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW, alive
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
 
@@ -57,30 +53,31 @@ class _Storage:
     accumulated: int = -1  # a gradient: position after which it is added to another or kept
     origin: tuple[str, str] = ("", "")  # module and operator that made it
     sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
-    columns: int = 0  # of a sum over rows, whose scratch this is; its size then counts rows: `Excerpt`
+    columns: int = 0  # of a sum over rows, whose scratch this is; its size then counts rows: `profile.Storages`
 
 
 @dataclass(frozen=True)
 class Tape:
-    """Operators in order, and the memory alive while each ran.
-
-    Arrays have one row an operator. `live` has a column for each of ACTIVATION, TEMPORARY, GRADIENT and FRESH, in
-    bytes; fresh gradients are gradients too.
-    """
+    """Operators in order, a row each, and what they made and freed."""
 
     names: tuple[str, ...]
     kinds: NDArray[np.int8]
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
     half: NDArray[np.bool_]  # computed in 16 bits, or 8
-    live: NDArray[np.float64]
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
-    storages: NDArray[np.float64]  # as in `Excerpt`, a row each
+    storages: NDArray[np.float64]  # made, freed, bytes, whether a gradient, columns: see `profile.Storages`
     attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
     calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `calls`
+
+    @property
+    def live(self) -> NDArray[np.float64]:
+        """Bytes while each operator ran, a column each of ACTIVATION, TEMPORARY, GRADIENT and FRESH."""
+        taken = alive(np.insert(self.storages, 3, 0.0, axis=1), self.forward_end)[: len(self.names), :, 0]
+        return np.pad(taken, ((0, len(self.names) - len(taken)), (0, 0)))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -214,21 +211,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def tape(self) -> Tape:
         """Return what was written down."""
-        count = len(self._operators)
-        for storage in self._storages:
-            _add_in_place(storage)
-        live = np.zeros((count + 1, 4))
+        after = len(self._operators) + 1  # whatever is still there
         storages = []
         for storage in self._storages:
-            end = storage.freed if storage.freed >= 0 else count
-            nbytes = 0 if storage.columns else storage.nbytes  # of a sum's scratch, which is no line, see `reserve`
-            live[storage.made, self._category(storage)] += nbytes
-            live[end, self._category(storage)] -= nbytes
-            if storage.accumulated >= 0:
-                live[storage.made, FRESH] += storage.nbytes
-                live[storage.accumulated, FRESH] -= storage.nbytes
+            _add_in_place(storage)
             gradient = storage.accumulated >= 0
-            freed = storage.accumulated if gradient else end
+            freed = storage.accumulated if gradient else storage.freed if storage.freed >= 0 else after
             storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
         return Tape(
             names=tuple(o.name for o in self._operators),
@@ -237,7 +225,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved_bytes=np.array([o.moved_bytes for o in self._operators]),
             half=np.array([o.half for o in self._operators], dtype=bool),
             recomputed=np.array([o.recomputed for o in self._operators], dtype=bool),
-            live=np.cumsum(live, axis=0)[:count],
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),
             attention=tuple(sorted(self.attention)),
@@ -245,12 +232,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs_bytes=self.outputs_bytes,
             calls=tuple(o.call for o in self._operators),
         )
-
-    def _category(self, storage: _Storage) -> int:
-        if storage.accumulated >= 0:
-            return GRADIENT
-        saved = storage.made < self._forward_end and not 0 <= storage.freed <= self._forward_end
-        return ACTIVATION if saved else TEMPORARY
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
         return _key(tensor) not in self._by_id

@@ -68,7 +68,9 @@ def _of_parts(config: Any, every: int, leading: int) -> tuple[Stack, ...]:
     deep = getattr(vision, "deepstack_visual_indexes", None) or ()
     found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, max(leading, len(deep)))}
     if not deep and not getattr(vision, "fullatt_block_indexes", None) and _depth(vision, "num_hidden_layers"):
-        found["vision_config"] = _stack(vision, "num_hidden_layers", every, leading)
+        stack = _stack(vision, "num_hidden_layers", every, leading)
+        # LLaVA takes the features before the last layer: the layer that repeats mustn't be the one that makes them.
+        found["vision_config"] = replace(stack, base=stack.base + stack.period)
     return tuple(replace(s, field=f"{part}.{s.field}") for part, s in found.items() if s.depth > s.base)
 
 

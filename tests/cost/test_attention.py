@@ -5,8 +5,8 @@ import torch
 
 from autotune.cost.attention import AttentionCall, attention, chosen
 from autotune.cost.family import generation_of
-from autotune.cost.profile import FUSED_ATTENTION
-from autotune.cost.tape import ACTIVATION, Recorder, Tape
+from autotune.cost.profile import ACTIVATION, FUSED_ATTENTION
+from autotune.cost.tape import Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH

@@ -8,7 +8,6 @@ import pytest
 from factories import make_config, make_gpu, make_workload
 from profiles import make_model
 
-from autotune.cost.breakdown import alive
 from autotune.space.knobs import knobs
 from autotune.values.estimate import Evaluation
 
@@ -87,13 +86,3 @@ def test_the_largest_phase_is_named(profile_of):
     largest = max(memory.phases, key=lambda phase: phase.allocated_bytes)
     assert memory.phase == largest.name == "evaluation"
     assert memory.allocated_peak_bytes == largest.allocated_bytes
-
-
-def test_a_profile_of_an_earlier_version_has_no_names(profile_of):
-    config = CONFIGS["mixed"]
-    model = model_of(profile_of, "llama", config)
-    (traced,) = model.profiles.values()
-    unnamed = traced.excerpt.model_copy(update={"origins": (), "origin": (), "names": ()})
-    parts, _ = model.footprints.parts(config, traced, 1.0, 1, None)
-    rows = alive(traced.model_copy(update={"excerpt": unnamed}), config, parts, samples=1.0, accumulated=False)
-    assert {row.module for row in rows} == {""}

@@ -1,93 +1,199 @@
-"""Storages at full depth are those of the real, deep trace."""
+"""A model that is traced with few layers, and their trace repeated, equals the same model traced whole."""
 
-from __future__ import annotations
+from collections import Counter
 
 import numpy as np
 import pytest
-from profiles import make_family, make_group
 
-from autotune.cost import profiler
-from autotune.cost.family import Shape
-from autotune.cost.full_depth import deepened
-from autotune.cost.profile import Excerpt, Repeat
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.cost.full_depth import NotLinear, joined, order_of, storages_of, work_of
+from autotune.cost.memory import components
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE
+from autotune.cost.tape import Tape
+from autotune.values.adapters import LoraAdapter
 
-BASE, LAYER, HEAD = make_group(3), make_group(5), make_group(7)
-
-
-def rows_of(excerpt: Excerpt) -> list[tuple[float, ...]]:
-    return sorted(tuple(row[:3]) for row in deepened(excerpt).rows.tolist())
-
-
-def three_layers(*storages: tuple[int, int, int], times: int = 2) -> Excerpt:
-    """Of ten operators a layer, 0 to 29 forward and 40 to 69 backward."""
-    return Excerpt(
-        storages=tuple((made, freed, float(size), 0.0, False, 0) for made, freed, size in storages),
-        parameters=(BASE, LAYER, LAYER, LAYER, HEAD),
-        repeats=(Repeat(forward=(10, 10), backward=(50, 10), parameters=(2, 1), times=times),),
-        forward_end=40,
-    )
+MIXED = {"device": "cuda", "autocast": "bfloat16"}
+WAYS = {
+    "plain": {},
+    "mixed on a GPU": MIXED,
+    "checkpointing": {"device": "cuda", "dtype": "bfloat16", "checkpointing": "full"},
+    "adapter": {**MIXED, "adapter": LoraAdapter(rank=4)},
+}
+CASES = [
+    *((model, "plain") for model in ("t5", "mixtral", "a leading dense layer", "layers of two kinds")),
+    *((model, "mixed on a GPU") for model in ("llama", "bert", "vit")),
+    ("llama", "adapter"),
+    ("bert", "checkpointing"),
+]
+SIZES = (1, 3, 8, 100)
 
 
-def test_parameters_are_those_of_all_layers_in_order():
-    parameters = deepened(three_layers(times=3)).parameters
-    assert parameters == [BASE, *[LAYER] * 6, HEAD]
+SLOW = {"a leading dense layer", "layers of two kinds", "vit", "bert"}  # models
+PARAMS = [pytest.param(c, id=", ".join(c), marks=[pytest.mark.slow] if c[0] in SLOW else []) for c in CASES]
+
+
+@pytest.fixture(params=PARAMS)
+def both(request, profile_of):
+    """The extended profile and the whole one."""
+    model, way = request.param
+    return profile_of(model, **WAYS[way]), profile_of(model, whole=True, **WAYS[way])
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_the_peak_is_the_same(both, accumulated):
+    extended, whole = ([components(p, "sgd", size, 1 + accumulated).allocated for size in SIZES] for p in both)
+    assert extended == pytest.approx(whole, rel=1e-9)
+
+
+def test_the_parameters_are_the_same(both):
+    extended, whole = both
+    assert extended.made == whole.made
+    assert Counter(extended.parameters) == Counter(whole.parameters)
+    assert extended.buffers_bytes == whole.buffers_bytes
+
+
+def test_as_many_storages_are_made_and_freed(both):
+    extended, whole = ([p.storages, *([p.evaluation.storages] if p.evaluation else [])] for p in both)
+    for one, other in zip(extended, whole, strict=True):
+        assert len(one.rows) == len(other.rows)
+        assert (one.forward_end, one.workspaces) == (other.forward_end, other.workspaces)
+        for size in SIZES:
+            assert most(one, size) == pytest.approx(most(other, size), rel=1e-9)
+
+
+def test_the_work_is_the_same(both):
+    extended, whole = both
+    for kind in range(4):
+        for half in (False, True):
+            assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
+
+
+def test_the_needed_work_is_the_same(both):
+    extended, whole = both
+    assert extended.needed_flops == whole.needed_flops
+
+
+def totals(profile, kind: int, half: bool) -> list[float]:
+    """Operators, their FLOPs and their bytes, of three samples."""
+    chosen = [w for w in profile.work if (w.kind, w.half) == (kind, half)]
+    return [
+        sum(w.count for w in chosen),
+        sum(w.count * w.flops.at(3) for w in chosen),
+        sum(w.count * w.moved_bytes.at(3) for w in chosen),
+    ]
+
+
+def most(storages, size: int) -> float:
+    return (storages.alive[:, :3].sum(axis=1) @ [1, size]).max()
+
+
+# By hand
+
+
+def tape(names: str, *storages: tuple[int, int, int], flops=None, forward_end: int | None = None, **fields) -> Tape:
+    """A tape whose operators are letters; storages are (made, freed, bytes)."""
+    count = len(names)
+    rows = [(*storage, 0, 0) for storage in storages]
+    defaults = {
+        "kinds": np.full(count, CONTRACTION, dtype=np.int8),
+        "flops": np.array(flops or [0.0] * count, dtype=float),
+        "moved_bytes": np.zeros(count),
+        "half": np.zeros(count, dtype=bool),
+        "recomputed": np.zeros(count, dtype=bool),
+        "forward_end": count if forward_end is None else forward_end,
+        "storages": np.array(rows, dtype=float).reshape(-1, 5),
+        "origins": (("", ""),) * len(rows),
+        "calls": ("",) * count,
+    }
+    return Tape(names=tuple(names), **{**defaults, **fields})
+
+
+def one(*args, **fields):
+    """Of equal tapes at two micro-batches: nothing depends on the batch."""
+    made = tape(*args, **fields)
+    return joined((2, 4), made, made)
+
+
+def test_two_micro_batches_make_lines():
+    both_tapes = joined((2, 4), tape("a", flops=[30.0]), tape("a", flops=[50.0]))
+    assert both_tapes.lines("flops").tolist() == [[10.0, 10.0]]
+
+
+def test_operators_that_change_with_the_micro_batch_are_not_linear():
+    with pytest.raises(NotLinear, match="micro-batch"):
+        joined((2, 4), tape("ab"), tape("ac"))
+
+
+@pytest.mark.parametrize("deeper", ["pXlXq", "plq", "plll", "qlllp"])
+def test_a_deeper_model_that_does_not_repeat_its_layers_is_not_linear(deeper):
+    with pytest.raises(NotLinear):
+        storages_of(one(deeper), [one("pllq")], [3])
+
+
+def test_a_layers_work_counts_for_each_further_one():
+    work, needed = work_of(one("plllq", flops=[1, 10, 10, 10, 2]), [one("pllq", flops=[1, 10, 10, 2])], [6])
+    assert sum(w.count * w.flops.at(1) for w in work) == 1 + 9 * 10 + 2
+    assert needed.at(1) == 1 + 9 * 10 + 2
+
+
+def test_two_stacks_are_repeated_apart():
+    deep = one("eeeddd", flops=[1, 1, 1, 10, 10, 10])
+    lacking = [one("eeddd", flops=[1, 1, 10, 10, 10]), one("eeedd", flops=[1, 1, 1, 10, 10])]
+    assert work_of(deep, lacking, [3, 1])[1].at(1) == 6 * 1 + 4 * 10
+    assert storages_of(deep, lacking, [3, 1]).forward_end == 10
+    assert "".join("eeeddd"[at] for at in order_of("eeeddd", ["eeddd", "eeedd"], [3, 1])) == "eeeeeedddd"
+
+
+def test_without_a_deeper_one_the_model_is_as_it_was_traced():
+    whole = one("abc", (0, 1, 3), flops=[1, 2, 3])
+    assert work_of(whole, [], [])[1].at(1) == 6
+    assert storages_of(whole, [], []).rows[:, :3].tolist() == [[0, 1, 3]]
+
+
+def test_element_wise_work_and_what_runs_again_is_not_needed_work():
+    kinds, again = np.array([CONTRACTION, ELEMENTWISE, CONTRACTION], dtype=np.int8), np.array([False, False, True])
+    work, needed = work_of(one("abc", flops=[3.0, 4.0, 5.0], kinds=kinds, recomputed=again), [], [])
+    assert needed.at(1) == 3
+    assert sum(w.flops.at(1) for w in work) == 12
+
+
+def three_layers(*storages: tuple[int, int, int], times: int = 2):
+    """Of ten operators a layer, 10 to 39 forward and 50 to 79 backward, with ten before, between and after them."""
+    names = "a" * 10 + "l" * 30 + "m" * 10 + "r" * 30 + "z" * 10
+    short = one(names.replace("l" * 10, "", 1).replace("r" * 10, "", 1), forward_end=35)
+    return storages_of(one(names, *storages, forward_end=45), [short], [times])
+
+
+def rows_of(storages) -> list[list[float]]:
+    return sorted(storages.rows[:, :3].tolist())
 
 
 def test_what_a_layer_keeps_is_kept_by_each_and_freed_in_the_opposite_order():
-    kept = three_layers((5, 65, 1), (15, 55, 1), (25, 45, 1))
-    # five layers: 0 to 49 forward, 60 to 109 backward
-    assert rows_of(kept) == [(5, 105, 1), (15, 95, 1), (25, 85, 1), (35, 75, 1), (45, 65, 1)]
+    kept = three_layers((15, 75, 1), (25, 65, 1), (35, 55, 1))
+    # five layers: 10 to 59 forward, 70 to 119 backward
+    assert rows_of(kept) == [[15, 115, 1], [25, 105, 1], [35, 95, 1], [45, 85, 1], [55, 75, 1]]
 
 
 def test_what_a_layer_drops_is_dropped_by_each():
-    dropped = three_layers((5, 7, 1), (15, 17, 1), (25, 27, 1))
-    assert rows_of(dropped) == [(5, 7, 1), (15, 17, 1), (25, 27, 1), (35, 37, 1), (45, 47, 1)]
+    dropped = three_layers((15, 17, 1), (25, 27, 1), (35, 37, 1))
+    assert rows_of(dropped) == [[15, 17, 1], [25, 27, 1], [35, 37, 1], [45, 47, 1], [55, 57, 1]]
+
+
+def test_what_a_layer_hands_to_the_next_is_gone_with_that():
+    """The first layer's lasts until the second is over, which is where the repeated one ends."""
+    handed = three_layers((19, 30, 1), (29, 40, 1), (39, 45, 1))
+    assert rows_of(handed) == [[19, 30, 1], [29, 40, 1], [39, 50, 1], [49, 60, 1], [59, 65, 1]]
 
 
 def test_what_all_layers_keep_until_the_end_of_the_forward_pass_ends_there_for_each():
     """As weights that autocast has cast."""
-    casts = three_layers((5, 31, 1), (15, 31, 1), (25, 31, 1))
-    assert [end for _, end, _ in rows_of(casts)] == [51] * 5
+    casts = three_layers((15, 41, 1), (25, 41, 1), (35, 41, 1))
+    assert [end for _, end, _ in rows_of(casts)] == [61] * 5
 
 
 def test_what_surrounds_the_layers_is_there_once():
-    once = three_layers((0, 69, 1), (32, 41, 2))
-    assert rows_of(once) == [(0, 109, 1), (52, 61, 2)]
+    once = three_layers((0, 85, 1), (42, 51, 2))
+    assert rows_of(once) == [[0, 125, 1], [62, 71, 2]]
 
 
-def test_workspaces_move_with_what_is_around_them():
-    excerpt = three_layers().model_copy(update={"workspaces": (0, 41)})
-    assert deepened(excerpt).workspaces == (0, 61)
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("distilgpt2", {}),
-        ("distilgpt2", {"autocast": "bfloat16", "checkpointing": "full"}),
-        ("t5-small", {"autocast": "bfloat16", "checkpointing": "full"}),
-        ("t5-small", {"checkpointing": "full"}),
-    ],
-)
-def test_a_deepened_excerpt_is_the_trace_of_the_whole_model(model, options, monkeypatch):
-    """Storage for storage, but for where within the layers equal names leave the stretch's beginning open."""
-    spec = resolve(model)
-    shape = Shape(task=default_task(spec), length=32, target_length=32)
-    family = make_family(device="cuda", **options)
-    short = profiler.profile(spec, family, shape)
-    monkeypatch.setattr(profiler, "stacks", lambda *_: ())
-    whole = profiler.profile(spec, family, shape)
-    assert whole.excerpt.repeats == ()
-    assert _peaks(short.excerpt) == pytest.approx(_peaks(whole.excerpt), rel=1e-6)
-    assert len(deepened(short.excerpt).rows) == len(whole.excerpt.storages)
-    assert deepened(short.excerpt).parameters == list(whole.excerpt.parameters)
-    assert len(deepened(short.excerpt).names) == len(whole.excerpt.names)
-
-
-def _peaks(excerpt: Excerpt) -> float:
-    """Return the most bytes alive at once."""
-    rows = deepened(excerpt).rows
-    ends, begins = [(end, 0, -size) for _, end, size in rows[:, :3]], [(made, 1, size) for made, _, size in rows[:, :3]]
-    return float(np.cumsum([size for _, _, size in sorted(ends + begins)]).max())
+def test_parameters_are_those_of_all_layers_in_order():
+    assert order_of(["base", "l", "l", "l", "head"], [["base", "l", "l", "head"]], [3]) == [0, 1, 2, 2, 2, 2, 3, 4]

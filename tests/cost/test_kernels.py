@@ -7,8 +7,8 @@ import torch
 
 from autotune.cost.attention import AttentionCall
 from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, fused_attention_on_cpu, scratch_bytes
-from autotune.cost.profile import CONTRACTION
-from autotune.cost.tape import ACTIVATION, Recorder, Tape
+from autotune.cost.profile import ACTIVATION, CONTRACTION
+from autotune.cost.tape import Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH

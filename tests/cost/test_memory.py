@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_config, make_gpu, make_hardware
-from profiles import MB, line, make_family, make_group, make_point, make_profile
+from profiles import MB, line, make_family, make_group, make_profile, make_storages
 
 from autotune.cost.family import workspace_bytes
 from autotune.cost.memory import Footprints, always_bytes, components, framework_bytes, states_bytes
@@ -69,9 +69,10 @@ def test_more_micro_batches_need_no_more_than_two():
 
 
 def test_while_gradients_are_added_only_the_fresh_ones_come_on_top():
-    end = make_point(gradients=(4 * MB, 0), fresh_gradients=(1 * MB, 0), activations=(100 * MB, 0))
-    parts = components(make_profile(peaks_first=(end,), peaks_later=(end,)), "sgd", 1, 2)
-    assert parts.gradients == 4 * MB + 1 * MB
+    """3 MB have been added to the earlier ones before the last MB is there."""
+    both = make_storages((0, 4, 100 * MB), (2, 3, 3 * MB, 0, True), (3, 4, MB, 0, True))
+    parts = components(make_profile(storages=both), "sgd", 1, 2)
+    assert parts.gradients == 4 * MB + 3 * MB
 
 
 def test_accumulation_never_needs_less():
@@ -120,7 +121,7 @@ def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_
     large = make_profile(
         make_family(device="cuda", dtype="bfloat16"),
         parameters=(make_group(4096, 4096, element_bytes=2, count=400),),
-        peaks_first=(make_point(activations=(GIB, GIB / 4)),),
+        storages=make_storages((0, 2, GIB, GIB / 4)),
     )
     parts = components(large, "adamw_torch", 4, 1)
     assert parts.moment == "optimizer step"
@@ -199,9 +200,7 @@ def test_of_several_devices_each_has_its_part():
 
 
 EVALUATED = make_profile(
-    evaluation=ForwardPass(
-        peaks=(make_point(activations=(0, 2 * MB), temporaries=(0, MB)),), outputs_bytes=line(0, 2 * MB)
-    )
+    evaluation=ForwardPass(storages=make_storages((0, 2, 0, 2 * MB), (0, 1, 0, MB)), outputs_bytes=line(0, 2 * MB))
 )
 
 

@@ -15,13 +15,13 @@ from factories import (
     make_result,
     make_workload,
 )
-from profiles import MB, line, make_family, make_group, make_model, make_point, make_profile, make_rates, make_work
+from profiles import MB, line, make_family, make_group, make_model, make_profile, make_rates, make_storages, make_work
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Z
-from autotune.cost.profile import Excerpt, ForwardPass
+from autotune.cost.profile import ForwardPass
 from autotune.cost.reserve import held_bytes
 from autotune.units import GIB
 from autotune.values.config import Parallelism
@@ -36,16 +36,7 @@ def large_profile(family=None, **fields):
     gb = 1000 * MB
     defaults = {
         "parameters": (make_group(1000, 1000, count=1000),),
-        "peaks_first": (
-            make_point(activations=(0, gb)),
-            make_point(gradients=(4 * gb, 0), fresh_gradients=(4 * gb, 0)),
-        ),
-        "peaks_later": (make_point(activations=(0, gb)),),
-        "excerpt": Excerpt(
-            storages=((0, 2, 0.0, float(gb), False, 0), (3, 4, 4.0 * gb, 0.0, True, 0)),
-            parameters=(make_group(1000, 1000),) * 1000,
-            workspaces=(0, 0),
-        ),
+        "storages": make_storages((0, 2, 0, gb), (3, 4, 4 * gb, 0, True), workspaces=(0, 0)),
     }
     return make_profile(family, **{**defaults, **fields})
 
@@ -103,7 +94,7 @@ def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
     config = make_config(8)
     memory = on_gpu.estimate(config).memory
     profile = on_gpu.profile(config)
-    unused = held_bytes(profile.excerpt, config.optim, 8, accumulated=True).unused
+    unused = held_bytes(profile, config.optim, 8, accumulated=True).unused
     assert memory.reserved_peak_bytes == pytest.approx(memory.allocated_peak_bytes + unused, abs=2)
     assert memory.framework_bytes == round(framework_bytes(make_gpu())[0])
     assert memory.device_peak_bytes == pytest.approx(memory.reserved_peak_bytes + memory.framework_bytes, rel=1e-3)
@@ -372,8 +363,8 @@ def test_offloaded_states_are_said_by_host_and_device():
 
 
 def test_the_evaluation_that_is_shown_has_the_users_own_batch():
-    point = make_point(activations=(0, 2 * MB))
-    profile = make_profile(evaluation=ForwardPass(peaks=(point,), outputs_bytes=line(0, 0)))
+    forward = ForwardPass(storages=make_storages((0, 1, 0, 2 * MB)), outputs_bytes=line(0, 0))
+    profile = make_profile(evaluation=forward)
 
     def shown(**arguments):
         workload = make_workload(fixed_arguments=arguments)

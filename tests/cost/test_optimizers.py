@@ -7,7 +7,7 @@ import bitsandbytes
 import pytest
 import torch
 from factories import make_config
-from profiles import MB, make_group, make_point, make_profile
+from profiles import MB, make_group, make_profile, make_storages
 from torch.profiler import ProfilerActivity
 from transformers.optimization import Adafactor
 
@@ -222,8 +222,7 @@ def test_states_of_low_rank_are_those_of_the_real_classes():
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_gradients_that_are_freed_in_the_backward_pass_are_never_there_all_at_once(name, accumulation):
     matrices = make_group(1000, 1000, count=50)
-    end = make_point(gradients=(200 * MB, 0), fresh_gradients=(200 * MB, 0))
-    model = make_profile(parameters=(matrices,), peaks_first=(end,), peaks_later=(end,))
+    model = make_profile(parameters=(matrices,), storages=make_storages((2, 3, 200 * MB, 0, True)))
     share = share_of(model, name, ONE_DEVICE, accumulated=accumulation > 1)
     held = components(model, name, 1, accumulation, share)
     assert held.gradients <= 2 * 4 * MB

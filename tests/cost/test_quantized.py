@@ -8,7 +8,7 @@ import torch
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, Profile
+from autotune.cost.profile import ACTIVATION, CONTRACTION, ELEMENTWISE, Profile
 from autotune.cost.profiler import profile
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder
@@ -62,7 +62,7 @@ def test_bitfit_adds_no_weights(profile_of):
 
 def test_virtual_tokens_take_activations_as_real_ones_do(profile_of):
     few, many = (profile_of("llama", adapter=ADAPTERS["prompt"](virtual_tokens=n)) for n in (8, 64))
-    per_sample = [max(p.activations.per_sample for p in profile.peaks_first) for profile in (few, many)]
+    per_sample = [profile.storages.alive[:, ACTIVATION, 1].max() for profile in (few, many)]
     assert per_sample[1] > 1.5 * per_sample[0]  # 64 tokens and 64 or 8 virtual ones
 
 

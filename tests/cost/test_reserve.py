@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from profiles import line, make_group
+from collections import Counter
 
-from autotune.cost.profile import Excerpt, ForwardPass
+import pytest
+from profiles import line, make_family, make_group, make_profile, make_storages
+
+from autotune.cost.profile import ForwardPass, Profile
 from autotune.cost.reserve import Buckets, grouped, held_bytes, sum_bytes
 from autotune.values.estimate import Evaluation
 
@@ -13,38 +15,38 @@ MIB = 1 << 20
 WEIGHT = make_group(4 * MIB)  # 16 MiB
 
 
-def excerpt(*storages, parameters=(WEIGHT,)) -> Excerpt:
+def model(*storages, parameters=(WEIGHT,), **fields) -> Profile:
     """Rows of (made, freed, MiB constant, MiB per sample, whether a gradient)."""
-    rows = tuple(
-        (made, freed, constant * MIB, slope * MIB, gradient, 0) for made, freed, constant, slope, gradient in storages
-    )
-    return Excerpt(storages=rows, parameters=parameters)
+    rows = [(made, freed, constant * MIB, slope * MIB, gradient) for made, freed, constant, slope, gradient in storages]
+    counted = Counter(parameters)
+    groups = tuple(group.model_copy(update={"count": count}) for group, count in counted.items())
+    return make_profile(make_family(device="cuda"), parameters=groups, storages=make_storages(*rows), **fields)
 
 
 GRADIENT = (3, 4, 16, 0, True)
 
 
 def test_blocks_that_fit_exactly_leave_nothing_unused():
-    assert held_bytes(excerpt((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False).unused == 0
+    assert held_bytes(model((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False).unused == 0
 
 
 def test_a_segment_that_is_partly_used_is_reserved_whole():
     """Blocks of 3 MiB come out of 20 MiB, which the gradient then uses 16 of."""
-    assert held_bytes(excerpt((0, 2, 3, 0, False), GRADIENT), "sgd", 1, accumulated=False).unused == 4 * MIB
+    assert held_bytes(model((0, 2, 3, 0, False), GRADIENT), "sgd", 1, accumulated=False).unused == 4 * MIB
 
 
 def test_a_block_that_no_later_one_fits_into_stays_unused():
-    growing = excerpt((0, 1, 30, 0, False), (1, 2, 32, 0, False), GRADIENT)
+    growing = model((0, 1, 30, 0, False), (1, 2, 32, 0, False), GRADIENT)
     assert held_bytes(growing, "sgd", 1, accumulated=False).unused == pytest.approx(30 * MIB, abs=2 * MIB)
 
 
 def test_what_ends_before_an_operator_makes_room_for_its_results():
-    equal = excerpt((0, 1, 32, 0, False), (1, 2, 32, 0, False), GRADIENT)
+    equal = model((0, 1, 32, 0, False), (1, 2, 32, 0, False), GRADIENT)
     assert held_bytes(equal, "sgd", 1, accumulated=False).unused == 0
 
 
 def test_sizes_follow_the_micro_batch():
-    growing = excerpt((0, 1, 0, 30, False), (1, 2, 0, 32, False), GRADIENT)
+    growing = model((0, 1, 0, 30, False), (1, 2, 0, 32, False), GRADIENT)
     one, four = (held_bytes(growing, "sgd", size, accumulated=False).unused for size in (1, 4))
     assert four == pytest.approx(4 * one, rel=0.1)
 
@@ -53,26 +55,26 @@ def test_sizes_follow_the_micro_batch():
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("keeps_gradients", [False, True])
 def test_no_more_is_ever_allocated_than_reserved(optim, accumulated, keeps_gradients):
-    mixed = excerpt((0, 2, 3, 5, False), (1, 4, 1, 0, False), GRADIENT, parameters=(WEIGHT, make_group(1000, 7)))
+    mixed = model((0, 2, 3, 5, False), (1, 4, 1, 0, False), GRADIENT, parameters=(WEIGHT, make_group(1000, 7)))
     assert held_bytes(mixed, optim, 3, accumulated=accumulated, keeps_gradients=keeps_gradients).unused >= 0
 
 
 def test_frozen_weights_make_no_states():
-    frozen = excerpt((0, 1, 32, 0, False), parameters=(make_group(4 * MIB, trained=False),))
+    frozen = model((0, 1, 32, 0, False), parameters=(make_group(4 * MIB, trained=False),))
     assert held_bytes(frozen, "adamw_torch", 1, accumulated=False).unused == 0
 
 
 def test_a_block_whose_rest_is_too_small_to_be_split_off_counts_as_allocated():
     """The 17 matrices of 1.125 MiB that a segment of 20 MiB has room for leave 0.875 MiB, which goes to the last."""
     matrices = (make_group(9 << 15, trained=False),) * 17
-    held = held_bytes(excerpt((0, 1, 30, 0, False), parameters=matrices), "sgd", 1, accumulated=False)
+    held = held_bytes(model((0, 1, 30, 0, False), parameters=matrices), "sgd", 1, accumulated=False)
     assert held.allocated == 50 * MIB
     assert held.reserved == 50 * MIB
 
 
 def test_adafactor_copies_16_bit_weights_and_gradients_to_fp32():
     weight = make_group(16 * MIB, element_bytes=2)
-    update = excerpt((3, 4, 32, 0, True), parameters=(weight,))
+    update = model((3, 4, 32, 0, True), parameters=(weight,))
     held = held_bytes(update, "adafactor", 1, accumulated=False)
     assert held.allocated >= (2 * 32 + 4 * 64) * MIB
 
@@ -86,7 +88,7 @@ def test_ddp_buckets_are_full_at_their_limits():
 @pytest.mark.parametrize("rebuilt", [False, True], ids=["parts from the beginning", "one that is rebuilt"])
 def test_ddp_holds_a_copy_of_the_gradients(rebuilt):
     one, two = (
-        held_bytes(excerpt((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False, buckets=buckets)
+        held_bytes(model((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False, buckets=buckets)
         for buckets in (None, Buckets(1 * MIB, 25 * MIB, rebuilt=rebuilt))
     )
     assert two.allocated == one.allocated + 16 * MIB
@@ -114,9 +116,9 @@ def test_a_sum_over_many_rows_takes_what_torch_takes(rows, columns, generation, 
 
 def test_scratch_of_sums_grows_in_steps_with_the_micro_batch():
     """Of 768 columns and 1,000 rows a sample."""
-    summing = Excerpt(storages=((0, 1, 0.0, 1000.0, False, 768),), parameters=(WEIGHT,))
+    summing = model().model_copy(update={"storages": make_storages((0, 1, 0, 1000, False, 768))})
     one, two, six = (held_bytes(summing, "sgd", size, accumulated=False).allocated for size in (1, 2, 6))
-    assert one == held_bytes(excerpt(), "sgd", 6, accumulated=False).allocated
+    assert one == held_bytes(model(), "sgd", 6, accumulated=False).allocated
     assert two - one == sum_bytes(2000, 768, "ampere")
     assert six - one == pytest.approx(sum_bytes(6000, 768, "ampere"), abs=MIB)
 
@@ -125,20 +127,21 @@ def test_scratch_of_sums_grows_in_steps_with_the_micro_batch():
 def test_weights_are_quantized_one_after_the_other(element_bytes, unused):
     """The second is packed into a segment of the first one's 16 or 32 bits, which so isn't given back."""
     weights = [make_group(size * MIB, element_bytes=element_bytes, trained=False) for size in (64, 16)]
-    held = held_bytes(excerpt(parameters=tuple(weights)), "sgd", 1, accumulated=False)
+    held = held_bytes(model(parameters=tuple(weights)), "sgd", 1, accumulated=False)
     assert held.allocated == 80 * MIB * element_bytes
     assert held.unused == unused
 
 
 def evaluated(batch: int, kept: int = 0, *, outputs: float = 0.0):
     """A training that frees a block of 40 MiB, with an evaluation whose passes take 30 MiB a sample."""
-    forward = ForwardPass(peaks=(), outputs_bytes=line(0, outputs * MIB), excerpt=excerpt((0, 1, 0, 30, False)))
-    how = (Evaluation(batch=batch, kept_samples=kept), forward)
-    return held_bytes(excerpt((0, 1, 40, 0, False)), "sgd", 1, accumulated=False, evaluation=how)
+    forward = ForwardPass(outputs_bytes=line(0, outputs * MIB), storages=make_storages((0, 1, 0, 30 * MIB)))
+    how = Evaluation(batch=batch, kept_samples=kept)
+    trained = model((0, 1, 40, 0, False), evaluation=forward)
+    return held_bytes(trained, "sgd", 1, accumulated=False, evaluation=how)
 
 
 def test_an_evaluation_takes_the_blocks_that_training_has_left_and_reserves_what_they_are_too_small_for():
-    training = held_bytes(excerpt((0, 1, 40, 0, False)), "sgd", 1, accumulated=False)
+    training = held_bytes(model((0, 1, 40, 0, False)), "sgd", 1, accumulated=False)
     assert evaluated(1).reserved == training.reserved
     assert evaluated(2).reserved == training.reserved + 60 * MIB
     assert evaluated(2).evaluation - evaluated(1).evaluation == 30 * MIB

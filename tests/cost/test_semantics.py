@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from autotune.cost.profile import CONTRACTION
+from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.semantics import Semantics
-from autotune.cost.tape import ACTIVATION, Recorder, Tape
+from autotune.cost.tape import Recorder, Tape
 
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from profiles import MB, make_family, make_group, make_point, make_profile
+from profiles import MB, make_family, make_group, make_profile, make_storages
 
 from autotune.cost.memory import components
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, share_of
@@ -27,8 +27,7 @@ def of_size(parameters: float, *, layers: int = 40, element_bytes: float = 2, **
         parameters=(matrix.model_copy(update={"count": layers}),),
         layer=(matrix,),
         layers=layers,
-        peaks_first=(make_point(activations=(0, MB)),),
-        peaks_later=(),
+        storages=make_storages((0, 2, 0, MB)),
         **fields,
     )
 
@@ -181,13 +180,13 @@ def test_offloaded_parameters_leave_only_what_is_gathered():
 
 
 def test_gradients_on_their_way_are_there_in_the_backward_pass_only():
-    forward, backward = make_point(activations=(0, MB)), make_point(activations=(0, MB), gradients=(1, 0))
+    activations, gradient = (0, 3, 0, MB), (2, 3, 1, 0, True)
     matrix = make_group(100, 100)
-    model = make_profile(parameters=(matrix,), layer=(matrix,), peaks_first=(forward, backward), peaks_later=())
+    model = make_profile(parameters=(matrix,), layer=(matrix,), storages=make_storages(activations, gradient))
     share = share_of(model, "sgd", spread("fsdp_full", 2, mixed=False), accumulated=False)
     assert share.backward_buffers > share.forward_buffers
     assert components(model, "sgd", 50, 1, share).communication == share.backward_buffers
-    early = make_profile(parameters=(matrix,), layer=(matrix,), peaks_first=(forward,), peaks_later=())
+    early = make_profile(parameters=(matrix,), layer=(matrix,), storages=make_storages(activations))
     assert components(early, "sgd", 50, 1, share).communication == share.forward_buffers
 
 

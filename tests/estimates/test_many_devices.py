@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 from factories import VERSIONS, make_facts, make_workload
-from profiles import make_group, make_point, make_profile
+from profiles import make_group, make_profile, make_storages
 from rich.console import Console
 
 from autotune.cost.family import Family
@@ -33,14 +33,12 @@ class AnyFamily(Mapping[Family, Profile]):
     def __getitem__(self, family: Family) -> Profile:
         width = 4 if family.dtype == "float32" else 2
         layer = make_group(1000, 1000, element_bytes=width)
-        moment = make_point(activations=(0, 1e6), gradients=(1, 0))
         return make_profile(
             family,
             parameters=(layer.model_copy(update={"count": 4}),),
             layer=(layer,),
             layers=4,
-            peaks_first=(moment,),
-            peaks_later=(moment,),
+            storages=make_storages((0, 3, 0, 1e6), (2, 3, 1, 0, True)),
             hidden_bytes=1e5,
         )
 

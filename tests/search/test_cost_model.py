@@ -15,7 +15,7 @@ from factories import (
     make_result,
     make_space_file,
 )
-from profiles import make_family, make_group, make_model, make_point, make_profile, make_work
+from profiles import make_family, make_group, make_model, make_profile, make_storages, make_work
 
 from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
 from autotune.errors import NothingFitsError
@@ -238,8 +238,7 @@ def test_what_would_fit_is_said_by_a_child_and_if_that_dies_by_arithmetic(tmp_pa
 
 def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
     space = make_space_file({"torch_compile_backend": [None, "inductor"]})
-    profile = make_profile(FP32, peaks_first=(make_point(activations=(0, GIB)),))
-    model = make_model([profile.model_copy(update={"peaks_later": profile.peaks_first})])
+    model = make_model([make_profile(FP32, storages=make_storages((0, 2, 0, GIB)))])
     needed = int(model.predict([make_config()]).needed_bytes[0])
     check_fits(make_plan(space=space, memory_bytes=needed), model, Asker(tmp_path, None), notes.append)
     plan = make_plan(space=space, memory_bytes=int(0.8 * needed))
@@ -251,7 +250,7 @@ def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
 def test_the_lightest_configuration_takes_the_place_of_a_baseline_that_can_not_fit(tmp_path, notes):
     space = make_space_file({"optim": ["adamw_torch", "adafactor"], "per_device_train_batch_size": "lattice"})
     matrix = make_group(1000, 1000, count=2000)
-    profile = make_profile(FP32, parameters=(matrix,), excerpt=make_profile().excerpt)
+    profile = make_profile(FP32, parameters=(matrix,))
     plan = make_plan(space=space, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
     check_fits(plan, make_model([profile]), Asker(tmp_path, None), lambda event: notes.append(event.text))
     assert notes[0].startswith("the baseline is not run: weights, gradients and optimizer states alone take 29.80 GiB")
