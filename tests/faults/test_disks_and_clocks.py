@@ -18,7 +18,7 @@ from faults.replaying import Search, finish, said
 
 from autotune.values.time_spent import wall_s
 
-STRIDE = 61
+STRIDE = 31
 SHORT = ("full", "home full")
 MOST = 1000  # writes of a search of two trials, at the most
 
@@ -111,7 +111,7 @@ def test_a_record_without_room_costs_a_line_and_is_caught_up(server, begin, most
 
 @pytest.mark.parametrize("kind", ["find", "workers"])
 def test_a_clock_that_is_set_changes_no_duration(server, begin, kind):
-    search = begin(kind, max_trials=4)
+    search = begin(kind, max_trials=6)
     began = time.monotonic()
     assert finish(server, search, clock_jumps) == 0, said(search)
     elapsed_s, kept = time.monotonic() - began, Kept(search)
