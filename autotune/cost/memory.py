@@ -23,7 +23,17 @@ import numpy as np
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import OPTIMIZERS
-from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, REFERENCE, TEMPORARY, Profile, Rows, Storages
+from autotune.cost.profile import (
+    ACTIVATION,
+    FRESH,
+    GRADIENT,
+    REFERENCE,
+    TEMPORARY,
+    Profile,
+    Rows,
+    Storages,
+    total_bytes,
+)
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
@@ -317,7 +327,20 @@ class Footprints:
         parts = largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
         if profile.family.device == "cpu":  # its allocator holds nothing
             return parts, 0.0
-        return parts, float(self._held(config, profile, size, accumulation, evaluation).unused)
+        unused = float(self._held(config, profile, size, accumulation, evaluation).unused)
+        return parts, unused + self._on_other_streams(config, profile, parts, accumulation)
+
+    def _on_other_streams(self, config: TrainConfig, profile: Profile, parts: Components, accumulation: int) -> float:
+        """Return what FSDP2 holds beyond the peak on streams of its own, whose blocks the computing's can't use.
+
+        Gathered units as they arrive, and reduced gradients, also after they have been freed: `foreach_all_gather` and
+        `foreach_reduce` of torch's `_fsdp_collectives.py`.
+        """
+        if WAYS[config.parallelism.sharding].engine != "fsdp":
+            return 0.0
+        reduced = self.share(config, profile, accumulation).gradients
+        there = 0.0 if accumulation > 1 and parts.phase == "forward and backward" else parts.gradients
+        return max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
 
     def _held(
         self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None

@@ -250,3 +250,17 @@ def test_saving_gathers_a_parameter_of_a_sharded_model():
 def test_a_model_whose_evaluation_was_not_traced_has_no_such_phase():
     found = Footprints().phases(make_config(4), make_profile(), 4.0, 1, None)
     assert "evaluation" not in [c.phase for c in found]
+
+
+def test_fsdp_reserves_reduced_gradients_and_gathered_units_on_streams_of_their_own():
+    """As seen of seven trainings on torch's allocator, which kept 0.5 to 5.1 GiB beyond what was allocated."""
+    table, layer = make_group(1000, 100, embedding=True), make_group(1000, 1000)
+    profile = make_profile(
+        make_family(device="cuda", autocast="bfloat16"), parameters=(table, layer), outside=(table,), layer=(layer,)
+    )
+    one, two = (
+        Footprints().parts(make_config(30, precision="bf16", parallelism=p), profile, 30.0, 1, None)[1]
+        for p in (Parallelism(), Parallelism(world_size=2, sharding="fsdp_full"))
+    )
+    weights = 4 * 1.1 * MB
+    assert two - one == pytest.approx(weights / 2 + weights)
