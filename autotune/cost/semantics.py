@@ -199,8 +199,9 @@ class Semantics(TorchFunctionMode):
         )
         if self._device == "cuda":
             return attention(self._recorder, call, self._generation)
-        if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad):
-            return NotImplemented  # torch's CPU kernel has neither: use_flash_attention_cpp in sdp_utils_cpp.cpp
+        widths = {tensor.shape[-1] for tensor in call[:3]}  # DeepSeek's values are narrower
+        if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad) or len(widths) > 1:
+            return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp
         return fused_attention_on_cpu(self._recorder, call)
 
     def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -194,8 +194,8 @@ BATCH, HEADS, LENGTH, WIDTH = 2, 4, 256, 16
 SCORES = BATCH * HEADS * LENGTH * LENGTH
 
 
-def attention(device="cuda", **options) -> Tape:
-    parts = [meta(BATCH, HEADS, LENGTH, WIDTH, trained=True) for _ in range(3)]
+def attention(device="cuda", *, values: int = WIDTH, **options) -> Tape:
+    parts = [meta(BATCH, HEADS, LENGTH, width, trained=True) for width in (WIDTH, WIDTH, values)]
     compute = lambda: functional.scaled_dot_product_attention(*parts, **options)  # noqa: E731
     return tape_of(compute, device, autocast=None, known=parts)
 
@@ -217,6 +217,11 @@ def test_attention_as_written_keeps_scores():
 def test_the_cpus_kernel_has_no_dropout_and_keeps_scores_then():
     assert attention("cpu").live.sum(axis=1).max() < SCORES
     assert attention("cpu", dropout_p=0.1).live.sum(axis=1).max() >= 4 * SCORES
+
+
+def test_values_of_another_width_keep_scores_on_the_cpu():
+    """As in DeepSeek's attention: torch's CPU kernel wants one width."""
+    assert attention("cpu", values=WIDTH // 2).live.sum(axis=1).max() >= 4 * SCORES
 
 
 def test_a_bias_that_is_trained_keeps_scores_on_the_cpu():
