@@ -102,6 +102,9 @@ class Storages(Value):
         columns = np.ascontiguousarray(rows.T, dtype="<f8")
         return cls(packed=base64.b64encode(zlib.compress(columns.tobytes(), 1)).decode(), **fields)
 
+    def __hash__(self) -> int:
+        return hash(self.packed)  # which a string works out once
+
     @property
     def rows(self) -> Rows:
         """The rows, which can't be changed."""
