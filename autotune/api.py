@@ -23,7 +23,7 @@ from autotune.search.preview import preview as previewed
 from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
-from autotune.training.trainer_pickle import aside
+from autotune.training.trainer_pickle import model_on_cpu
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import show_memory
 from autotune.values.budget import Effort
@@ -88,7 +88,7 @@ def find(
     """
     stopwatch = Stopwatch("planning", since=command_began.get())
     asked = _options(model or "", options)
-    with aside(trainer), heard_by(observer, quiet=quiet) as heard:
+    with model_on_cpu(trainer), heard_by(observer, quiet=quiet) as heard:
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(asked.fleet, directory.path, device=asked.device) as backend:

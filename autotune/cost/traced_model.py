@@ -17,7 +17,7 @@ from autotune.cost.family import Family, Shape
 from autotune.cost.meta import pack_at_once
 from autotune.cost.shards import keep_part
 from autotune.errors import InputError, one_line
-from autotune.training.arguments import routing
+from autotune.training.arguments import routing_fields
 from autotune.training.loss import chunk_loss
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec
@@ -55,7 +55,7 @@ def build(
         device=device,
         experts_implementation=family.experts_implementation,
         config=config,
-        **routing(family.experts_per_token, family.expert_capacity),
+        **routing_fields(family.experts_per_token, family.expert_capacity),
     )
     model.config.use_cache = False
     if flash:  # not asked of the library, which refuses what isn't installed

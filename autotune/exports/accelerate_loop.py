@@ -40,11 +40,11 @@ def accelerate_loop(winner: Winner) -> Draft:
     said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
     lost = lost_arguments(winner, said)
     if config.optim in NAMES and "optim_args" not in arguments:
-        optimizer = made(config.optim, of)
+        optimizer = loop_optimizer(config.optim, of)
     else:
         given = f" with {arguments['optim_args']}" if arguments.get("optim_args") else ""
         lost.append(f"optimizer {config.optim}{given}: it is more than a class to call; {STAND_IN} in its place")
-        optimizer = made(STAND_IN, of)
+        optimizer = loop_optimizer(STAND_IN, of)
     warmup, ddp, compiled = of("warmup_steps"), _ddp(winner), Code("")
     if config.torch_compile_backend is not None:
         mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
@@ -123,7 +123,7 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def made(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
+def loop_optimizer(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
     """Return one of `NAMES`; `of` gives a hyperparameter by its name in TrainingArguments."""
     facts = OPTIMIZERS[name]
     library, *_, class_name = facts.class_name.split(".")

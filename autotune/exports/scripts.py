@@ -1,4 +1,4 @@
-"""Training scripts with a plain Trainer and with TRL's Trainers, and what the loop's script shares with them.
+"""Training scripts with a plain Trainer and with TRL's Trainers, and the parts that the loop's script shares with them.
 
 Each is a Jinja template that reads as the script it makes; here its values are put together. The scripts need neither
 autotune nor a file beside them. They start with random samples of the size that was measured, for the user to replace;
@@ -34,7 +34,7 @@ from autotune.values.workload import Recipe
 
 TRAIN, TRL = launch_files.SCRIPT, "train_trl.py"
 
-# What SFTConfig decides otherwise than TrainingArguments, or adds to it, as it was measured (TRL 1.16: trainer/
+# Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16: trainer/
 # base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
 SFT_DEFAULTS: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
 
@@ -61,7 +61,7 @@ class Code(Markup):
 
 _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
-# What the user's samples need of a collator where their lengths differ.
+# Collators for the user's samples where their lengths differ.
 _PADDING = {
     Task.CAUSAL_LM: "DataCollatorForLanguageModeling(tokenizer, mlm=False)",
     Task.MASKED_LM: "DataCollatorForLanguageModeling(tokenizer)",
@@ -168,7 +168,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
 
 
 def _model_arguments(winner: Winner) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained`: the measured ones, and what makes it the same model."""
+    """Return the arguments of `from_pretrained`: the measured ones, and those that make it the same model."""
     spec = winner.workload.model
     arguments: dict[str, Any] = dict(winner.result.arguments.model)
     if spec.source != "directory" and spec.revision is not None:
@@ -189,7 +189,7 @@ def _imported(is_quantized: bool, *names: str) -> Code:
 
 
 def _collator(winner: Winner) -> dict[str, str | Code]:
-    """Return the collator's class, the expression that makes it, and what the user has to know of it."""
+    """Return the collator's class, the expression that makes it, and a remark for the user."""
     if winner.workload.task is Task.IMAGE_TEXT_TO_TEXT:
         about = "for texts of one length; others need the model's own processor, which pads them"
         return {"collator": "", "collate": Code("collate"), "about_collator": about}
@@ -248,7 +248,7 @@ def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dic
     return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
 
 
-# What templates write
+# Values as templates write them
 
 
 def rendered(template: str, values: dict[str, Any]) -> str:

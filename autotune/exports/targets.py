@@ -24,7 +24,7 @@ ALL = "all"
 
 
 class Exported(NamedTuple):
-    """What was written for a target."""
+    """The files written for a target."""
 
     paths: tuple[Path, ...]
     launch: tuple[str, ...]  # command lines, the preferred one first
@@ -122,7 +122,7 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
 
 
 def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
-    """Return what `train.py` in the command lines stands for if it is none of the files written; '' if it is."""
+    """Return a remark on `train.py` in the command lines if it is none of the files written; '' if it is."""
     if not any(launch_files.SCRIPT in command.split() for command in commands):
         return ""
     if result.workload.own_code is not None or launch_files.SCRIPT in files:

@@ -1,4 +1,4 @@
-"""What a target of an export gets and returns: a :class:`Winner`, the answer, and a :class:`Draft`, the files.
+"""A target of an export gets a :class:`Winner`, the answer, and returns a :class:`Draft`, the files.
 
 Everything is taken from the arguments that were measured. Where the user said nothing, `TrainingArguments` decided, and
 its defaults are written out, since other tools have others.
@@ -89,7 +89,7 @@ class Winner:
 
     @property
     def workload(self) -> Workload:
-        """What it trains."""
+        """Model, task, data and global batch."""
         return self.result.workload
 
     @property
@@ -132,7 +132,7 @@ class Winner:
 
     @property
     def promise(self) -> str:
-        """What was measured and on what, in words."""
+        """The measured throughput and the device, in words."""
         rate = f"{show_rate(self.measured)} samples/s" if self.measured is not None else "not measured"
         versions = self.result.hardware.versions
         found = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)

@@ -28,7 +28,7 @@ ATTENTION_MODULES = (
 # Weights of all experts in one tensor, as transformers 5 has them.
 EXPERT_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
 
-# What IA3 scales: keys, values, and the input of the last feed-forward layer. Much as in peft's own table
+# IA3 scales keys, values, and the input of the last feed-forward layer. Much as in peft's own table
 # (TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING), which has only a few model types.
 IA3_FEEDFORWARD = (
     "down_proj", "wo", "fc2", "w2", "dense_4h_to_h", "fc_out", "lin2", "ffn.output.dense", "mlp.c_proj", "output.dense",
@@ -68,7 +68,7 @@ _IN_PEFT: dict[str, tuple[str, dict[str, str]]] = {
     "bitfit": (BITFIT, {}),
 }
 
-# What a kind says beside its fields.
+# Arguments of a kind beside its fields.
 _SAID: dict[str, dict[str, Any]] = {
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},

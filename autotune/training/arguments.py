@@ -208,10 +208,10 @@ def _model(config: TrainConfig) -> dict[str, Any]:
             if spread.offload == "parameters":
                 degrees["fsdp_cpu_offload"] = True
         arguments["distributed_config"] = degrees
-    return arguments | routing(config.experts_per_token, config.expert_capacity)
+    return arguments | routing_fields(config.experts_per_token, config.expert_capacity)
 
 
-def routing(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
+def routing_fields(experts_per_token: int | None, expert_capacity: int | None) -> dict[str, Any]:
     """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
     fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
     return {name: value for name, value in fields.items() if value is not None}
@@ -326,7 +326,7 @@ _ORDER = (
     "torch_compile_backend", "torch_compile_mode",
 )  # fmt: skip
 
-# What a configuration needn't name, as TrainingArguments has it by default (held against it by a test).
+# Defaults of TrainingArguments (a test compares them) that a configuration needn't name.
 _DEFAULTS: dict[str, Any] = {
     "tf32": None,
     "use_cpu": False,
@@ -346,8 +346,8 @@ SEARCHED_ARGUMENTS = frozenset(
     }
 )  # fmt: skip
 
-# What only a trial of the user's own code needs: columns are removed as the code has it, and what waits for evaluations
-# or checkpoints has none to wait for.
+# Arguments of trials of the user's own code alone: the code decides which columns are removed, and there are no
+# evaluations or checkpoints to wait for.
 OWN_HARNESS: dict[str, Any] = {
     **{n: value for n, value in _HARNESS.items() if n not in ("remove_unused_columns", "dataloader_drop_last")},
     "load_best_model_at_end": False,

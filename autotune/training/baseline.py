@@ -49,7 +49,7 @@ _REFUSED = {
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
 }
-# What is of no effect without one of the refused, though `to_json_string` writes it.
+# Without effect where the refused ones are missing, though `to_json_string` writes it.
 _WITHOUT_EFFECT = frozenset({"fsdp_config"})
 _OF_SEVERAL = frozenset({"ddp_backend"})
 # Learning-rate schedules that wait for evaluations, of which a trial has none.

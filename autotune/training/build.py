@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# What the library and torch raise at a request that they can't fulfil; a build of torch without CUDA an AssertionError.
+# Errors of the library and torch at a request that they can't fulfil; torch without CUDA raises an AssertionError.
 # Out of memory is a RuntimeError.
 _REFUSALS = (
     ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError, AssertionError,

@@ -48,7 +48,7 @@ def training_data(
     longest_first: int | None = None,
     config: TrainConfig | None = None,
 ) -> tuple[Samples, Collator]:
-    """Return `samples` samples that fit `model_config`, and what makes batches of them.
+    """Return `samples` samples that fit `model_config`, and the collator that makes batches of them.
 
     Args:
         workload: Says the task, the lengths and the seed.

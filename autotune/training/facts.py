@@ -1,4 +1,4 @@
-"""What a built model and its head can do, for one device and for several.
+"""Facts about a built model and its head: what they can do, on one device and on several.
 
 The model may be on the meta device: nothing is computed, only classes, modules and the config are looked at. Whether
 this machine has what a kernel needs is not asked here.

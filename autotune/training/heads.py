@@ -131,12 +131,8 @@ def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[s
         )
     elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
         notes.append(f"the head is that of {named} in config.json: {task} ({option})")
-    senses = [
-        word
-        for part, word in _SENSES.items()
-        if part in spec.config and task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
-    ]
-    if senses:
+    is_text_alone = task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
+    if senses := [word for part, word in _SENSES.items() if part in spec.config and is_text_alone]:
         notes.append(
             f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"
         )
@@ -160,7 +156,7 @@ def cannot_train(name: str, architecture: str, possible: tuple[Task, ...] = ()) 
 
 
 def _names_a_head(spec: ModelSpec, named: str | None) -> bool:
-    """Return whether a name is that of a class of transformers with a head or a loss of its own.
+    """Return whether transformers has a class of this name with a head or a loss of its own.
 
     A model without a head, as BertModel, is meant to be given one; CLIP's kin learn as they are.
     """

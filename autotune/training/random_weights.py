@@ -191,7 +191,7 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
         if not is_made:
             model.initialize_weights()
         for parameter in model.parameters():
-            if not isinstance(parameter.data, DTensor):  # what the plan doesn't name, and what each has drawn
+            if not isinstance(parameter.data, DTensor):  # the plan doesn't name it: each rank has drawn its own
                 parameter.data = parameter.data.to(device)
                 distributed.broadcast(parameter.data, src=0)
     for module in model.modules():

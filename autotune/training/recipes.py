@@ -1,4 +1,4 @@
-"""Post-training with TRL's Trainers: the rows that they train on, and what one is made of, with random weights.
+"""Post-training with TRL's Trainers: the rows that they train on, and Trainers of models with random weights.
 
 Rows are those of the user's file, whose texts a reward function sees and TRL tokenizes, or synthetic ones. These have
 exactly the tokens that the recipe says, by a tokenizer whose words are the ids of the model's vocabulary. Generated

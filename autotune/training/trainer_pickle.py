@@ -3,8 +3,8 @@
 A Trainer is pickled without its accelerator, optimizer and other things of this process, which the library's own
 constructor makes again there; what a subclass has added stays. The class's constructor isn't called.
 
-The model is on the CPU while a search runs (`aside`): trials need the device's memory, and the process that holds it
-could not be forked.
+The model is on the CPU while a search runs (`model_on_cpu`): trials need the device's memory, and the process that
+holds it could not be forked.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def pickled(function: Callable[..., Any], what: str) -> bytes:
 
 
 @contextmanager
-def aside(trainer: Any) -> Iterator[None]:
+def model_on_cpu(trainer: Any) -> Iterator[None]:
     """Keep the model of a Trainer, if it has one, on the CPU while entered."""
     model = getattr(trainer, "model", None)
     if model is None:

@@ -15,6 +15,6 @@ def test_a_loop_makes_the_optimizer_that_the_trainer_makes(name, tmp_path):
     own = {"learning_rate": 1e-3, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-7}
     arguments = TrainingArguments(str(tmp_path), optim=name, use_cpu=True, **own)
     kind, told = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    made = accelerate_loop.made(name, lambda hyperparameter: getattr(arguments, hyperparameter))
+    made = accelerate_loop.loop_optimizer(name, lambda hyperparameter: getattr(arguments, hyperparameter))
     assert made.name == kind.__name__
     assert made.arguments == told

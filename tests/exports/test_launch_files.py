@@ -307,11 +307,6 @@ def test_a_users_script_is_told_how_it_trains_where_a_target_can_not():
         targets.draft(user_answer(make_config(16)), "trl", "a.json")
 
 
-def test_nothing_is_said_of_flags_where_the_scripts_own_arguments_are_kept():
-    (line,) = user_launch(user_answer(user_answer(make_config(16)).baseline.config), "best-config.json")
-    assert line.startswith("train with it: autotune script --apply")
-
-
 def test_a_trainer_is_trained_from_python(tmp_path):
     code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
     answer = user_answer(make_config(16), code)

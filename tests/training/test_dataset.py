@@ -77,37 +77,40 @@ def test_synthetic_ids_are_ordinary_ones_of_the_vocabulary(model_type: str) -> N
     assert not special & set(ids.unique().tolist())
 
 
-def test_synthetic_texts_end_with_the_end_token() -> None:
-    data, _ = synthetic(Task.SEQ2SEQ_LM, "t5", target_length=9)
-    assert (data[0]["input_ids"][-1], data[0]["labels"][-1]) == (1, 1)
+@pytest.mark.parametrize(
+    ("task", "model_type", "lengths", "shapes"),
+    [
+        (Task.SEQ2SEQ_LM, "t5", {"target_length": 9}, {"input_ids": (24,), "labels": (9,)}),
+        (Task.SEQ2SEQ_LM, "t5", {"sequence_length": 13}, {"input_ids": (13,), "labels": (13,)}),
+        (Task.CAUSAL_LM, "llama", {"sequence_length": 17}, {"input_ids": (17,), "labels": (17,)}),
+        (Task.IMAGE_CLASSIFICATION, "resnet", {}, {"pixel_values": (1, 224, 224), "labels": ()}),
+        # A stride of 20 ms and a window of 25, at 16 kHz; transcripts are shorter.
+        (Task.SPEECH_CTC, "wav2vec2", {}, {"input_values": (23 * 320 + 400,), "labels": (6,)}),
+        (Task.SPEECH_SEQ2SEQ, "whisper", {"target_length": 9}, {"input_features": (4, 48), "labels": (9,)}),
+    ],
+)
+def test_samples_have_the_lengths_of_the_workload_or_the_sizes_of_the_config(
+    task: Task, model_type: str, lengths: dict[str, int], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    data, _ = synthetic(task, model_type, **lengths)
+    assert {name: tuple(value.shape) for name, value in data[0].items()} == shapes
 
 
-def test_the_first_of_several_end_tokens_is_used() -> None:
-    config = config_of("llama", eos_token_id=[7, 8])
-    data, _ = training_data(workload_of(), config, samples=4, directory=None)
-    assert data[0]["input_ids"][-1] == 7
-    assert 8 not in data[0]["input_ids"]
+@pytest.mark.parametrize(("end", "last"), [(1, 1), ([7, 8], 7), (10**6, None)])
+def test_texts_end_with_the_first_end_token_of_the_vocabulary(end: int | list[int], last: int | None) -> None:
+    data, _ = training_data(workload_of(), config_of("llama", eos_token_id=end), samples=4, directory=None)
+    ids = data[0]["input_ids"]
+    assert int(ids.max()) < VOCABULARY
+    assert last is None or int(ids[-1]) == last
+    assert not isinstance(end, list) or 8 not in ids
 
 
-def test_targets_have_the_target_length() -> None:
-    data, _ = synthetic(Task.SEQ2SEQ_LM, target_length=9)
-    assert len(data[0]["labels"]) == 9
-
-
-def test_fifteen_percent_of_the_positions_are_masked() -> None:
-    data, _ = synthetic(Task.MASKED_LM, sequence_length=100)
-    assert {int((data[i]["labels"] != IGNORED).sum()) for i in range(16)} == {15}
-
-
-def test_masked_labels_are_the_ids_at_their_positions() -> None:
-    data, _ = synthetic(Task.MASKED_LM)
-    labelled = data[0]["labels"] != IGNORED
-    assert torch.equal(data[0]["labels"][labelled], data[0]["input_ids"][labelled])
-
-
-def test_a_single_token_is_masked() -> None:
-    data, _ = synthetic(Task.MASKED_LM, sequence_length=1)
-    assert (data[0]["labels"] != IGNORED).all()
+@pytest.mark.parametrize(("length", "masked"), [(100, 15), (1, 1)])
+def test_fifteen_percent_of_the_positions_have_labels_their_own_ids(length: int, masked: int) -> None:
+    data, _ = synthetic(Task.MASKED_LM, sequence_length=length)
+    labelled = [data[i]["labels"] != IGNORED for i in range(16)]
+    assert {int(each.sum()) for each in labelled} == {masked}
+    assert torch.equal(data[0]["labels"][labelled[0]], data[0]["input_ids"][labelled[0]])
 
 
 def test_classes_are_those_of_the_head() -> None:
@@ -130,26 +133,10 @@ def test_imagegpt_reads_the_clusters_of_its_pixels_colours() -> None:
     assert set(ids.unique().tolist()) == set(range(8))  # the ninth starts a sequence
 
 
-def test_images_are_224_pixels_wide_when_the_config_has_no_size() -> None:
-    data, _ = synthetic(Task.IMAGE_CLASSIFICATION, "resnet")
-    assert data[0]["pixel_values"].shape == (1, 224, 224)
-
-
-def test_recordings_have_the_length_that_gives_so_many_frames() -> None:
-    data, _ = synthetic(Task.SPEECH_CTC, sequence_length=24)
-    assert data[0]["input_values"].shape == (23 * 320 + 400,)  # a stride of 20 ms and a window of 25, at 16 kHz
-
-
 def test_transcripts_are_shorter_than_the_recording_and_hold_no_blank() -> None:
     data, _ = synthetic(Task.SPEECH_CTC, sequence_length=24, samples=200)
     assert {len(data[i]["labels"]) for i in range(200)} == {6}
     assert all((data[i]["labels"] != 0).all() for i in range(200))
-
-
-def test_a_spectrogram_has_the_size_of_the_config_whatever_the_length() -> None:
-    data, _ = synthetic(Task.SPEECH_SEQ2SEQ, sequence_length=10, target_length=9)
-    assert data[0]["input_features"].shape == (4, 48)
-    assert len(data[0]["labels"]) == 9
 
 
 @pytest.mark.parametrize("task", TEXT_TASKS)
@@ -226,13 +213,6 @@ def test_the_longest_rows_can_come_first_and_the_rest_is_shuffled_by_the_seed_al
     assert lengths(2)[:4] == [max(lengths(0))] * 4  # of two steps
     assert lengths(2)[4:] == lengths(0)[:40]
     assert lengths(0)[:40] != sorted(lengths(0)[:40])
-
-
-def test_an_end_token_beyond_the_vocabulary_is_left_out() -> None:
-    workload = workload_of(Task.CAUSAL_LM, "llama")
-    config = config_of("llama", eos_token_id=10**6)
-    data, _ = training_data(workload, config, samples=2, directory=None)
-    assert int(data[0]["input_ids"].max()) < config.vocab_size
 
 
 @pytest.mark.parametrize("longest_first", [None, 2])

@@ -215,12 +215,6 @@ def test_an_unknown_name_is_refused_at_once_with_the_nearest_ones(monkeypatch):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("reference", ["", "   "])
-def test_an_empty_name_is_refused(reference):
-    with pytest.raises(InputError, match="name is empty"):
-        resolve(reference)
-
-
 @pytest.mark.usefixtures("no_network", "hub_cache")
 @pytest.mark.parametrize(
     "reference",
@@ -377,15 +371,24 @@ def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_directory_without_a_config_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"not the directory of a model, it has no config\.json"):
-        resolve(str(tmp_path))
+@pytest.mark.parametrize(
+    ("below", "words"),
+    [
+        ("model/config.json", "is a file; give the directory"),
+        ("empty", r"not the directory of a model, it has no config\.json"),
+    ],
+)
+def test_a_path_that_is_no_models_directory_is_refused_with_the_remedy(tmp_path, below, words):
+    write_model(tmp_path / "model", TINY["llama"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=words):
+        resolve(str(tmp_path / below))
 
 
-def test_a_file_is_refused_with_the_remedy(tmp_path):
-    write_model(tmp_path, TINY["llama"])
-    with pytest.raises(InputError, match="is a file; give the directory"):
-        resolve(str(tmp_path / "config.json"))
+@pytest.mark.parametrize("reference", ["", "   "])
+def test_an_empty_name_is_refused(reference):
+    with pytest.raises(InputError, match="name is empty"):
+        resolve(reference)
 
 
 def test_figures_that_fit_no_model_are_refused_when_it_is_built(tmp_path):
