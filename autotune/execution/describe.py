@@ -61,7 +61,7 @@ _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "hub_token", "pu
 
 
 def run_describe(directory: Path) -> None:
-    """Answer the request in `directory`; tokenized data go to the directory `data` beside it."""
+    """Answer the request in `directory`; what trials need of the data goes to the directory `data` beside it."""
     _answer(directory, DescribeRequest, lambda request: _described(request, directory))
 
 

@@ -6,7 +6,7 @@
         search.json           the plan: what was asked for and found out before the first trial
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
-        data/                 tokenized real data
+        data/                 lengths of the real data, a recipe's rows, or pickled code
         study.journal         the Optuna study: parameters, values, constraints, and whole results as user attributes
         record.json           the identity of this search in the lasting record
         explain/trials/       trials of `autotune explain`, with numbers of their own
@@ -236,7 +236,7 @@ class RunDirectory:
             path.mkdir(exist_ok=True)
             data = path / "data"
             if (self.path / "data").is_dir() and not data.exists():
-                data.symlink_to(Path("..") / "data")  # trials look for tokenized data beside them
+                data.symlink_to(Path("..") / "data")  # trials look for their data beside them
         except OSError as error:
             raise RunDirectoryError(f"{path}: can't be written: {error.strerror}") from None
         return RunDirectory(path, whole=self.path)
