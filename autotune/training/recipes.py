@@ -244,7 +244,7 @@ def recipe_trainer(
         if given["peft_config"] is None:
             raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
     rows = rows_of(workload, model.config, directory)
-    with quiet_datasets(), _copied_reference(trainer_class, model), _timed(trainer_class, precomputed):
+    with quiet_datasets(), _as_in_a_trial(trainer_class, model, precomputed):
         trainer = trainer_class(
             model=model,
             args=config,
@@ -259,30 +259,30 @@ def recipe_trainer(
 
 
 @contextmanager
-def _copied_reference(trainer_class: Any, model: Any) -> Iterator[None]:
-    """Have TRL take a copy of the policy for its reference model, which it would load by name."""
+def _as_in_a_trial(trainer_class: Any, model: Any, precomputed: Callable[[float], None]) -> Iterator[None]:
+    """Have TRL copy the policy for its reference, which it would load by name, and time a reference that runs before.
+
+    `precomputed` gets the seconds that the reference takes for a sample.
+    """
     import torch
+
+    precompute = getattr(trainer_class, "_precompute_ref_logps", None)
 
     def copied(*_: Any, dtype: Any = None, **__: Any) -> Any:
         reference = copy.deepcopy(model)
         return reference.to(dtype) if isinstance(dtype, torch.dtype) else reference
 
-    with patch.object(sys.modules[trainer_class.__module__], "create_model_from_path", copied, create=True):
-        yield
-
-
-@contextmanager
-def _timed(trainer_class: Any, precomputed: Callable[[float], None]) -> Iterator[None]:
-    """Tell `precomputed` how long the reference takes for a sample, where it runs before training."""
-    original = getattr(trainer_class, "_precompute_ref_logps", None)
-
     def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
-        made = original(trainer, dataset, *args, **kwargs)  # type: ignore[misc]  # the results are on the host
+        made = precompute(trainer, dataset, *args, **kwargs)  # type: ignore[misc]  # the results are on the host
         precomputed((time.perf_counter() - began) / len(dataset))
         return made
 
-    with patch.object(trainer_class, "_precompute_ref_logps", timed, create=True):
+    module = sys.modules[trainer_class.__module__]
+    with (
+        patch.object(module, "create_model_from_path", copied, create=True),
+        patch.object(trainer_class, "_precompute_ref_logps", timed, create=True),
+    ):
         yield
 
 
