@@ -42,10 +42,6 @@ from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
 from autotune.values.workload import RECIPES, Recipe
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from exported_scripts import tokenizer
-
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),  # peft 0.21 asks for it
@@ -277,12 +273,25 @@ def test_trl_trains_as_the_trainer_does(answer, run, knobs, monkeypatch):
     trl = pytest.importorskip("trl")
     monkeypatch.setattr(trl.SFTTrainer, "compute_loss", None)  # the measured loss is the model's own
     result = answer("llama", Task.CAUSAL_LM, **KNOBS[knobs])
-    tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(result.workload.model.path)
+    save_tokenizer(result.workload.model.path)
     by_trainer, by_trl = run(result, "python"), run(result, "trl")
     # The same random samples in another order where they are grouped, and other random weights of an adapter.
     assert by_trl["loss"] == pytest.approx(
         by_trainer["loss"], rel=0.05 if knobs in ("lora", "by-length", "balanced") else 2e-4
     )
+
+
+def save_tokenizer(folder: str) -> None:
+    """Write a tokenizer beside a tiny Llama, whose words are numbers."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    special = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
+    words = [*special.values(), *(str(n) for n in range(MODELS["llama"]["vocab_size"] - len(special)))]
+    made = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
 
 
 @pytest.fixture
@@ -299,7 +308,7 @@ def recipe_answer(answer, tmp_path) -> Callable[..., TuningResult]:
             build_model(plain.workload.model, kind.task, dtype="float32", device="cpu", num_labels=1).save_pretrained(
                 folder
             )
-        tokenizer(MODELS["llama"]["vocab_size"]).save_pretrained(folder)
+        save_tokenizer(folder)
         changes = {"task": kind.task, "global_batch_size": 4, "recipe": recipe}
         if with_file:
             rows = [{c: f"{'a b ' * (1 if kind.generates else row + 1)}{c}" for c in kind.columns} for row in range(4)]
