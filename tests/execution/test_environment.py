@@ -21,7 +21,6 @@ from autotune.execution.environment import (
     forget_unfinished,
     launcher_environment,
     operators_of,
-    trial_device,
 )
 from autotune.values.config import Parallelism
 
@@ -43,18 +42,6 @@ from autotune.values.config import Parallelism
 def test_a_trial_sees_the_device_of_the_search_alone(device, visible, expected):
     present = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert launcher_environment(device, {}, present)["CUDA_VISIBLE_DEVICES"] == expected
-
-
-@pytest.mark.parametrize(("device", "inside"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:0")])
-def test_the_only_device_is_the_first(device, inside):
-    assert trial_device(device) == inside
-
-
-def test_malloc_maps_small_blocks_only_where_the_hosts_memory_is_measured():
-    """A GPU's trial collates its batches as the user's training does."""
-    assert "MALLOC_MMAP_THRESHOLD_" in launcher_environment("cpu", {}, {})
-    assert "MALLOC_MMAP_THRESHOLD_" not in launcher_environment("cuda:0", {}, {})
-    assert launcher_environment("cuda:0", {}, {"MALLOC_MMAP_THRESHOLD_": "1"})["MALLOC_MMAP_THRESHOLD_"] == "1"
 
 
 def test_the_libraries_are_told_how_to_behave_and_what_the_user_has_set_stays():
