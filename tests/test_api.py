@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import autotune
 from autotune.cli.main import app
-from autotune.execution.processes import marked
+from autotune.execution.job import marked
 from autotune.tuning_result import TuningResult
 from autotune.tuning_result import load as load_result
 from autotune.values.problem import TrialEnded

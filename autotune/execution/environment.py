@@ -9,14 +9,20 @@ for what is offloaded. That takes a minute and more each, and is kept (`TORCH_EX
 count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones wait. So a child
 compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports. The lock of a
 child or a trial that was ended meanwhile is removed, and the child of the next trial goes on.
+
+Libraries that share memory between processes (NCCL between ranks, torch between a data loader and its workers,
+DeepSpeed on the CPU) make files in /dev/shm and remove them themselves, unless they are killed before. Such files stay
+until the machine is restarted, and take its memory: what a trial that was ended has left there is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import shutil
+import signal
 import struct
 import sys
 import time
@@ -26,7 +32,6 @@ from unittest.mock import patch
 
 import psutil
 
-from autotune.execution.processes import is_unused
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
@@ -66,7 +71,7 @@ def launcher_environment(
 
     Args:
         device: As the parent counts.
-        mark: A variable that makes the launcher's descendants known for good; see `processes`.
+        mark: A variable that makes the launcher's descendants known for good; see `job`.
         present: The parent's environment.
         others: Further devices, of other trials or of further ranks.
     """
@@ -218,3 +223,50 @@ def _is_open(file: Path) -> bool:
             if any(Path(opened.path) == file.resolve() for opened in process.open_files()):
                 return True
     return False
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# How the libraries call their files in shared memory; anything else is not ours to touch.
+_SHARED_PREFIXES = ("torch_", "nccl-", "deepspeed_")
+
+
+def shared_files(directory: Path = SHARED_MEMORY) -> frozenset[str]:
+    """Return the names of all files in shared memory."""
+    try:
+        return frozenset(path.name for path in directory.iterdir())
+    except OSError:
+        return frozenset()
+
+
+def remove_orphans(before: frozenset[str], directory: Path = SHARED_MEMORY) -> tuple[str, ...]:
+    """Remove files of ours that have come since `before` and that no process has open or mapped; return their names.
+
+    Files of trials that run at the same time stay, since their processes live.
+    """
+    new = sorted(name for name in shared_files(directory) - before if name.startswith(_SHARED_PREFIXES))
+    orphans = tuple(name for name in new if is_unused(directory / name))
+    for name in orphans:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink()
+    return orphans
+
+
+def is_unused(file: Path) -> bool:
+    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell.
+
+    /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
+    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
+    """
+    try:
+        if file.lstat().st_uid != os.getuid():
+            return False
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # ignored, if another process opens it meanwhile
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        finally:
+            os.close(descriptor)  # and with it the lease
+    except OSError:
+        return False
+    return True

@@ -6,9 +6,14 @@ runs one job at a time.
 Each process leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept
 as its log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which
 would wait for it in a collective for ever, get a moment to write down what they saw, and are killed. Then whatever is
-left of the processes' groups is killed too, and every orphan. A process gets the orphans among its descendants while it
-lives, the launcher those that it leaves: a grandchild can't escape by a session of its own, and the launcher's children
-are processes of jobs or what jobs that have ended left.
+left of the processes' groups is killed too, and every orphan.
+
+Ending a trial with all that it started, or what a killed search has left running, takes three nets, since each has
+holes. A process group holds what a trial starts, except what leads a session of its own (torchrun's ranks do). A
+subreaper gets these back when their parent ends: a trial's process while it lives, and then the launcher, whose
+children are processes of jobs or what jobs that have ended left; except if the launcher itself is killed. So every
+process of a search also carries a mark in its environment, which children inherit; only a process that clears its
+environment *and* loses its launcher escapes.
 """
 
 from __future__ import annotations
@@ -27,27 +32,33 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from autotune.execution.environment import forget_unfinished
+from autotune.execution.environment import forget_unfinished, remove_orphans, shared_files
 from autotune.execution.failures import BoundedLog
 from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
-from autotune.execution.processes import become_subreaper, die_with_parent, end_below, remove_orphans, shared_files
 from autotune.execution.ranks import ADDRESS, own_rank, rank_environment, use_cores
 from autotune.execution.turns import ring, take_place
 from autotune.value import Value
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
 
+MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
+
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
 _OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
 _GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
 _BACKLOG = 1024  # ranks that come before the first has opened its store
 _STACK_S = 0.5  # to write down where a process stands, before it is killed at the time limit
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
 
 
 class Job(Value):
@@ -271,3 +282,82 @@ def tell_where_it_stands() -> None:
 def has_ended(pid: int) -> bool:
     """Return whether the child has ended; it stays to be reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; end it now if that is over already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Have the kernel give this process the orphans among its descendants."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_group(pid: int) -> None:
+    """Kill every process of the group that `pid` leads or led."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> tuple[dict[int, int], int]:
+    """Kill and reap the children `pids`, their groups and every other descendant but the children `spare` and theirs.
+
+    Return the wait statuses of those `pids` that could be ended (a driver may hold one in the kernel), and how many
+    children are left after `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    statuses: dict[int, int] = {}
+    while True:
+        for pid in pids:
+            kill_group(pid)
+        children = [child for child in psutil.Process().children() if child.pid not in spare]
+        for child in children:
+            _kill(child.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in child.children(recursive=True):
+                    _kill(process.pid)
+            with contextlib.suppress(ChildProcessError):
+                ended, status = os.waitpid(child.pid, os.WNOHANG)
+                statuses |= {ended: status} if ended else {}
+        if not children or time.monotonic() > deadline:
+            return {pid: statuses[pid] for pid in pids if pid in statuses}, len(children)
+        time.sleep(_PAUSE_S)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the running processes that carry `mark`, this one excepted."""
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()  # empty for a zombie
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        if wanted in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def end_marked(mark: str, *, limit_s: float) -> int:
+    """Kill every process that carries `mark`; return how many are left after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    clean = 0
+    while clean < 2:  # looked at twice: a process has no environment while it becomes another program
+        left = marked(mark)
+        if time.monotonic() > deadline:
+            return len(left)
+        for pid in left:
+            _kill(pid)
+        clean = 0 if left else clean + 1
+        time.sleep(_PAUSE_S)
+    return 0
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

@@ -33,8 +33,18 @@ from unittest.mock import patch
 from autotune.errors import InfrastructureError
 from autotune.execution.environment import forget_unfinished, launcher_environment, trial_device
 from autotune.execution.failures import import_failure, read_tail
-from autotune.execution.job import END_LIMIT_S, Job, Jobs, has_ended, tell_where_it_stands
-from autotune.execution.processes import MARK_VARIABLE, become_subreaper, die_with_parent, end_below, end_marked
+from autotune.execution.job import (
+    END_LIMIT_S,
+    MARK_VARIABLE,
+    Job,
+    Jobs,
+    become_subreaper,
+    die_with_parent,
+    end_below,
+    end_marked,
+    has_ended,
+    tell_where_it_stands,
+)
 from autotune.execution.ranks import own_rank
 from autotune.value import open_own, write_text
 from autotune.values.hardware import installed_versions

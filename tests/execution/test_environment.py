@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import importlib
+import mmap
 import os
 import sys
 import time
@@ -21,6 +22,8 @@ from autotune.execution.environment import (
     forget_unfinished,
     launcher_environment,
     operators_of,
+    remove_orphans,
+    shared_files,
 )
 from autotune.values.config import Parallelism
 
@@ -130,3 +133,50 @@ def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(t
 def test_a_collator_tokenizes_with_as_many_threads_as_in_the_real_training(own):
     found = launcher_environment("cpu", {}, own)
     assert {name: value for name, value in found.items() if name.startswith("TOKENIZERS")} == own
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """In place of /dev/shm, with a file of an earlier process."""
+    (tmp_path / "torch_1_old_0").write_bytes(b"x")
+    return tmp_path
+
+
+def test_new_files_that_nobody_uses_are_removed(folder):
+    before = shared_files(folder)
+    for name in ("torch_42_new_0", "nccl-AbCdEf", "deepspeed_allreduce_buffer_0"):
+        (folder / name).write_bytes(b"x" * 8192)
+    assert remove_orphans(before, folder) == ("deepspeed_allreduce_buffer_0", "nccl-AbCdEf", "torch_42_new_0")
+    assert shared_files(folder) == before
+
+
+def test_files_that_were_there_before_and_files_of_other_programs_stay(folder):
+    before = shared_files(folder)
+    (folder / "sem.mp-1").write_bytes(b"x")
+    (folder / "torch_folder").mkdir()
+    assert remove_orphans(before, folder) == ()
+    assert shared_files(folder) == before | {"sem.mp-1", "torch_folder"}
+
+
+def test_a_file_that_is_open_or_mapped_stays(folder):
+    before = shared_files(folder)
+    (folder / "torch_open").write_bytes(b"x" * 4096)
+    (folder / "torch_mapped").write_bytes(b"x" * 4096)
+    with (folder / "torch_mapped").open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    with (folder / "torch_open").open("rb"), mapped:
+        assert remove_orphans(before, folder) == ()
+    assert remove_orphans(before, folder) == ("torch_mapped", "torch_open")
+
+
+def test_a_file_stays_that_a_process_has_open_which_cannot_be_seen(folder, monkeypatch):
+    before = shared_files(folder)
+    (folder / "torch_open").write_bytes(b"x" * 4096)
+    monkeypatch.setattr("psutil.pids", lambda: [])  # as from another container with the host's shared memory
+    with (folder / "torch_open").open("r+b"):
+        assert remove_orphans(before, folder) == ()
+    assert remove_orphans(before, folder) == ("torch_open",)
+
+
+def test_a_machine_without_shared_memory_has_nothing_to_remove(tmp_path):
+    assert remove_orphans(shared_files(tmp_path / "none"), tmp_path / "none") == ()

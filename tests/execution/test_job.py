@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from benches import Asked
 from misbehaving import FLOOD_BYTES
 
 from autotune.execution.failures import HEAD_BYTES, TAIL_BYTES
+from autotune.execution.job import MARK_VARIABLE, end_marked, marked
 from autotune.execution.outcome import Ending
 
 WELL = Ending(returncodes=[0], failed_at=[None])
@@ -174,3 +179,75 @@ def test_at_the_time_limit_each_rank_says_where_it_stands(forking):
 
 def test_it_answers_after_everything_that_went_wrong(asked):
     assert asked.run("misbehaving:print_and_end")[0] == WELL
+
+
+# A process that leaves a daemon behind: its own session, its parent gone. It prints the daemon's id.
+DAEMON = (
+    "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
+)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    made = secrets.token_hex(8)
+    yield made
+    end_marked(made, limit_s=10)
+
+
+def start_daemon(environment: dict[str, str]) -> int:
+    done = subprocess.run([sys.executable, "-c", DAEMON], env={**os.environ, **environment}, capture_output=True)
+    return int(done.stdout)
+
+
+def test_a_daemon_is_known_by_its_mark_and_ended(mark, is_running):
+    daemon = start_daemon({MARK_VARIABLE: mark})
+    while not marked(mark):  # it has no environment while it becomes another program
+        assert is_running(daemon)
+    assert marked(mark) == [daemon]
+    assert end_marked(mark, limit_s=10) == 0
+    assert not is_running(daemon)
+
+
+def test_processes_with_another_mark_or_none_are_left_alone(mark, is_running):
+    other = secrets.token_hex(8)
+    unmarked, differently_marked = start_daemon({}), start_daemon({MARK_VARIABLE: mark + other})
+    try:
+        end_marked(mark, limit_s=10)
+        assert is_running(unmarked)
+        assert is_running(differently_marked)
+    finally:
+        for pid in (unmarked, differently_marked):
+            os.kill(pid, 9)
+
+
+def test_a_process_never_ends_itself(mark):
+    code = f"from autotune.execution.job import end_marked; print(end_marked({mark!r}, limit_s=10))"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, MARK_VARIABLE: mark}, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"0\n")
+
+
+@pytest.mark.parametrize("how", ["is ending", "has ended"])
+def test_a_child_dies_with_its_parent(how, is_running):
+    """Whether the parent ends after the child has asked for it, or before."""
+    wait = "" if how == "is ending" else "time.sleep(0.3)"
+    child = f"""
+import os, sys, time
+from autotune.execution.job import die_with_parent
+parent = os.getppid()
+print(os.getpid(), flush=True)
+{wait}
+die_with_parent(parent)
+print("asked", flush=True)
+time.sleep(600)
+"""
+    parent = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), flush=True)
+if {how == "is ending"}:
+    child.stdout.readline()
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    while is_running(pid):  # the time limit of the test is the limit
+        os.sched_yield()

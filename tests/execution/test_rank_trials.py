@@ -11,7 +11,7 @@ import misbehaving_ranks
 import pytest
 from benches import Bench
 
-from autotune.execution.processes import shared_files
+from autotune.execution.environment import shared_files
 from autotune.training.resolve import resolve
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import Parallelism

@@ -22,9 +22,9 @@ from runner_contract import TrainingContract
 
 from autotune.errors import InfrastructureError, InputError
 from autotune.execution import runner as runner_module
+from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.places import check_disk
-from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect

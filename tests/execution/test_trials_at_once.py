@@ -17,9 +17,9 @@ from factories import make_config, make_gpu, make_limits, make_request, make_wor
 from misbehaviours import MISBEHAVIOURS
 
 from autotune.errors import InfrastructureError
+from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.places import Place, core_sets
-from autotune.execution.processes import marked
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect

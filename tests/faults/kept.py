@@ -11,9 +11,9 @@ from faults.replaying import LAUNCHES, Search, said
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
-from autotune.execution.processes import marked
 from autotune.storage.record import Record
 from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, STUDY_FILE, RunDirectory, read_plan, read_result
 from autotune.storage.writer import IDENTITY_FILE, Identity

@@ -19,7 +19,7 @@ import pytest
 from faults.kept import Kept
 from faults.replaying import MODEL, TABLES, Search
 
-from autotune.execution.processes import shared_files
+from autotune.execution.environment import shared_files
 from autotune.values.trial import TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

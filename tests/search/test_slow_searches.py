@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.execution.processes import marked
+from autotune.execution.job import marked
 from autotune.storage.record import VARIABLE
 from autotune.tuning_result import TuningResult, load
 from autotune.values.config import TrainConfig
