@@ -1,7 +1,7 @@
 """The jobs of the launcher: their processes, from their fork until nothing of them is left.
 
-A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `turns`). Each place
-runs one job at a time.
+A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `token_ring`). Each
+place runs one job at a time.
 
 Each process leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept
 as its log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which
@@ -43,7 +43,7 @@ from autotune.execution.environment import forget_unfinished, remove_orphans, sh
 from autotune.execution.failures import BoundedLog
 from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
 from autotune.execution.ranks import ADDRESS, own_rank, rank_environment, use_cores
-from autotune.execution.turns import ring, take_place
+from autotune.execution.token_ring import ring, take_place
 from autotune.value import Value
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes

@@ -11,7 +11,7 @@ time is affine in them, the missing ones are added at the measured time of a mic
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
 checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
-Trials in turn measure a few steps each time the others wait for them (see `turns`).
+Trials in turn measure a few steps each time the others wait for them (see `token_ring`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 from autotune.execution.failures import ran_short
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.outcome import speed_of
-from autotune.execution.turns import Turns
+from autotune.execution.token_ring import Turns
 from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, relative_half_width

@@ -34,7 +34,7 @@ from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, T
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 _DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
 
-# Python's faulthandler, which ends a process that keeps the token of those that run in turn (`turns`).
+# Python's faulthandler, which ends a process that keeps the token of those that run in turn (`token_ring`).
 _HELD_UP = re.compile(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", re.MULTILINE)
 
 # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.

@@ -18,7 +18,7 @@ from autotune.execution.job import PROCESS_FILE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.ranks import agree, own_rank
-from autotune.execution.turns import Turns
+from autotune.execution.token_ring import Turns
 from autotune.training.batches import STEPS_TO_PEAK
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch

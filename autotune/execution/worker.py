@@ -16,7 +16,7 @@ from autotune.execution.failures import asked_bytes, first_line, is_out_of_memor
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.outcome import outcome_file
 from autotune.execution.ranks import meet, own_rank
-from autotune.execution.turns import Turns
+from autotune.execution.token_ring import Turns
 from autotune.value import read_value, write_value
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus

@@ -9,7 +9,7 @@ import time
 import pytest
 from factories import make_limits
 
-from autotune.execution.turns import Turns, ring
+from autotune.execution.token_ring import Turns, ring
 from autotune.values.statistics import paired_ratio
 
 LIMITS = make_limits(measure_time_s=1e6, relative_interval=0.05, measure_steps=4000)
@@ -144,7 +144,7 @@ def test_a_turn_has_several_short_steps_and_one_long_one():
 
 HANGING = """
 import os, time
-from autotune.execution.turns import Turns, ring
+from autotune.execution.token_ring import Turns, ring
 ends = ring(2)
 if (child := os.fork()) == 0:
     os.close(ends[0][0]), os.close(ends[0][1])
