@@ -34,14 +34,8 @@ class Place(Value):
     """Where one trial at a time runs."""
 
     shown: str = Field(default="", description="in words; empty: there is no other place")
-    device: str = Field(description="torch device, as the parent counts")
-    others: tuple[str, ...] = Field(default=(), description="further devices, for trials of several ranks")
+    devices: tuple[str, ...] = Field(description="torch devices, as the parent counts, one for each rank")
     cores: tuple[int, ...] = Field(default=(), description="that trials are bound to; none: any")
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """All devices, one for each rank."""
-        return (self.device, *self.others)
 
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU; empty for a CPU, whose memory is the host's."""
@@ -63,7 +57,7 @@ def kind_of(hardware: Hardware) -> str:
 def whole(hardware: Hardware) -> Place:
     """Return the one place that is all of `hardware`: its device, and as many like it as there are in `count`."""
     others = () if hardware.is_cpu else like_devices(hardware.device)[1 : hardware.count]
-    return Place(device=hardware.device, others=others)
+    return Place(devices=(hardware.device, *others))
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
@@ -87,7 +81,7 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
     freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
     found = sorted((device.device for device in freest), key=seen_at.index)
     sets = (found[start : start + each] for start in range(0, len(found), each))
-    return tuple(Place(device=own[0], others=tuple(own[1:]), shown="+".join(own)) for own in sets)
+    return tuple(Place(devices=tuple(own), shown="+".join(own)) for own in sets)
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
@@ -137,7 +131,7 @@ def core_sets(count: int) -> tuple[Place, ...]:
     if not size:
         raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
     sets = (tuple(sorted(cores[index * size : (index + 1) * size])) for index in range(count))
-    return tuple(Place(device="cpu", cores=own, shown=f"cores {_ranges(own)}") for own in sets)
+    return tuple(Place(devices=("cpu",), cores=own, shown=f"cores {_ranges(own)}") for own in sets)
 
 
 def _read(core: int, what: str) -> int:

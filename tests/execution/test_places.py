@@ -36,8 +36,8 @@ def cores(monkeypatch):
 
 
 def test_one_place_is_the_whole_device():
-    assert places_of(make_hardware(), 1) == (Place(device="cpu"),)
-    assert places_of(make_gpu(), 1) == (Place(device="cuda:0"),)
+    assert places_of(make_hardware(), 1) == (Place(devices=("cpu",)),)
+    assert places_of(make_gpu(), 1) == (Place(devices=("cuda:0",)),)
     assert places_of(make_gpu(), 1)[0].shown == ""
 
 
@@ -91,7 +91,7 @@ def test_each_place_has_a_device_of_the_same_kind_the_freest_first(gpus):
     a, b, c = (make_gpu(device=f"cuda:{i}", free_bytes=free * GIB) for i, free in enumerate((10, 39, 38)))
     gpus(a, b, c, make_gpu(device="cuda:3", name="another GPU"))
     found = places_of(a, 2)
-    assert [place.device for place in found] == ["cuda:1", "cuda:2"]
+    assert [place.devices for place in found] == [("cuda:1",), ("cuda:2",)]
     assert hardware_of(a, found).free_bytes == 38 * GIB
 
 
