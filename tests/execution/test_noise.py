@@ -17,29 +17,19 @@ from autotune.values.conditions import Conditions
 BEFORE = Counters(wall_s=100.0, busy_s=500.0, stolen_s=10.0, own_s=40.0, waited_s=1.0, cores=2)
 
 
-def test_what_others_took_is_what_the_cores_worked_beyond_this_process():
-    after = BEFORE._replace(wall_s=110.0, busy_s=515.0, own_s=50.0)
-    assert between(BEFORE, after).others_share == pytest.approx(5.0 / 20.0)
-
-
-def test_shares_are_of_the_cores_time_and_of_the_time():
-    after = BEFORE._replace(wall_s=110.0, stolen_s=12.0, waited_s=4.0)
-    found = between(BEFORE, after)
-    assert (found.stolen_share, found.waited_share) == (pytest.approx(0.1), pytest.approx(0.3))
-
-
-def test_rounding_of_the_kernels_ticks_is_no_negative_share():
-    after = BEFORE._replace(wall_s=100.5, busy_s=500.4, own_s=40.45)
-    assert between(BEFORE, after).others_share == 0.0
-
-
-def test_no_time_tells_nothing():
-    assert between(BEFORE, BEFORE) == Conditions()
-
-
-def test_a_kernel_without_schedstat_leaves_the_waiting_out():
-    after = BEFORE._replace(wall_s=110.0, waited_s=None)
-    assert between(BEFORE, after).waited_share is None
+@pytest.mark.parametrize(
+    ("later", "others", "stolen", "waited"),
+    [
+        ({"wall_s": 110.0, "busy_s": 515.0, "own_s": 50.0}, 0.25, 0.0, 0.0),  # beyond this process, of both cores
+        ({"wall_s": 110.0, "stolen_s": 12.0, "waited_s": 4.0}, 0.0, 0.1, 0.3),
+        ({"wall_s": 100.5, "busy_s": 500.4, "own_s": 40.45}, 0.0, 0.0, 0.0),  # the kernel's ticks are rounded
+        ({"wall_s": 110.0, "waited_s": None}, 0.0, 0.0, None),  # a kernel without schedstat
+        ({}, None, None, None),  # no time
+    ],
+)
+def test_what_others_took_is_a_share_of_the_cores_time_and_waiting_one_of_the_time(later, others, stolen, waited):
+    found = between(BEFORE, BEFORE._replace(**later))
+    assert found == Conditions(others_share=others, stolen_share=stolen, waited_share=waited)
 
 
 def test_the_work_of_a_child_is_this_processs_own():
