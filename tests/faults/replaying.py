@@ -95,6 +95,7 @@ class ReplayLauncher:
     def __init__(self, run_directory: Path, devices: Any) -> None:
         (run_directory / MARK_FILE).write_text(json.dumps({"mark": "replayed"}))
         self._launches = run_directory / LAUNCHES
+        self._jobs: list[Job] = []
 
     def wait(self, limit_s: float = 0.0) -> None:
         """It is ready at once."""
@@ -103,15 +104,16 @@ class ReplayLauncher:
         """Nothing runs under it."""
 
     def send(self, job: Job) -> None:
-        self._job = job
+        self._jobs.append(job)
 
     def reply(self, timeout_s: float) -> dict[str, Any]:
-        for directory in self._job.directories:
-            if self._job.entry.endswith(":run_trial"):
+        job = self._jobs.pop(0)
+        for directory in job.directories:
+            if job.entry.endswith(":run_trial"):
                 self._trial(directory)
             else:
-                _asked(self._job.entry, directory)
-        return {"place": 0, "returncodes": [0 for _ in self._job.directories]}
+                _asked(job.entry, directory)
+        return {"place": job.place, "returncodes": [0 for _ in job.directories]}
 
     def _trial(self, directory: Path) -> None:
         request = read_value(TrialRequest, directory / "request.json")
