@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from answers import find, parser_of
+from measured_searches import find, parser_of
 from provenance import ROOT, keep
 
 import autotune

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from answers import told
+from measured_searches import told
 from provenance import provenance, results_path
 
 from autotune.tuning_result import TuningResult, load

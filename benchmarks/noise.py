@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from answers import find, parser_of, told, trials_of
+from measured_searches import find, parser_of, told, trials_of
 from provenance import keep
 
 from autotune.tuning_result import TuningResult

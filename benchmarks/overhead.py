@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from answers import find, parser_of
+from measured_searches import find, parser_of
 from provenance import keep
 
 from autotune.tuning_result import TuningResult

@@ -40,7 +40,6 @@ from autotune.values.config import Allowance, Parallelism
         ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),
         ({"only": "offload"}, "--only offload: no search space has values to try; --fix sets one"),
     ],
-    ids=str,
 )
 def test_what_can_not_be_used_is_refused_in_one_line(options, said):
     with pytest.raises(InputError) as error:
@@ -120,7 +119,6 @@ def test_the_least_memory_of_the_baseline_is_said_and_held_against_the_budget(ar
         ({"check_loss": 0}, 0, False),
         ({"global_batch": "any"}, 0, False),
     ],
-    ids=str,
 )
 def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
     plan = planned(**options)
@@ -214,7 +212,6 @@ def test_fixed_values_replace_those_of_the_users_arguments(arguments):
         ("compile-mode", {"fix": "compile=inductor"}, {"torch_compile_mode"}),  # which the usual space lacks
         ("adapter", {"allow": Allowance.METHOD}, {"adapter", "adapter.rank", "adapter.target_modules"}),
     ],
-    ids=str,
 )
 def test_only_the_named_knobs_are_searched(only, options, varied):
     plan = planned(only=only, **options)

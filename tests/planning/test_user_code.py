@@ -45,7 +45,6 @@ def here(tmp_path, monkeypatch):
         (["python", "-m", "pack.train", "--a", "1"], ("pack.train", "--a", "1"), True),
         ([sys.executable, "train.py"], ("train.py",), False),
     ],
-    ids=str,
 )
 def test_a_command_line_names_a_script_and_its_arguments(words, command, is_module, here):
     code = code_of(words)
@@ -68,7 +67,6 @@ def test_the_command_line_of_a_script_can_be_typed_again():
         (["python", "missing.py"], "missing.py: no such script"),
         (["/somewhere/else/bin/python", "train.py"], "another Python than autotune's"),
     ],
-    ids=str,
 )
 def test_what_starts_no_script_of_this_python_is_refused(words, message):
     with pytest.raises(InputError, match=message):
@@ -86,7 +84,6 @@ def test_two_trainings_at_once_are_refused():
         *({"data": "x.jsonl"}, {"baseline": "a.json"}, {"model": "gpt2"}, {"images": 1}, {"seq_len": 1}),
         *({"global_batch": 1}, {"trust_remote_code": True}, {"devices": 2}, {"workers": 2}, {"engine": "ray"}),
     ],
-    ids=str,
 )
 def test_options_that_the_code_decides_are_refused_whatever_their_value(options):
     (name,) = options
@@ -150,7 +147,6 @@ def test_weights_in_bf16_stay_so():
             "the global batch .*: use at most 1048576",
         ),
     ],
-    ids=str,
 )
 def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, said):
     with pytest.raises(InputError, match=f"your TrainingArguments: {said}"):
@@ -212,7 +208,6 @@ def test_the_accumulation_goes_to_who_takes_it():
         ({"freeze_vision": True}, "freeze_vision can't be used with a step"),
         ({"recipe": "sft"}, "recipe can't be used with a step"),
     ],
-    ids=str,
 )
 def test_what_can_not_be_tuned_is_refused(given, said):
     with pytest.raises(InputError, match=said):
