@@ -26,3 +26,24 @@ MISBEHAVIOURS = (
     Misbehaviour("lose_a_worker_to_libgomp", "out of memory", "RuntimeError: DataLoader worker (pid(s) 1) exited"),
     Misbehaviour("print_binary_garbage", "crashed", "ended without a result (exit code 1)", "last    line"),
 )
+
+
+def run_all(pool, bench, misbehaviour) -> None:
+    """Run all of them on a pool, and check each result."""
+    waiting = {}
+
+    def check_next() -> None:
+        result = pool.wait()
+        case = waiting.pop(result.request.number)
+        assert result.status == case.status
+        assert result.outcome.cause.startswith(case.cause)
+        assert case.logged in result.outcome.log_tail
+
+    for case in MISBEHAVIOURS:
+        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
+        waiting[request.number] = case
+        if not pool.free():
+            check_next()
+        pool.begin(request)
+    while waiting:
+        check_next()

@@ -1,4 +1,4 @@
-"""Predictions for many configurations at once, and which configurations share one closed form. Pure."""
+"""Predictions for many configurations at once, and which configurations share one formula. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _TRACED = attrgetter(
 
 
 def kind_of(config: TrainConfig) -> tuple[object, ...]:
-    """Return all of a configuration that the closed form depends on, but for the micro-batch, its variable."""
+    """Return all that decides which formula predicts a configuration; the micro-batch is its variable."""
     kind: tuple[object, ...] = _TRACED(config)
     return kind
 

@@ -22,7 +22,7 @@ from factories import (
     make_space_file,
     make_workload,
 )
-from misbehaviours import MISBEHAVIOURS
+from misbehaviours import run_all
 from ray_makers import NOTES
 from runner_contract import TrainingContract
 
@@ -135,22 +135,7 @@ class TestContract(TrainingContract):
 
 
 def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench, misbehaviour):
-    pool, waiting = make_pool("light"), {}
-    for case in MISBEHAVIOURS:
-        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
-        waiting[request.number] = case
-        if not pool.free():
-            check(pool.wait(), waiting)
-        pool.begin(request)
-    while waiting:
-        check(pool.wait(), waiting)
-
-
-def check(result, waiting) -> None:
-    case = waiting.pop(result.request.number)
-    assert result.status == case.status
-    assert result.outcome.cause.startswith(case.cause)
-    assert case.logged in result.outcome.log_tail
+    run_all(make_pool("light"), bench, misbehaviour)
 
 
 def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, tmp_path):

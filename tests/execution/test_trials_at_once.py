@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from factories import make_config, make_gpu, make_limits, make_request, make_workload
-from misbehaviours import MISBEHAVIOURS
+from misbehaviours import run_all
 
 from autotune.errors import InfrastructureError
 from autotune.execution.job import marked
@@ -155,19 +155,4 @@ def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_la
 
 @pytest.mark.slow
 def test_misbehaving_trials_at_once_have_the_same_status_cause_and_log_as_alone(pool, bench, misbehaviour):
-    waiting = {}
-    for case in MISBEHAVIOURS:
-        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
-        waiting[request.number] = case
-        if not pool.free():
-            check(pool.wait(), waiting)
-        pool.begin(request)
-    while waiting:
-        check(pool.wait(), waiting)
-
-
-def check(result, waiting) -> None:
-    case = waiting.pop(result.request.number)
-    assert result.status == case.status
-    assert result.outcome.cause.startswith(case.cause)
-    assert case.logged in result.outcome.log_tail
+    run_all(pool, bench, misbehaviour)

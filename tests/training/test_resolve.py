@@ -147,6 +147,19 @@ def test_every_entry_says_where_its_figures_stand():
         assert entry.quoted_in is None or re.fullmatch(r"[\w.-]+/[\w.-]+@(v5\.23\.0|[0-9a-f]{40}):\S+", entry.quoted_in)
 
 
+def test_the_size_in_a_name_is_that_of_the_figures():
+    """But for mixtures of experts that are named by a part; 1 and 3 are said of 1.7 and 2.7 billion."""
+    sized = {}
+    for entry in catalogue():
+        found = re.search(r"(?<![\d.A-Za-z])(\d+)([._b]\d+)?([bBmM]?)(?![A-Za-z\d])", entry.names[0])
+        if found and (found[3] or (found[2] or "").startswith("b")) and "1B-7B" not in entry.id:
+            size = float(found[1] + (found[2] or "").replace("b", ".").replace("_", "."))
+            sized[entry.id] = entry.parameters / (size * (1e6 if found[3].lower() == "m" else 1e9))
+    wrong = {id_: ratio for id_, ratio in sized.items() if not 0.85 < ratio < 1.7 and "Llama-4" not in id_}
+    assert len(sized) >= 200
+    assert wrong == {}
+
+
 def test_a_checkpoint_with_the_figures_of_another_has_its_own_name():
     base, chat = resolve("Qwen/Qwen1.5-4B"), resolve("qwen1.5-4b-chat")
     assert (chat.name, base.name) == ("Qwen/Qwen1.5-4B-Chat", "Qwen/Qwen1.5-4B")
@@ -369,6 +382,12 @@ def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
         resolve(str(folder))
     assert "mine" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_config_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not valid JSON"):
+        resolve(str(tmp_path))
 
 
 @pytest.mark.parametrize(
