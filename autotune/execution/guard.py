@@ -29,6 +29,7 @@ import abc
 import contextlib
 import os
 import resource
+import sys
 from pathlib import Path
 from typing import Self
 
@@ -51,6 +52,8 @@ _CODE_BYTES = 16 << 20
 # Of what CUDA's allocator may have, for what the first step loads before the rest is read again: a guess, since how
 # much that is differs by GPU and build. A step that loads more is over the budget until the cap is set again.
 _HELD_BACK_BYTES, _HELD_BACK_SHARE = 64 << 20, 16
+
+_PAGING_BYTES = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
 
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
@@ -182,8 +185,8 @@ class CudaGuard(MemoryGuard):
     """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
 
     NVML has no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation when
-    it is read: of this process, where the driver tells that, otherwise of all since the trial began. What NCCL takes
-    for several ranks is there before the cap is set.
+    it is read: of this process, where the driver tells that, otherwise of all since the trial began. The driver names
+    no process for paged states; they are added. What NCCL takes for several ranks is there before the cap is set.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
@@ -287,6 +290,16 @@ class CudaGuard(MemoryGuard):
         if self._known_beside is not None:
             return self._known_beside
         used = own_used_bytes(self._device) if self._is_listed else None
-        if used is None and self._used_before is not None and (now := cuda_used_bytes(self._device)) is not None:
+        if used is not None:
+            used += _paged_bytes()
+        elif self._used_before is not None and (now := cuda_used_bytes(self._device)) is not None:
             used = now - self._used_before
         return None if used is None else max(0, used - self._cuda.memory_reserved(self._device))
+
+
+def _paged_bytes() -> int:
+    """Return the bytes of bitsandbytes' paged states, and what their paging takes."""
+    if (functional := sys.modules.get("bitsandbytes.functional")) is None:
+        return 0
+    states = functional.GlobalPageManager.get_instance().paged_tensors
+    return sum(state.nbytes for state in states) + (_PAGING_BYTES if states else 0)

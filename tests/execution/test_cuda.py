@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from benches import Bench
 
+from autotune.training.resolve import resolve
 from autotune.values.config import Parallelism
 from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices
 from autotune.values.trial import Measurement, TrialStatus
@@ -69,6 +71,22 @@ def test_the_devices_memory_is_told_in_full(cuda):
     assert 0 < memory.allocated_bytes <= memory.reserved_bytes <= memory.device_bytes
     assert memory.peak_bytes == memory.device_bytes
     assert memory.device_bytes - memory.reserved_bytes > 50 * MIB  # the context and the kernels
+
+
+@pytest.mark.cuda
+@needs_bitsandbytes
+def test_paged_states_count_although_the_driver_names_no_process_for_them(tiny_llama, tmp_path):
+    wide = {**json.loads((tiny_llama / "config.json").read_text()), "vocab_size": 60_000}
+    (tmp_path / "config.json").write_text(json.dumps(wide))
+    bench = Bench(resolve(str(tmp_path)), tmp_path / "run", device="cuda:0")
+    with bench.runner:
+        beside = {}
+        for optim in ("adamw_bnb_8bit", "paged_adamw_8bit"):
+            memory = measured(bench, {"optim": optim}).memory
+            beside[optim] = memory.device_bytes - memory.reserved_bytes
+    embedding = 60_000 * wide["hidden_size"]
+    # Two states each: of the embedding in 32 bits, of the head in 8; the matrices of layers are too small to be paged.
+    assert beside["paged_adamw_8bit"] - beside["adamw_bnb_8bit"] >= 2 * (4 + 1) * embedding
 
 
 @pytest.mark.cuda

@@ -24,7 +24,7 @@ Process* slot() {
   for (Process& p : shared()->process) {
     int32_t none = 0;
     if (__atomic_compare_exchange_n(&p.pid, &none, (int32_t)getpid(), false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
-      memset(p.used, 0, sizeof p.used);
+      p.clear();
       return self = &p;
     }
   }
@@ -34,7 +34,7 @@ Process* slot() {
 struct Leave {
   ~Leave() {
     if (self && self->pid == getpid()) {
-      memset(self->used, 0, sizeof self->used);
+      self->clear();
       __atomic_store_n(&self->pid, 0, __ATOMIC_RELEASE);
     }
   }
@@ -130,6 +130,7 @@ int host_alloc(void** out, size_t size, int type) {
   if (at == MAP_FAILED) return 2;
   std::lock_guard<std::mutex> hold(lock);
   size_t charged = type == MANAGED && charge(device_now, pages(size)) ? pages(size) : 0;
+  if (charged) slot()->managed[visible()[device_now]] += charged;
   regions[(uintptr_t)at] = {type, device_now, (uintptr_t)at, size, charged};
   *out = at;
   return 0;
@@ -141,6 +142,7 @@ int host_free(void* at) {
   if (it == regions.end()) return 1;
   munmap(at, it->second.size);
   charge(it->second.device, -(int64_t)it->second.charged);
+  if (it->second.charged) slot()->managed[visible()[it->second.device]] -= it->second.charged;
   regions.erase(it);
   return 0;
 }

@@ -126,7 +126,7 @@ int running(Device device, unsigned* n, Each* out) {
   each_process([&](Process& p) {
     if (!p.used[d]) return;
     Each each{};
-    each.pid = (unsigned)p.pid, each.used = p.used[d];
+    each.pid = (unsigned)p.pid, each.used = p.used[d] - p.managed[d];  // as the driver does
     found.push_back(each);
   });
   unsigned room = *n;

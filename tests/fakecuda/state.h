@@ -21,7 +21,8 @@ constexpr int kMaxDevices = 16, kMaxProcesses = 1024;
 struct Process {
   int32_t pid;
   int32_t pad;
-  uint64_t used[kMaxDevices];
+  uint64_t used[kMaxDevices], managed[kMaxDevices];  // the second is part of the first
+  void clear() { memset(used, 0, sizeof used), memset(managed, 0, sizeof managed); }
 };
 struct Shared {
   Process process[kMaxProcesses];
@@ -102,7 +103,7 @@ void each_process(F visit) {
     int32_t pid = __atomic_load_n(&p.pid, __ATOMIC_ACQUIRE);
     if (!pid) continue;
     if (pid != getpid() && !alive(pid)) {
-      memset(p.used, 0, sizeof p.used);
+      p.clear();
       __atomic_compare_exchange_n(&p.pid, &pid, 0, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
       continue;
     }
