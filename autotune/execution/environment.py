@@ -30,8 +30,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-import psutil
-
 from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
@@ -49,18 +47,14 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
 
-# Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in time. At
-# glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks of a micro-batch
-# are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and at 16 KiB by 0.3 MiB.
-# Later glibc would come to keep freed blocks of up to 32 MiB, and the peak would be that of the heap's history. Nothing
-# undoes it for processes that collate batches beside a GPU, and each batch of images would be mapped and cleared anew.
-CPU_ENVIRONMENT = {MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}
-
 # What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
 _WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
 
+# How the libraries call their files in shared memory; anything else is not ours to touch.
+_SHARED_PREFIXES = ("torch_", "nccl-", "deepspeed_")
+SHARED_MEMORY = Path("/dev/shm")
+
 COMPILE_LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well
-_OF_RANKS, _ADAM = "ShareMemCommBuilder", "CPUAdamBuilder"
 _BUILDING = "building.txt"  # beside the child's request: the lock of what is being built
 
 
@@ -75,7 +69,15 @@ def launcher_environment(
         present: The parent's environment.
         others: Further devices, of other trials or of further ranks.
     """
-    wanted = {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}
+    wanted = dict(ENVIRONMENT)
+    if device == "cpu":
+        # Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in
+        # time. At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks
+        # of a micro-batch are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and
+        # at 16 KiB by 0.3 MiB. Later glibc would come to keep freed blocks of up to 32 MiB, and the peak would be that
+        # of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch of
+        # images would be mapped and cleared anew.
+        wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
     # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
@@ -124,9 +126,6 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-_ABANDONED_S = 600
-
-
 def forget_unfinished(since: float) -> None:
     """Remove libraries from inductor's cache that a killed compiler didn't write to their end.
 
@@ -141,31 +140,24 @@ def forget_unfinished(since: float) -> None:
     cache = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
     for library in cache.glob("*/*.so"):
         with contextlib.suppress(OSError):  # another process removes it
-            written = library.stat().st_mtime
-            is_left = written >= since or written < time.time() - _ABANDONED_S
-            if is_left and not _is_whole(library) and is_unused(library) and not _is_whole(library):
+            found = library.stat()
+            if since > found.st_mtime > time.time() - 600:
+                continue
+            with library.open("rb") as file:
+                header = file.read(64)
+            if len(header) == 64:  # a whole ELF file reaches to the end of its section headers, put last by linkers
+                (start,), (each, count) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+                if found.st_size >= start + each * count:
+                    continue
+            if is_unused(library) and library.stat().st_mtime_ns == found.st_mtime_ns:
                 library.unlink()
-
-
-def _is_whole(library: Path) -> bool:
-    """Return whether an ELF file reaches to the end of its section headers, which linkers put last."""
-    with library.open("rb") as file:
-        header = file.read(64)
-    if len(header) < 64:
-        return False
-    (start,), (each, count) = struct.unpack_from("<Q", header, 0x28), struct.unpack_from("<HH", header, 0x3A)
-    return bool(library.stat().st_size >= start + each * count)
 
 
 def operators_of(request: TrialRequest) -> tuple[str, ...]:
     """Return the operators of DeepSpeed that a trial is going to need, by the names of their builders."""
     spread = request.config.parallelism
-    if spread.sharding not in ZERO_STAGES:
-        return ()
-    found: tuple[str, ...] = (_OF_RANKS,) if request.device == "cpu" else ()
-    if spread.offload != "none":
-        found += (_ADAM,)
-    return found
+    builders = {"ShareMemCommBuilder": request.device == "cpu", "CPUAdamBuilder": spread.offload != "none"}
+    return tuple(name for name, is_needed in builders.items() if is_needed and spread.sharding in ZERO_STAGES)
 
 
 def compile_operators(directory: Path) -> None:
@@ -178,7 +170,9 @@ def compile_operators(directory: Path) -> None:
         builder = get_accelerator().create_op_builder(name)
         if builder is not None:
             lock = Path(_get_build_directory(builder.name, verbose=False)) / "lock"
-            _forget_dead_builder(lock)
+            with contextlib.suppress(FileNotFoundError):  # a killed builder's, for which torch would wait for ever
+                if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
+                    lock.unlink()
             (directory / _BUILDING).write_text(str(lock))
             builder.load(verbose=False)
     (directory / _BUILDING).unlink(missing_ok=True)
@@ -196,13 +190,6 @@ def tell_deepspeed(device: str) -> None:
         importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
 
 
-def _forget_dead_builder(lock: Path) -> None:
-    """Remove the lock of a builder that was killed: nobody else does, and torch would wait for it for ever."""
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
-            lock.unlink()
-
-
 def forget_ended_builder(directory: Path) -> bool:
     """Remove the lock that the child in `directory`, or a trial after it, was ended with; return whether there was one.
 
@@ -210,46 +197,27 @@ def forget_ended_builder(directory: Path) -> bool:
     """
     try:
         lock = Path((directory / _BUILDING).read_text())
-        if is_left := lock.exists() and not _is_open(lock):
+        if is_left := lock.exists() and is_unused(lock):
             lock.unlink()
     except OSError:  # nothing was being built, or another process was faster
         return False
     return is_left
 
 
-def _is_open(file: Path) -> bool:
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if any(Path(opened.path) == file.resolve() for opened in process.open_files()):
-                return True
-    return False
-
-
-SHARED_MEMORY = Path("/dev/shm")
-
-# How the libraries call their files in shared memory; anything else is not ours to touch.
-_SHARED_PREFIXES = ("torch_", "nccl-", "deepspeed_")
-
-
-def shared_files(directory: Path = SHARED_MEMORY) -> frozenset[str]:
-    """Return the names of all files in shared memory."""
+def shared_files(directory: Path = SHARED_MEMORY) -> set[Path]:
+    """Return the libraries' files in shared memory."""
     try:
-        return frozenset(path.name for path in directory.iterdir())
+        return {file for file in directory.iterdir() if file.name.startswith(_SHARED_PREFIXES)}
     except OSError:
-        return frozenset()
+        return set()
 
 
-def remove_orphans(before: frozenset[str], directory: Path = SHARED_MEMORY) -> tuple[str, ...]:
-    """Remove files of ours that have come since `before` and that no process has open or mapped; return their names.
-
-    Files of trials that run at the same time stay, since their processes live.
-    """
-    new = sorted(name for name in shared_files(directory) - before if name.startswith(_SHARED_PREFIXES))
-    orphans = tuple(name for name in new if is_unused(directory / name))
-    for name in orphans:
+def remove_orphans(before: set[Path], directory: Path = SHARED_MEMORY) -> None:
+    """Remove the libraries' files that have come since `before`, except those of processes that live."""
+    for file in shared_files(directory) - before:
         with contextlib.suppress(OSError):
-            (directory / name).unlink()
-    return orphans
+            if is_unused(file):
+                file.unlink()
 
 
 def is_unused(file: Path) -> bool:

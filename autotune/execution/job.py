@@ -92,7 +92,7 @@ class _Running:
     processes: list[_Process]
     deadline: float
     began: float  # seconds since 1970
-    shared: frozenset[str]  # files in shared memory before it
+    shared: set[Path]  # files in shared memory before it
     has_failure: bool = False
 
     def longest_s(self) -> float:

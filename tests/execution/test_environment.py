@@ -14,9 +14,7 @@ import pytest
 from factories import make_config, make_request
 
 from autotune.execution.environment import (
-    COMPILE_LIMIT_S,
     ENVIRONMENT,
-    _forget_dead_builder,
     cold_compile_cache,
     forget_ended_builder,
     forget_unfinished,
@@ -88,17 +86,6 @@ def test_messages_are_compiled_on_a_cpu_and_the_optimizer_of_the_host_wherever_s
     assert needed("cuda:0", sharding="zero_3", offload="parameters") == ("CPUAdamBuilder",)
 
 
-@pytest.mark.parametrize(("age_s", "is_left"), [(60.0, True), (2 * COMPILE_LIMIT_S, False)])
-def test_only_the_lock_of_a_dead_builder_is_removed(age_s, is_left, tmp_path):
-    lock = tmp_path / "lock"
-    lock.touch()
-    then = time.time() - age_s
-    os.utime(lock, (then, then))
-    _forget_dead_builder(lock)
-    assert lock.exists() == is_left
-    _forget_dead_builder(tmp_path / "another")
-
-
 def test_the_lock_of_an_ended_builder_is_removed_unless_a_process_holds_it(tmp_path):
     lock = tmp_path / "lock"
     assert not forget_ended_builder(tmp_path)
@@ -135,48 +122,20 @@ def test_a_collator_tokenizes_with_as_many_threads_as_in_the_real_training(own):
     assert {name: value for name, value in found.items() if name.startswith("TOKENIZERS")} == own
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """In place of /dev/shm, with a file of an earlier process."""
+def test_new_files_of_the_libraries_in_shared_memory_are_removed_once_nobody_uses_them(tmp_path, monkeypatch):
     (tmp_path / "torch_1_old_0").write_bytes(b"x")
-    return tmp_path
-
-
-def test_new_files_that_nobody_uses_are_removed(folder):
-    before = shared_files(folder)
-    for name in ("torch_42_new_0", "nccl-AbCdEf", "deepspeed_allreduce_buffer_0"):
-        (folder / name).write_bytes(b"x" * 8192)
-    assert remove_orphans(before, folder) == ("deepspeed_allreduce_buffer_0", "nccl-AbCdEf", "torch_42_new_0")
-    assert shared_files(folder) == before
-
-
-def test_files_that_were_there_before_and_files_of_other_programs_stay(folder):
-    before = shared_files(folder)
-    (folder / "sem.mp-1").write_bytes(b"x")
-    (folder / "torch_folder").mkdir()
-    assert remove_orphans(before, folder) == ()
-    assert shared_files(folder) == before | {"sem.mp-1", "torch_folder"}
-
-
-def test_a_file_that_is_open_or_mapped_stays(folder):
-    before = shared_files(folder)
-    (folder / "torch_open").write_bytes(b"x" * 4096)
-    (folder / "torch_mapped").write_bytes(b"x" * 4096)
-    with (folder / "torch_mapped").open("r+b") as file:
+    before = shared_files(tmp_path)
+    names = {"torch_open", "torch_mapped", "nccl-AbCdEf", "deepspeed_allreduce_buffer_0", "sem.mp-1"}
+    for name in names:
+        (tmp_path / name).write_bytes(b"x" * 4096)
+    (tmp_path / "torch_folder").mkdir()
+    stay = {"torch_1_old_0", "torch_folder", "sem.mp-1"}
+    with (tmp_path / "torch_mapped").open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
-    with (folder / "torch_open").open("rb"), mapped:
-        assert remove_orphans(before, folder) == ()
-    assert remove_orphans(before, folder) == ("torch_mapped", "torch_open")
-
-
-def test_a_file_stays_that_a_process_has_open_which_cannot_be_seen(folder, monkeypatch):
-    before = shared_files(folder)
-    (folder / "torch_open").write_bytes(b"x" * 4096)
-    monkeypatch.setattr("psutil.pids", lambda: [])  # as from another container with the host's shared memory
-    with (folder / "torch_open").open("r+b"):
-        assert remove_orphans(before, folder) == ()
-    assert remove_orphans(before, folder) == ("torch_open",)
-
-
-def test_a_machine_without_shared_memory_has_nothing_to_remove(tmp_path):
-    assert remove_orphans(shared_files(tmp_path / "none"), tmp_path / "none") == ()
+    with (tmp_path / "torch_open").open("rb"), mapped, monkeypatch.context() as patched:
+        patched.setattr("psutil.pids", lambda: [])  # as from another container with the host's shared memory
+        remove_orphans(before, tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} == stay | {"torch_open", "torch_mapped"}
+    remove_orphans(before, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == stay
+    assert shared_files(tmp_path / "none") == set()

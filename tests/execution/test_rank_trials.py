@@ -110,14 +110,13 @@ def test_a_soak_whose_evaluation_does_not_fit_ends_for_all_ranks(bench, wide_lla
     assert "while evaluating with a batch of 64" in result.outcome.cause
 
 
-def assert_nothing_is_left(directory: Path, is_running, shared_before: frozenset[str]) -> None:
+def assert_nothing_is_left(directory: Path, is_running, shared_before: set[Path]) -> None:
     left = json.loads((directory / "process.json").read_text())
     assert len(left["pids"]) == 2
     assert [pid for pid in left["pids"] if is_running(pid)] == []
     with socket.create_server(("127.0.0.1", left["port"])):
         pass  # nobody listens there
-    made = shared_files() - shared_before  # other programs share memory, too
-    assert [name for name in made if name.startswith(("torch_", "nccl-", "deepspeed_"))] == []
+    assert shared_files() <= shared_before
 
 
 @pytest.mark.slow

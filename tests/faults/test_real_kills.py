@@ -91,7 +91,7 @@ def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, req
     assert crashed <= killed
     assert len(crashed) >= kills // 2  # the others had written what they measured
     kept.check_end()
-    assert {name for name in shared_files() - shared if name.startswith("torch_")} == set()
+    assert shared_files() <= shared
     print(f"{len(killed)} kills of the {victim}, {len(crashed)} trials lost by them, {len(results)} trials")
 
 
