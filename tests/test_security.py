@@ -40,8 +40,8 @@ def test_no_shell_is_started_and_no_text_is_run(pattern):
 
 
 def test_pickled_code_is_loaded_where_its_digest_is_compared():
-    assert using(r"pickle\.loads?\(") == {"execution/user_overlay.py", "training/trainer_pickle.py"}
-    assert "pickle.loads(read_unchanged(" in SOURCES["execution/user_overlay.py"]
+    assert using(r"pickle\.loads?\(") == {"execution/user_code.py", "training/trainer_pickle.py"}
+    assert "pickle.loads(read_unchanged(" in SOURCES["execution/user_code.py"]
 
 
 def test_yaml_is_read_by_safe_loaders():

@@ -31,7 +31,7 @@ from autotune.execution.failures import first_line, is_out_of_memory
 from autotune.execution.gradients import is_random, randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
-from autotune.execution.user_overlay import theirs
+from autotune.execution.user_code import theirs
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 

@@ -23,14 +23,14 @@ from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
-from autotune.execution import user_model
+from autotune.execution import user_code
 from autotune.execution.gradients import reported_split, split_of_trainer
 from autotune.execution.loop import examined
+from autotune.execution.user_code import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
-from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, theirs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
-from autotune.training.build import describe
+from autotune.training.build import describe, frozen_paths
 from autotune.training.facts import facts_of
 from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
 from autotune.training.loss import base_model
@@ -125,7 +125,7 @@ class Training:
         self.batches = self._user_batches()
         samples = trainer.train_dataset
         self.lengths = lengths_of(samples) if self.batches is None else None
-        self.weights = user_model.weights_of(self.model)
+        self.weights = user_code.weights_of(self.model)
         if self.batches is None:
             samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
         self.batch = first_batch(trainer, samples, _FEW)
@@ -149,7 +149,7 @@ class Training:
             pads, width = longest <= width < longest + _ROUNDED_TO, max(width, int(lengths.max()))
         whose = self._whose_loss()
         searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
-        checkpoints, held = user_model.checkpointing(base, self.arguments), self._held()
+        checkpoints, held = user_code.checkpointing(base, self.arguments), self._held()
         if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
             searched["tf32"], held["tf32"] = (
                 True,
@@ -175,8 +175,8 @@ class Training:
             held=held,
             barred=self._barred(),
             weights=self.weights,
-            adapter=user_model.adapter(self.model),
-            quantization=user_model.quantization(base),
+            adapter=user_code.adapter(self.model),
+            quantization=user_code.quantization(base),
             reorders=self.batches is None,
             pads=pads,
             has_rows=rows,
@@ -253,7 +253,7 @@ class Training:
             ("adapter", has_adapter, "the model has an adapter of its own already"),
             ("adapter", not self.is_of_library, f"{name} is no model of transformers"),
             ("adapter", own_optimizer, "your code hands the Trainer an optimizer, of the weights as they are"),
-            ("precision", user_model.is_packed(base), "packed weights compute in what your code says"),
+            ("precision", user_code.is_packed(base), "packed weights compute in what your code says"),
             ("precision", self.weights != "float32", f"the weights are {self.weights}, as your code makes them"),
             ("optim", hands_one, "your code hands the Trainer an optimizer"),
             ("optim", makes_one, makes_one),
@@ -304,7 +304,7 @@ class Training:
         """Return why the cost model can't trace this training, None if it can."""
         if self.task is Task.OWN:
             return f"{type(self.base).__name__} is no model of transformers with a head that is known"
-        if (reason := user_model.not_traced(self.model, self.base)) is not None:
+        if (reason := user_code.not_traced(self.model, self.base)) is not None:
             return reason
         if self.weights not in ("float32", "bfloat16", "float16"):
             return f"weights in {self.weights}"
@@ -333,11 +333,11 @@ class Training:
             kind = kind_of(config, tasks_for(model_type, ()))
         return ModelSpec(
             reference=self.code.shown, name=name, source="own", model_type=model_type, kind=kind, config=figures,
-            frozen=user_model.frozen(self.model, self.base),
+            frozen=() if hasattr(self.model, "peft_config") else frozen_paths(self.base),
         )  # fmt: skip
 
     def _facts(self) -> ModelFacts:
-        counts = user_model.counts_of(self.trainer.model)
+        counts = user_code.counts_of(self.trainer.model)
         if self.is_of_library:
             return facts_of(self.base, self.task).model_copy(update=counts)
         return ModelFacts(

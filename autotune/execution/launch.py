@@ -54,7 +54,7 @@ DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
 _OWN_MODULES = (
     "training.adapters", "training.arguments", "training.build", "training.dataset", "training.loss",
     "training.random_weights", "execution.checking", "execution.effects", "execution.measure",
-    "execution.noise", "execution.trainer_setup", "execution.trial", "execution.token_ring", "execution.worker",
+    "execution.noise", "execution.trial", "execution.token_ring", "execution.worker",
 )  # fmt: skip
 
 _FORK_TEST_LIMIT_S, _LOOK_EVERY_S = 120.0, 0.05

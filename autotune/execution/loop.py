@@ -45,8 +45,8 @@ from autotune.execution.gradients import (
 )
 from autotune.execution.measure import measurement_of
 from autotune.execution.trial import Trial
+from autotune.execution.user_code import unpickled
 from autotune.execution.user_data import rows_of
-from autotune.execution.user_overlay import unpickled
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Description, ExamineRequest, Outcome
 from autotune.values.workload import ACCUMULATION, STEP_FILE, OwnStep

@@ -56,8 +56,7 @@ def _measured(
     request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
 ) -> Outcome:
     """Train a named model, the Trainer of a user's code, or a user's loop."""
-    from autotune.execution import trainer_setup
-    from autotune.execution.trial import Trial
+    from autotune.execution.trial import Trial, run_named_model, run_user_code
 
     trial, workload = Trial.begun(request, directory, stopwatch, guard, turns), request.workload
     if workload.own_step is not None:
@@ -65,8 +64,8 @@ def _measured(
 
         return run_steps(trial, workload.own_step)
     if workload.own_code is not None:
-        return trainer_setup.run_user_code(trial, workload.own_code)
-    return trainer_setup.run_named_model(trial)
+        return run_user_code(trial, workload.own_code)
+    return run_named_model(trial)
 
 
 def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:

@@ -59,8 +59,7 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
 
 def run(prepared_run: Run) -> None:
     """Run the script to its end."""
-    from autotune.execution import user_model
-    from autotune.execution.user_overlay import Overlay, as_written, overlaid, run_script
+    from autotune.execution.user_code import Overlay, as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.arguments import laid_over, plan
     from autotune.values.hardware import detect
@@ -78,9 +77,9 @@ def run(prepared_run: Run) -> None:
         if result.best.measurement is not None:  # otherwise there is no promise to compare with
             trainer.add_callback(AutotuneCallback(result))
 
-    def fitted(model: Any) -> Any:
-        seen.append(user_model.counts_of(model)["parameters"])
-        return user_model.fitted(model, mapping, code)
+    def fit(model: Any) -> Any:
+        seen.append(counts_of(model)["parameters"])
+        return fitted(model, mapping, code)
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)
@@ -88,14 +87,14 @@ def run(prepared_run: Run) -> None:
             return arguments
         return arguments | {name: own[name] for name in _SPLIT if name in own}
 
-    with overlaid(Overlay(laid, fitted, made)):
+    with overlaid(Overlay(laid, fit, made)):
         run_script(code)
 
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
     """Yield how a Trainer, whose model had so many parameters, trains otherwise than what the answer was found for."""
+    from autotune.execution.user_code import as_written
     from autotune.execution.user_data import lengths_of
-    from autotune.execution.user_overlay import as_written
 
     workload, known = result.workload, result.facts.parameters
     if parameters is not None and known and parameters != known:

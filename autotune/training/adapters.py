@@ -2,7 +2,7 @@
 
 Arguments are plain JSON. An adapter's are those of peft's config class for its `peft_type`; BitFit, which peft doesn't
 have, is named :data:`BITFIT` there. Trials and trainings with the answer both use `prepare_model`, or
-`execution.user_model.fitted` for a user's own code, so that they train the same model.
+`execution.user_code.fitted` for a user's own code, so that they train the same model.
 """
 
 from __future__ import annotations

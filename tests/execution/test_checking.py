@@ -25,8 +25,7 @@ from autotune.execution.checking import (
 )
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import is_random, randomness_off
-from autotune.execution.trainer_setup import data_of
-from autotune.execution.trial import Trial
+from autotune.execution.trial import Trial, data_of
 from autotune.training.build import build_config
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare

@@ -1,4 +1,4 @@
-"""What is found out of a Trainer of TRL's that is about to train; others are described in `test_trainer_setup`."""
+"""What is found out of a Trainer of TRL's that is about to train; others are described in `test_own_trainers`."""
 
 from __future__ import annotations
 

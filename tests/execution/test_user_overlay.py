@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from autotune.errors import InputError
-from autotune.execution.user_overlay import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
+from autotune.execution.user_code import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
 from autotune.value import sha256_of
 from autotune.values.workload import OwnCode
 

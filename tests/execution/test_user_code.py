@@ -10,7 +10,7 @@ from peft import AdaLoraConfig, LoraConfig, get_peft_model, prepare_model_for_kb
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from autotune.cost.family import family_of
-from autotune.execution import user_model
+from autotune.execution import user_code
 from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.arguments import plan
 from autotune.training.baseline import UserArguments, baseline_config
@@ -30,7 +30,7 @@ def llama():
 
 def fit(model, code=CODE, **knobs):
     mapping = plan(make_config(**knobs), make_workload(), make_hardware())
-    return user_model.fitted(model, mapping, code)
+    return user_code.fitted(model, mapping, code)
 
 
 def family(code, **knobs):
@@ -64,12 +64,12 @@ def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_w
     llama, reentrant
 ):
     written = {"activation_checkpointing": False, "gradient_checkpointing": False}
-    assert user_model.checkpointing(llama, written) == {}
+    assert user_code.checkpointing(llama, written) == {}
     llama.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    found = user_model.checkpointing(llama, written)
+    found = user_code.checkpointing(llama, written)
     arguments = UserArguments({**written, **found}, {}, "it")
     assert baseline_config(arguments, 8, make_facts(), make_hardware()).checkpointing == "full"
-    assert user_model.checkpointing(llama, {**written, "gradient_checkpointing": True}) == {}  # it has been asked for
+    assert user_code.checkpointing(llama, {**written, "gradient_checkpointing": True}) == {}  # it has been asked for
     own = CODE.model_copy(update={"checkpoints": True})
     assert fit(llama, own, checkpointing="full").is_gradient_checkpointing
     assert not fit(llama, own).is_gradient_checkpointing
@@ -80,19 +80,18 @@ def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_w
 def test_an_adapter_without_defaults_is_not_told(llama):
     config = AdaLoraConfig(init_r=6, target_r=4, total_step=100, target_modules="all-linear")
     model = get_peft_model(llama, config)
-    assert user_model.adapter(model) is None
-    assert user_model.not_traced(model, llama) is not None
+    assert user_code.adapter(model) is None
+    assert user_code.not_traced(model, llama) is not None
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
 def test_an_adapter_of_the_codes_own_is_told_so_that_it_can_be_put_on_again(llama, targets):
-    before = user_model.counts_of(llama)
+    before = user_code.counts_of(llama)
     config = LoraConfig(r=4, lora_alpha=3, target_modules=targets, init_lora_weights="pissa", task_type="CAUSAL_LM")
     model = get_peft_model(llama, config)
-    assert user_model.not_traced(model, llama) is None
-    assert user_model.frozen(model, llama) == ()
-    assert user_model.counts_of(model) == {**before, "frozen_parameters": before["parameters"]}
-    code = CODE.model_copy(update={"adapter": user_model.adapter(model)})
+    assert user_code.not_traced(model, llama) is None
+    assert user_code.counts_of(model) == {**before, "frozen_parameters": before["parameters"]}
+    code = CODE.model_copy(update={"adapter": user_code.adapter(model)})
     again = put_on(LlamaForCausalLM(llama.config), adapter_arguments(family(code).adapter))
     shapes = [{n: p.shape for n, p in m.named_parameters() if p.requires_grad} for m in (model, again)]
     assert shapes[0] == shapes[1]
@@ -103,9 +102,9 @@ def test_an_adapter_of_the_codes_own_is_told_so_that_it_can_be_put_on_again(llam
 def test_what_an_adapter_can_not_say_is_not_traced(llama):
     model = get_peft_model(llama, LoraConfig(r=4, target_modules="all-linear"))
     next(p for n, p in model.named_parameters() if "norm" in n).requires_grad_(True)
-    assert user_model.not_traced(model, llama) == "weights are trained beside those of the adapter"
+    assert user_code.not_traced(model, llama) == "weights are trained beside those of the adapter"
     model.add_adapter("other", LoraConfig(r=4, target_modules="all-linear"))
-    assert "several adapters" in user_model.not_traced(model, llama)
+    assert "several adapters" in user_code.not_traced(model, llama)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +120,13 @@ def test_packed_weights_are_those_of_the_family_and_the_others_have_the_type(lla
     model = LlamaForCausalLM.from_pretrained(
         tmp_path, quantization_config=BitsAndBytesConfig(**options), dtype="bfloat16"
     )
-    assert (user_model.weights_of(model), user_model.quantization(model)) == ("bfloat16", packed)
-    assert user_model.counts_of(model)["parameters"] == user_model.counts_of(llama)["parameters"]
-    assert user_model.not_traced(model, model) == "the model has packed weights and no adapter"
+    assert (user_code.weights_of(model), user_code.quantization(model)) == ("bfloat16", packed)
+    assert user_code.counts_of(model)["parameters"] == user_code.counts_of(llama)["parameters"]
+    assert user_code.not_traced(model, model) == "the model has packed weights and no adapter"
     model = prepare_model_for_kbit_training(model)
-    assert user_model.weights_of(model) == "float32"
+    assert user_code.weights_of(model) == "float32"
     wrapped = get_peft_model(model, LoraConfig(target_modules="all-linear"))
-    assert user_model.not_traced(wrapped, base_model(wrapped)) is None
+    assert user_code.not_traced(wrapped, base_model(wrapped)) is None
     code = CODE.model_copy(update={"quantization": packed, "weights": "float32"})
     assert (family(code).quantization, family(code).dtype) == (packed, "float32")
 

@@ -1,0 +1,312 @@
+"""Runs a user's own code until it trains, with its TrainingArguments, its Trainer and its model as a trial has them.
+
+The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (subclasses such as
+trl's SFTConfig and HfArgumentParser do so, too), and once more when a Trainer gets them, in case the code has set some
+in between. `Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of
+its ``except Exception`` catches. Of the model that the code has made it is told what the cost model has to know, and it
+becomes a configuration's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import os
+import pickle
+import runpy
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+
+from autotune.errors import InputError, one_line
+from autotune.training.adapters import put_on
+from autotune.training.arguments import OWN_HARNESS, TrainingPlan
+from autotune.training.baseline import BY_EVALUATION
+from autotune.training.loss import base_model, normalize_loss
+from autotune.training.random_weights import quantization_of, quantized_layers
+from autotune.value import read_unchanged
+from autotune.values.adapters import OwnAdapter, is_new_weight
+from autotune.values.config import Quantization
+from autotune.values.workload import CODE_FILE, OwnCode
+
+Found = TypeVar("Found")
+
+# Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
+_THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
+
+# Of peft's arguments those that say where an adapter came from, or how its values begin.
+_NOT_THE_STEP = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
+        "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
+    }
+)  # fmt: skip
+
+
+class _Reached(BaseException):
+    """Unwinds the user's code once its training is over; no error of it or of ours."""
+
+
+class CodeError(InputError):
+    """The user's code ended before it trained; the message says how."""
+
+
+class Overlay(NamedTuple):
+    """What is laid over a user's code."""
+
+    arguments: Callable[[Any], dict[str, Any]]  # from the arguments as the code has them
+    fit: Callable[[Any], Any] = lambda model: model  # from a model as the code made it to the one that is trained
+    made: Callable[[Any], None] = lambda trainer: None  # called with a Trainer when it is made
+
+
+def harness(arguments: Any) -> dict[str, Any]:
+    """Return what a trial lays over a code's arguments so that it trains and does nothing else."""
+    schedule = arguments.lr_scheduler_type
+    waits = str(getattr(schedule, "value", schedule)) in BY_EVALUATION
+    return {**OWN_HARNESS, **({"lr_scheduler_type": "constant"} if waits else {})}
+
+
+def theirs(arguments: Any) -> dict[str, Any]:
+    """Return what the code had asked for in place of what was laid over it."""
+    return dict(vars(arguments).get(_THEIRS, {}))
+
+
+def as_written(arguments: Any) -> dict[str, Any]:
+    """Return the arguments as the code has them, with those that it has set after something was laid over them."""
+    since = strayed(arguments)
+    return {**vars(arguments), **{name: v for name, v in theirs(arguments).items() if name not in since}}
+
+
+def strayed(arguments: Any) -> list[str]:
+    """Return the names of arguments that are no longer as they were laid over the code's own."""
+    laid: dict[str, Any] | None = vars(arguments).get(_LAID)
+    if laid is None:
+        return ["all"]
+    return [name for name, value in laid.items() if getattr(arguments, name) != value]
+
+
+@contextmanager
+def overlaid(overlay: Overlay) -> Iterator[None]:
+    """Have every TrainingArguments and every Trainer that is made inside take what is laid over it."""
+    post_init, init = TrainingArguments.__post_init__, Trainer.__init__
+    signature = inspect.signature(init)
+
+    def lay(arguments: Any, *, is_last: bool = False) -> None:
+        laid = overlay.arguments(arguments)
+        given = {name: v for name, v in laid.items() if hasattr(arguments, name)}
+        if not is_last:  # code may read it, and then give no evaluation data to its Trainer
+            given.pop("eval_strategy", None)
+        written = as_written(arguments)
+        own = vars(arguments).setdefault(_THEIRS, {})
+        for name, value in given.items():
+            own[name] = written.get(name, getattr(arguments, name))
+            setattr(arguments, name, value)
+        post_init(arguments)
+        vars(arguments)[_LAID] = {name: getattr(arguments, name) for name in given}
+
+    @functools.wraps(init)
+    def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(trainer, *args, **kwargs)
+        given = bound.arguments
+        if given.get("args") is not None:
+            lay(given["args"], is_last=True)
+        if given.get("model") is not None:
+            given["model"] = overlay.fit(given["model"])
+        elif (model_init := given.get("model_init")) is not None:
+
+            @functools.wraps(model_init)  # the Trainer reads the signature
+            def fitted(*args: Any) -> Any:
+                return overlay.fit(model_init(*args))
+
+            given["model_init"] = fitted
+        init(*bound.args, **bound.kwargs)
+        overlay.made(trainer)
+
+    with patch.object(TrainingArguments, "__post_init__", lay), patch.object(Trainer, "__init__", make):
+        yield
+
+
+def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
+    """Run the code up to its first `Trainer.train`, and return what `on_train` makes of it there.
+
+    Args:
+        code: The user's.
+        data_directory: Where pickled code is.
+        on_train: Gets the Trainer, and what really trains it.
+
+    Raises:
+        CodeError: It ended without training, or failed before.
+    """
+    original, ended = Trainer.train, "it ended"
+    found: list[Found] = []
+    failed: list[BaseException] = []
+
+    def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if not found and not failed:
+            try:
+                with patch.object(Trainer, "train", original):
+                    found.append(on_train(trainer, functools.partial(original, trainer)))
+            except BaseException as error:
+                failed.append(error)  # not into the code, which may have handlers of its own
+        raise _Reached
+
+    try:
+        with patch.object(Trainer, "train", train):
+            if code.kind == "script":
+                run_script(code)
+            else:
+                os.chdir(code.directory)
+                made = unpickled(data_directory / CODE_FILE, code.sha256, code.shown)()
+                if not isinstance(made, Trainer):
+                    raise InputError(f"{code.shown} returned {type(made).__name__}; expected a transformers.Trainer")
+                made.train()
+    except _Reached:
+        pass
+    except SystemExit as error:
+        ended = f"it ended with exit code {error.code}"
+        if error.code == 2:  # argparse's, where a command line can't be read
+            ended += ", as with options that it doesn't know (those of autotune stand before --),"
+    if failed:
+        raise failed[0]
+    if not found:
+        raise CodeError(
+            f"{code.shown}: {ended} without having called Trainer.train, which is what is tuned; "
+            "for a loop of your own there is autotune.find(step=...)"
+        )
+    return found[0]
+
+
+def run_script(code: OwnCode) -> None:
+    """Run a script in this process as python does: its arguments, its directory, its place among the modules."""
+    os.chdir(code.directory)
+    sys.argv = list(code.command)
+    if code.is_module:
+        sys.path.insert(0, code.directory)
+        runpy.run_module(code.command[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str((Path(code.directory) / code.command[0]).resolve().parent))
+        runpy.run_path(code.command[0], run_name="__main__")
+
+
+def unpickled(file: Path, sha256: str, name: str) -> Any:
+    """Return the function of the user's that was pickled into `file`, which is to have this digest."""
+    try:
+        return pickle.loads(read_unchanged(file, sha256))
+    except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{name} can't be loaded in a trial: {what}") from error
+
+
+def weights_of(model: nn.Module) -> str:
+    """Return the dtype of most weights, of packed layers and adapters apart."""
+    sizes: Counter[str] = Counter()
+    packed = {id(layer.weight) for _, layer in quantized_layers(model)}
+    for parameter in _without_adapter(model):
+        if id(parameter) not in packed:
+            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else "float32"
+
+
+def counts_of(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of parameters and of those that aren't trained, an adapter's left out."""
+    counts = {"parameters": 0, "frozen_parameters": 0}
+    for parameter in _without_adapter(model):
+        packed = getattr(parameter, "quant_state", None)  # bitsandbytes packs two elements into a byte
+        size = int(parameter.numel() if packed is None else packed.shape.numel())
+        counts["parameters"] += size
+        counts["frozen_parameters"] += 0 if parameter.requires_grad else size
+    return counts
+
+
+def is_packed(base: Any) -> bool:
+    """Return whether the weights of a model of transformers were quantized when it was loaded."""
+    return getattr(base, "quantization_method", None) is not None
+
+
+def quantization(base: Any) -> Quantization | None:
+    """Return the format of the packed weights; None: they aren't, or not by bitsandbytes."""
+    if not is_packed(base):
+        return None
+    return cast(Quantization, quantization_of(found[0][1])) if (found := list(quantized_layers(base))) else None
+
+
+def adapter(model: Any) -> OwnAdapter | None:
+    """Return the one adapter of a model; None if there is none, or if it can't be told as JSON."""
+    configs = list((getattr(model, "peft_config", None) or {}).values())
+    if len(configs) != 1:
+        return None
+
+    def plain(config: Any, name: str) -> Any:
+        value = getattr(config, name, None)
+        return sorted(value) if isinstance(value, set) else getattr(value, "value", value)  # of an enumeration's member
+
+    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - _NOT_THE_STEP
+    try:
+        usual, given = type(configs[0])(), {name: plain(configs[0], name) for name in ("peft_type", *sorted(names))}
+        told = {n: value for n, value in given.items() if n == "peft_type" or value != plain(usual, n)}
+        return OwnAdapter(arguments=json.dumps(told))
+    except (TypeError, ValueError):  # no JSON, or an adapter that has no defaults (AdaLoRA)
+        return None
+
+
+def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what TrainingArguments would have to say of checkpointing that a model has on without their asking."""
+    names = [name for name in ("activation_checkpointing", "gradient_checkpointing") if name in arguments]
+    on = [module for module in base.modules() if getattr(module, "gradient_checkpointing", False)]
+    if not on or not isinstance(base, PreTrainedModel) or any(arguments[name] for name in names):
+        return {}
+    options = getattr(getattr(on[0], "_gradient_checkpointing_func", None), "keywords", {})
+    return {names[0]: True, f"{names[0]}_kwargs": {n: v for n, v in options.items() if n == "use_reentrant"}}
+
+
+def not_traced(model: Any, base: Any) -> str | None:
+    """Return why a trace wouldn't be of this model, None if it would."""
+    if hasattr(model, "peft_config"):
+        if adapter(model) is None:
+            return "the model has several adapters, or one that can't be written down"
+        if any(p.requires_grad for p in _without_adapter(model)):
+            return "weights are trained beside those of the adapter"
+    if is_packed(base):
+        if quantization(base) is None:
+            return "the model has packed weights that aren't those of bitsandbytes"
+        if not hasattr(model, "peft_config"):
+            return "the model has packed weights and no adapter"
+    return None
+
+
+def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
+    """Return a model that a user's own code has made as a configuration has it.
+
+    Its kernels, precision, adapter and loss are set, but for knobs that the code has set itself. Checkpointing that the
+    code has switched on is switched off where the arguments don't ask for it; where they do, the Trainer switches it on
+    as they say. Raises ValueError if the adapter finds nothing in the model that it could be put on.
+    """
+    wanted, adapter = mapping.model, mapping.adapter
+    asked = (mapping.tuned.get(name) for name in ("activation_checkpointing", "gradient_checkpointing"))
+    if code.checkpoints and not any(asked):
+        base_model(model)._set_gradient_checkpointing(enable=False)
+    for name in ("attn_implementation", "experts_implementation"):
+        is_ours = name in wanted and name not in code.held and hasattr(model, f"set_{name}")
+        if is_ours and getattr(model.config, f"_{name}", None) != wanted[name]:
+            getattr(model, f"set_{name}")(wanted[name])
+    if wanted.get("dtype") == "bfloat16" and "precision" not in code.held:
+        for parameter in model.parameters():  # buffers, such as the frequencies of rotary positions, stay as they are
+            if parameter.dtype is torch.float32:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    if adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
+        model = put_on(model, adapter)
+    return normalize_loss(model) if code.normalizes else model
+
+
+def _without_adapter(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (parameter for name, parameter in model.named_parameters() if not is_new_weight(name))
