@@ -18,9 +18,8 @@ from autotune.planning.plan import SearchPlan, changed_files, differences, limit
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
-from autotune.search.preview import Preview
-from autotune.search.preview import preview as previewed
-from autotune.search.run import Backend, backend_of, check, conduct, wanted_file
+from autotune.search.run import Backend, Preview, backend_of, check, conduct, wanted_file
+from autotune.search.run import preview as previewed
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
 from autotune.training.trainer_pickle import model_on_cpu

@@ -19,8 +19,7 @@ from autotune.estimates.profiles import Profiles
 from autotune.estimates.ranking import ranking, survey
 from autotune.estimates.report import ConfigReport, Report, miss, tokens_per_sample
 from autotune.planning.options import options_of, takes_options
-from autotune.space.knobs import in_words
-from autotune.space.points import Scalar, make_point
+from autotune.space.knobs import Scalar, in_words, make_point
 from autotune.space.space import LOADING
 from autotune.training import build, resolve
 from autotune.units import show_memory

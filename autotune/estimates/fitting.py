@@ -21,8 +21,7 @@ from autotune.estimates.forecast import Forecast, with_micro_batches
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, larger_device, miss
 from autotune.planning.plan import SearchPlan, least_states, too_large
-from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
-from autotune.space.points import MICRO_BATCH, Scalar, differing
+from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of, changes, differing, in_words, shown_changes
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value

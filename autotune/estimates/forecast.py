@@ -19,7 +19,7 @@ from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.planning.plan import SearchPlan, least_states
-from autotune.space.points import MICRO_BATCH, Scalar
+from autotune.space.knobs import MICRO_BATCH, Scalar
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
 from autotune.values.config import Allowance, TrainConfig

@@ -19,8 +19,7 @@ from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
-from autotune.space.knobs import in_words
-from autotune.space.points import Scalar
+from autotune.space.knobs import Scalar, in_words
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Allowance, Parallelism, Sharding

@@ -13,8 +13,7 @@ from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import DeviceRow, DevicesReport, Predicted, RankingReport
 from autotune.estimates.request import config_of, refusal, table_target, with_packages
 from autotune.planning.plan import too_large
-from autotune.space.knobs import allowance_of, changes, in_words, shown_changes
-from autotune.space.points import make_point
+from autotune.space.knobs import allowance_of, changes, in_words, make_point, shown_changes
 from autotune.space.space import SearchSpace
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus

@@ -28,9 +28,8 @@ from autotune.planning.options import (
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import baseline_of
 from autotune.space.file import load_space
-from autotune.space.knobs import fixed_values, refused
+from autotune.space.knobs import Scalar, fixed_values, make_config, make_point, refused
 from autotune.space.parallel_rules import TRIALS_ALONE
-from autotune.space.points import Scalar, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.units import show_memory

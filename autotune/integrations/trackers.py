@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from autotune.errors import InputError, MachineError, one_line, suggestion
 from autotune.planning.plan import SearchPlan
-from autotune.space.knobs import changes, shown_changes
-from autotune.space.points import make_point
+from autotune.space.knobs import changes, make_point, shown_changes
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import in_thread
 from autotune.units import GIB

@@ -10,7 +10,7 @@ from rich.text import Text
 from autotune.doctor import Report
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
-from autotune.search.preview import ExpectedTrial, Preview
+from autotune.search.run import ExpectedTrial, Preview
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import shown_changes
 from autotune.space.space import MOST_POINTS

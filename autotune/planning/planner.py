@@ -18,8 +18,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
 from autotune.planning.workload import DEFAULT_SPACE, SPACE_OF_SEVERAL, check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.knobs import fixed_values, knob_named, knobs
-from autotune.space.points import fitting, make_config, make_point
+from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time

@@ -38,7 +38,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Start, Subject, default_space, described, draft, finished
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
-from autotune.space.points import MICRO_BATCH, problem
+from autotune.space.knobs import MICRO_BATCH, problem
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of

@@ -13,7 +13,6 @@ than memory, differ from the baseline in one knob. When all are tried, TPE takes
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,39 +23,22 @@ import numpy as np
 from autotune.cost.model import CostModel
 from autotune.cost.predictions import Predictions, Vector, below, density, is_compiled
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.space.knobs import changes, shown_changes
-from autotune.space.points import MICRO_BATCH, Scalar
+from autotune.space.knobs import MICRO_BATCH, Scalar, changes, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.units import show_memory
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
-# Standard deviations that are added to a predicted rate before the first trial has completed.
-_CURIOSITY = 0.5
-
 # A smaller gain is lost in the noise; a configuration with a smaller chance of that gain is not worth a trial.
 WORTHWHILE_GAIN = 1.01
 WORTHWHILE_CHANCE = 0.05
 
-# Exponent of the chance to fit: a trial that runs out of memory is lost, and says little about other configurations.
-_CAUTION = 2
-
-# The least chance to fit with which a configuration is tried: after a trial has completed, and before.
+# The least chance to fit with which a configuration is tried after a trial has completed.
 _FAIR_FIT = 0.5
-_LEAST_FIT = 0.1
-
-# Assumed time of a cold compile. Inductor took 20 to 79 s for small models on two cores; larger models on a GPU take
-# minutes.
-_COMPILE_S = 60.0
-
-# Trials after the baseline that run whatever their chances, so that predictions alone never end a search.
-LEAST_TRIALS = 2
 
 # If this many configurations fail for the same reason and none completes, the configuration is not the reason, and the
 # search ends.
 SAME_FAILURES = 4
-
-_LIGHT_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
 
 
 class Candidates:
@@ -97,8 +79,9 @@ class Candidates:
         """Return rates that include the time of compiling, if the objective is the time of a run of given length."""
         if self._run_samples is None:
             return rates
-        compiled = [config.torch_compile_backend == "inductor" for config in configs]
-        slowed: Vector = 1.0 / (1.0 / rates + np.array(compiled) * _COMPILE_S / self._run_samples)
+        # Inductor took 20 to 79 s for small models on two cores; larger models on a GPU take minutes.
+        compile_s = 60.0 * np.array([config.torch_compile_backend == "inductor" for config in configs])
+        slowed: Vector = 1.0 / (1.0 / rates + compile_s / self._run_samples)
         return slowed
 
     @property
@@ -116,12 +99,6 @@ class Candidates:
     def _forget_predictions(self) -> None:
         for outdated in ("_predicted", "_rates", "_fits"):
             self.__dict__.pop(outdated, None)
-
-    def assuming(self, results: Sequence[TrialResult]) -> Candidates:
-        """Return a copy that has also learned from `results`."""
-        other = copy.copy(self)
-        other.observe(*results)
-        return other
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
         """Return the current prediction for a configuration; None if there is none."""
@@ -178,8 +155,9 @@ class Candidates:
         scores, chances = self._worth(history)
         trust = self._trust(history)
         scores, chances = scores * trust, chances * trust
-        least_fit = _LEAST_FIT if best is None else _FAIR_FIT
-        least_chance = WORTHWHILE_CHANCE if len(history) + known_before > LEAST_TRIALS else 0.0
+        least_fit = 0.1 if best is None else _FAIR_FIT
+        # The first two trials after the baseline run whatever their chances: predictions alone never end a search.
+        least_chance = WORTHWHILE_CHANCE if len(history) + known_before > 2 else 0.0
         with np.errstate(invalid="ignore"):
             worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
@@ -242,11 +220,12 @@ class Candidates:
         With a leader, the worth is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
         global optimization of expensive black-box functions", 1998). The leader's rate is the one that the model
         predicts after learning from its measurement, as the highest of many measurements is biased upwards. Without a
-        leader, the worth is the optimistic throughput. Either is weighed with the chance to fit.
+        leader, the worth is the throughput half a standard deviation up. Either is weighed with the chance to fit.
         """
-        best, fits = history.best(), self._fits**_CAUTION
+        # Squared, as a trial that runs out of memory is lost, and says little about other configurations.
+        best, fits = history.best(), self._fits**2
         if best is None:
-            return fits * self._rates * np.exp(_CURIOSITY * self._predicted.log_deviation), np.ones(len(self.ranked))
+            return fits * self._rates * np.exp(0.5 * self._predicted.log_deviation), np.ones(len(self.ranked))
         leader, rate = self._leader(history)
         deviations = (
             self._predicted.log_deviation if leader is None else self._model.gain_deviations(self.ranked, leader)
@@ -352,7 +331,8 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     for size in dict.fromkeys([*smaller[len(smaller) // 2 :][:1], *smaller[:1]]):
         point = {**point, MICRO_BATCH: size}
         yield point
-    optimizers: list[Scalar] = [o for o in _LIGHT_OPTIMIZERS if o in choices.get("optim", ())]
+    light = ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor")
+    optimizers: list[Scalar] = [optim for optim in light if optim in choices.get("optim", ())]
     yield from ({**point, "optim": optimizer} for optimizer in optimizers)
     ways: tuple[Point, ...] = (point,)
     if "pure_bf16" in choices.get("precision", ()):

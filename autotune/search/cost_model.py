@@ -49,25 +49,8 @@ from autotune.values.model import Task
 from autotune.values.problem import Note, Observer
 from autotune.values.trial import TrialResult
 
-# Tracing may take this share of a search as processor time, and no more than the limit; what isn't traced by then isn't
-# predicted. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s more, with
-# the library's code, so a search of a minute would trace few of them without the least.
-_SHARE = 0.09
-_LIMIT_S = 60.0
-_LEAST_S = 8.0
-
-# Operators are measured for this share of a search, and no longer than the limit.
-_MEASURING_SHARE = 0.02
-_MEASURING_S = 6.0
-_MEASURING_BYTES = 1 / 4  # of the memory: tensors that are there at a time
-
-# Wall time may be so many times as long where other processes are busy, and the grace for the child to start.
-_BUSY = 10.0
-_ANSWERED = 0.7  # of it, after which the child answers with what it has
+# Seconds for a child process to start where other processes are busy.
 _GRACE_S = 120.0
-
-# For what would make a model fit, of which 10 s of processor time are enough.
-_FITTING_S = 300.0
 
 
 def cost_model(
@@ -77,7 +60,7 @@ def cost_model(
     observer: Observer,
     *,
     left_s: float = math.inf,
-    most_s: float = _LIMIT_S,
+    most_s: float = 60.0,
 ) -> CostModel | None:
     """Return the cost model of a search; None if nothing can be predicted.
 
@@ -147,7 +130,8 @@ def _nothing_fits(
             configs=tuple(dict.fromkeys((plan.baseline, *lightest.values()))),
         )
         with contextlib.suppress(OSError, ValidationError):  # it was ended, or failed
-            path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=_FITTING_S) / "answer.json"
+            # 10 s of processor time are enough.
+            path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=300.0) / "answer.json"
             return NothingFitsError(read_value(FitAnswer, path).text)
     return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
 
@@ -180,15 +164,18 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
 
     The child's are stored, and all are written to `directory` for a resumed search and the report.
     """
-    limit_s = min(most_s, _SHARE * plan.budget.max_time_s)
-    timeout_s = min(_BUSY * limit_s + _GRACE_S, max(1.0, left_s / 4))
-    request = _request(plan, limit_s=max(min(_LEAST_S, most_s), limit_s))
+    # What isn't traced in this processor time isn't predicted. t5-small has 12 families on a CPU at `--effort quick`,
+    # each of about 1 s. The first takes 3 s more, with the library's code, so a search of a minute would trace few of
+    # them in less than 8 s.
+    limit_s = min(most_s, 0.09 * plan.budget.max_time_s)
+    timeout_s = min(10 * limit_s + _GRACE_S, max(1.0, left_s / 4))  # of wall time, where other processes are busy
+    request = _request(plan, limit_s=max(min(8.0, most_s), limit_s))
     what = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)
     failures: tuple[str, ...] = ()
     if missing:
-        update = {"families": missing, "within_s": _ANSWERED * timeout_s}
+        update = {"families": missing, "within_s": 0.7 * timeout_s}  # then the child answers with what it has
         path = runner.ask("trace", TRACING, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
         log = path.with_name("log.txt")
         why = f"tracing the model took more than {timeout_s:.0f} s"  # ended without a word
@@ -227,7 +214,7 @@ def wanted_timings(
         parameters=tuple(parameters),
         optimizers=lacking,
         limit_s=limit_s,
-        most_bytes=_MEASURING_BYTES * min(plan.memory_bytes, plan.hardware.free_bytes),
+        most_bytes=min(plan.memory_bytes, plan.hardware.free_bytes) / 4,
         known=rates.timings,
     )
 
@@ -238,7 +225,7 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     What earlier searches didn't measure is measured by a child process. It is kept for later ones if other processes
     left the machine to it.
     """
-    limit_s = min(_MEASURING_S, _MEASURING_SHARE * min(plan.budget.max_time_s, left_s))
+    limit_s = min(6.0, 0.02 * min(plan.budget.max_time_s, left_s))
     profiles = list(model.profiles.values())
     request = wanted_timings(plan, profiles, model.rates, limit_s=limit_s) if limit_s > 0 else None
     if request is None:

@@ -25,18 +25,6 @@ from autotune.units import show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Interval, Measurement, Memory, TrialResult, TrialStatus
 
-# Least gain over an earlier answer, measured in finals, with which another configuration's single trial comes first:
-# the 95 % interval of two processes whose rates deviate by 4 %, as on a shared CPU, or by 1 %, as on a GPU.
-_CLEAR_GAIN = {"cpu": 1.12, "cuda": 1.03}
-
-# Relative difference between the peaks of two runs of one configuration, as in `autotune.cost.corrections`.
-_MEMORY_NOISE = 0.01
-
-# Recorded trials that the cost model learns from; more would hardly change it.
-_MOST_LESSONS = 120
-
-_CONFIRMED_VERDICTS = ("faster", "no_clear_winner", "baseline_failed")
-
 
 class _Known(NamedTuple):
     """A trial of an earlier search, as a result of this one."""
@@ -49,15 +37,12 @@ class _Known(NamedTuple):
     def day(self) -> str:
         return self.ended[:10]
 
-    @property
-    def is_out_of_time(self) -> bool:
-        return self.result.status is TrialStatus.TIMED_OUT
-
 
 class EarlierSearches:
     """The trials of earlier searches with the same key, the latest first, as far as they say something to this one.
 
     Attributes:
+        count: How many configurations the record knows.
         winner: The winner of the earlier searches, once the baseline is known; None before, and if there is none.
         notes: What to tell the user of the record.
     """
@@ -69,6 +54,7 @@ class EarlierSearches:
         self._latest: dict[TrainConfig, _Known] = {}
         for run in self._runs:
             self._latest = {**run, **self._latest}
+        self.count = len(self._latest)
         self._too_large = _too_large([k for run in self._runs for k in run.values()], plan.memory_bytes)
         self._drifts = [1.0 for _ in self._runs]
         self.winner: TrainConfig | None = None
@@ -78,17 +64,12 @@ class EarlierSearches:
     def warning(self) -> str | None:
         """A note that the baseline ran into its time limit before; None if it did not."""
         known, budget = self._latest.get(self._plan.baseline), self._plan.budget
-        if known is None or not known.is_out_of_time:
+        if known is None or known.result.status is not TrialStatus.TIMED_OUT:
             return None
         took_s, limit = known.result.duration_s, show_time(budget.trial_timeout_s)
         took = f"{show_time(took_s)} on {known.day}"
         text = f"the baseline did not end within {took} (record); it is tried for {limit} now"
         return text if took_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
-
-    @property
-    def count(self) -> int:
-        """How many configurations the record knows."""
-        return len(self._latest)
 
     def compare(self, history: History) -> list[TrialResult]:
         """Compare the record with the trials so far.
@@ -112,7 +93,8 @@ class EarlierSearches:
             note += f"; next is {self._called(self.winner)}"
         self.notes.append(note)
         unmeasured = [known for config, known in self._latest.items() if history.known(config) is None]
-        return [_at_speed(known.result, self._drifts[known.search]) for known in unmeasured[:_MOST_LESSONS]]
+        # More than 120 would hardly change the cost model.
+        return [_at_speed(known.result, self._drifts[known.search]) for known in unmeasured[:120]]
 
     def refusal(self, config: TrainConfig, leader: TrialResult | None) -> str | None:
         """Return the reason why the record makes a trial of `config` needless beside the present leader, or None."""
@@ -138,7 +120,7 @@ class EarlierSearches:
         took_s, limit_s = known.result.duration_s, self._plan.budget.trial_timeout_s
         if leader is not None and config.torch_compile_backend is None:
             limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-        is_too_slow = known.is_out_of_time and took_s >= limit_s
+        is_too_slow = known.result.status is TrialStatus.TIMED_OUT and took_s >= limit_s
         return f"did not end within {show_time(took_s)} on {known.day} (record)" if is_too_slow else None
 
     def _old_winner(self, leader: TrialResult | None) -> TrainConfig | None:
@@ -155,8 +137,11 @@ class EarlierSearches:
         if not rates:
             return None
         fastest = max(rates, key=rates.__getitem__)
-        least = rates[fastest] / _CLEAR_GAIN["cpu" if self._plan.hardware.is_cpu else "cuda"]
-        answered = {s.best_config_id for s in self._searches if s.verdict in _CONFIRMED_VERDICTS}
+        # Finals measured an earlier answer; a single trial is clearly faster beyond the 95 % interval of two processes
+        # whose rates deviate by 4 %, as on a shared CPU, or by 1 %, as on a GPU.
+        least = rates[fastest] / (1.12 if self._plan.hardware.is_cpu else 1.03)
+        confirmed = ("faster", "no_clear_winner", "baseline_failed")
+        answered = {s.best_config_id for s in self._searches if s.verdict in confirmed}
         answers = [config for config, rate in rates.items() if config.config_id in answered and rate >= least]
         return max(answers, key=rates.__getitem__, default=fastest)
 
@@ -230,7 +215,7 @@ def _too_large(every: Sequence[_Known], budget_bytes: int) -> dict[TrainConfig, 
         within, needed = request.limits.memory_bytes, _least_bytes(measured.memory) if measured is not None else 0
         if measured is not None and needed <= budget_bytes:
             found.pop(request.config, None)
-        elif measured is not None and needed > budget_bytes * (1 + _MEMORY_NOISE):
+        elif measured is not None and needed > budget_bytes * 1.01:  # the peaks of two runs differ by 1 %
             found[request.config] = f"took {show_memory(needed)} on {known.day} (record)"
         elif known.result.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
             found[request.config] = f"ran out of memory within {show_memory(within)} on {known.day} (record)"

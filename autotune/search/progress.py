@@ -22,18 +22,6 @@ from autotune.verification.verdict import measurement_of, verdict_of
 HOPELESS_FACTOR = 2.5
 HOPELESS_S = 15.0
 
-# A check of many steps may take this factor of its expected time, even beyond a trial's usual limit.
-LONG_CHECK_FACTOR = 2.0
-
-# A soak writes a checkpoint, which is no larger than the peak of the training. A network's disk may be this slow.
-SLOW_DISK_BYTES_S = 100e6
-
-# Kept for writing the answer and ending all processes: seconds, and the share of a short search's time.
-CLOSING_S, CLOSING_SHARE = 2.0, 0.05
-
-# Number of refused configurations that are reported with their reasons before each trial.
-_NAMED = 3
-
 
 class Pace:
     """The time and the trials that one search has left, which began `starting_s` before the construction."""
@@ -59,7 +47,8 @@ class Pace:
     def left_s(self) -> float:
         """Return the seconds until trials have to end: the time limit less start, trials and the end of the command."""
         limit_s = self._plan.budget.max_time_s
-        return limit_s - min(CLOSING_S, CLOSING_SHARE * limit_s) - self._starting_s - self.spent_s()
+        closing_s = min(2.0, 0.05 * limit_s)  # for writing the answer and ending all processes
+        return limit_s - closing_s - self._starting_s - self.spent_s()
 
     def searched(self) -> int:
         """Return how many trials the search has run, baseline, finals and checks not counted."""
@@ -90,9 +79,10 @@ class Pace:
         """
         usual_s = self._plan.budget.trial_timeout_s
         if check is not None and check.task is not None:
-            usual_s = max(usual_s, LONG_CHECK_FACTOR * check.expected_s)
+            usual_s = max(usual_s, 2 * check.expected_s)
         if purpose is Purpose.SOAK and (measured := self._finals.state.measured(config)) and measured.memory.is_known:
-            usual_s += measured.memory.peak_bytes / SLOW_DISK_BYTES_S
+            # A checkpoint is no larger than the peak of the training. A network's disk may be so slow: 100 MB/s.
+            usual_s += measured.memory.peak_bytes / 100e6
         if purpose is Purpose.BASELINE and self.left_s() < 1.5 * usual_s:  # too little would be left for another trial
             usual_s = self.left_s()
         limit_s = min(usual_s, self.left_s())
@@ -166,10 +156,10 @@ class Teller:
     def started(self, request: TrialRequest) -> None:
         """Report a trial that is about to run, and what was refused before it."""
         fresh = list(self._refused.items())[self._refusals_reported :]
-        for config, reason in fresh[:_NAMED]:
+        for config, reason in fresh[:3]:
             self._observer(Detail(text=f"refused: {shown_changes(changes(config, self._plan))}: {reason}"))
-        if len(fresh) > _NAMED:
-            self._observer(Detail(text=f"refused: {len(fresh) - _NAMED} more (the report has them all)"))
+        if len(fresh) > 3:
+            self._observer(Detail(text=f"refused: {len(fresh) - 3} more (the report has them all)"))
         self._refusals_reported = len(self._refused)
         self._observer(
             TrialStarted(

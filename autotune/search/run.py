@@ -1,7 +1,8 @@
-"""Runs a planned search: starts backend, record, trackers and cost model, and saves the answer.
+"""Runs a planned search: starts backend, record, trackers and cost model, and saves the answer; or foresees it.
 
 Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`). A
-place is a device, several devices of one training, or some of the CPU's cores.
+place is a device, several devices of one training, or some of the CPU's cores. `autotune find --dry-run` shows the
+first trials of a search, its refusals and predictions, without a trial (:func:`preview`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.errors import InfrastructureError, InputError, MachineError
@@ -24,24 +28,22 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, is_over
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.earlier import EarlierSearches
+from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
+from autotune.space.knobs import Scalar, changes, knobs
+from autotune.space.space import SearchSpace
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter, record_writer
-from autotune.units import show_time
-from autotune.value import check_savable
+from autotune.units import show_memory, show_time
+from autotune.value import Value, check_savable
+from autotune.values.budget import Budget
 from autotune.values.conditions import QUIET_SHARE, other_processes
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
-from autotune.values.problem import Allotment, Fleet, Note, Observer, Phase, PhaseBegan
+from autotune.values.problem import Allotment, Change, Fleet, Note, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData
 from autotune.values.time_spent import WAITING, Stopwatch, wall_s
-
-# "off" in this environment variable is --no-wait.
-WAIT_VARIABLE = "AUTOTUNE_WAIT"
-
-# How long a quiet machine is waited for: seconds, and the part of the search's time.
-WAIT_LIMIT_S, WAIT_PART = 60.0, 0.1
-_SLOW_START = 3.0  # the time of a search counts as shorter by this multiple of what its start took
-_NAMED = 3  # busy processes that are named
+from autotune.values.trial import Prediction
 
 
 class Backend(NamedTuple):
@@ -144,20 +146,20 @@ def conduct(
 
 
 def _wait_for_quiet(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> None:
-    """Wait a while for a quiet machine, and say so; whatever others still take, the search then goes on.
+    """Wait a while for a quiet machine, unless AUTOTUNE_WAIT is "off", and say so; then the search goes on.
 
     Finals in turn cancel what others take, so that they widen the intervals. A slow start leaves less time to wait.
     """
     results, options = directory.results(), plan.options
-    if options is None or not options.wait or options.engine != "local" or os.environ.get(WAIT_VARIABLE) == "off":
+    if options is None or not options.wait or options.engine != "local" or os.environ.get("AUTOTUNE_WAIT") == "off":
         return
     if is_over(plan, results) and results:
         return
-    limit_s = min(WAIT_LIMIT_S, WAIT_PART * (plan.budget.max_time_s - _SLOW_START * stopwatch.elapsed_s()))
+    limit_s = min(60.0, 0.1 * (plan.budget.max_time_s - 3.0 * stopwatch.elapsed_s()))
     stopwatch.enter(WAITING)
     share = others_share(plan.hardware) or 0.0
     if share > QUIET_SHARE:
-        names = ", ".join(f"{p.name} (pid {p.pid})" for p in other_processes(plan.hardware)[:_NAMED])
+        names = ", ".join(f"{p.name} (pid {p.pid})" for p in other_processes(plan.hardware)[:3])
         taken = f"{share:.0%} of the {'processor time' if plan.hardware.is_cpu else 'GPU'}"
         text = f"other processes take {taken}{': ' + names if names else ''}"
         if limit_s >= LOOK_S:
@@ -231,3 +233,77 @@ def _told_of(path: str | Path) -> Iterator[None]:
     except OSError as error:
         kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
         raise kind(f"--output {path}: can't be written: {error.strerror}") from None
+
+
+class ExpectedTrial(Value):
+    """One of the first trials, and what is predicted for it before anything is measured."""
+
+    config: TrainConfig
+    changes: tuple[Change, ...]
+    predicted: Prediction | None = Field(description="None: nothing can be predicted")
+
+
+class Preview(Problem):
+    """A search before its first trial."""
+
+    schema_version: Literal[1] = 1
+    budget: Budget = Field(description="limits of the search and of each trial")
+    configurations: int = Field(description="that may be tried, the baseline included")
+    knobs: dict[str, tuple[str, ...]] = Field(
+        description="knobs of which several values may be tried, with these, written as for --fix"
+    )
+    values_refused: dict[str, tuple[str, ...]] = Field(description="values that no configuration may have, by reason")
+    refused: dict[str, int] = Field(description="numbers of configurations that may not be tried, by reason")
+    first_trials: tuple[ExpectedTrial, ...] = Field(
+        description="in their order if each gives what is predicted; none if every configuration is measured"
+    )
+    notes: tuple[str, ...]
+
+
+def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
+    """Return what a search would do; `model`: None if nothing can be predicted."""
+    sampler = CostModelSampler(plan, model)
+    space, legal = sampler.space, sampler.space.legal
+    refused: Counter[str] = Counter()
+    for _, reason in space.judged:
+        if reason is not None:
+            refused[reason] += len(space.loadings)
+    if too_large := sampler.beyond_memory:
+        refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
+    options = {knob.parameter: knob.option for knob in knobs()}
+    left_out: dict[str, tuple[str, ...]] = {}
+    for (name, value), reason in space.left_out.items():
+        left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
+    # Six trials at most: what comes later depends on what these measure.
+    first = sampler.foreseen(min(6, plan.budget.max_trials + 1))
+    return Preview(
+        **plan.problem_fields(),
+        budget=plan.budget,
+        configurations=len(legal) * len(space.loadings) + (plan.baseline not in legal) - too_large,
+        knobs=_values(space, [plan.baseline, *legal]),
+        values_refused=left_out,
+        refused=dict(refused.most_common()),
+        first_trials=tuple(
+            ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
+            for config in first
+        ),
+        notes=plan.notes,
+    )
+
+
+def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each knob that has several among the configurations, in the order of the space."""
+    options = {knob.parameter: knob.option for knob in knobs()}
+    found = {}
+    for dimension in space.dimensions:
+        field = dimension.name.partition(".")[0]
+        having = {getattr(config, field): config for config in configs}.values()
+        points = [*map(space.point, having), *space.loadings]
+        there = {point[dimension.name] for point in points if dimension.name in point}
+        if len(there) > 1:
+            found[options[dimension.name]] = tuple(_written(choice) for choice in dimension.choices if choice in there)
+    return found
+
+
+def _written(value: Scalar) -> str:
+    return str(value).lower() if value in (None, True, False) else str(value)

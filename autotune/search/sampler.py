@@ -41,18 +41,12 @@ from autotune.planning.plan import SearchPlan, SearchState, too_large
 from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
 from autotune.search.earlier import EarlierSearches
 from autotune.space.space import Point
-from autotune.storage.converter import TrialConverter
+from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult
 
 # Draws of TPE that may be tried or refused configurations, before any untried configuration is taken instead.
 PATIENCE_DRAWS = 60
-
-_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-
-# Time limits of a trial after which one that is still said to be running is taken for dead.
-_DEAD_AFTER = 2.0
-
 
 # The configuration of the next trial, and whether a draw of TPE that is new comes first; None: none is worth a trial.
 _Choice = tuple[TrainConfig, bool] | None
@@ -161,7 +155,8 @@ class CostModelSampler(BaseSampler):
         """Learn from finished trials of the study that were not learned from before."""
         with self._lock:
             self._serve(study)
-            for trial in study.get_trials(deepcopy=False, states=_FINISHED):
+            finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+            for trial in study.get_trials(deepcopy=False, states=finished):
                 self._learn_from(trial)
 
     def _learn_from(self, trial: FrozenTrial) -> None:
@@ -292,8 +287,10 @@ class CostModelSampler(BaseSampler):
             for config in pending
             if (prediction := self._candidates.prediction(config)) is not None
         ]
-        candidates = self._candidates.assuming(assumed) if assumed else self._candidates
-        history = self._history.with_results(assumed) if assumed else self._history
+        candidates, history = self._candidates, self._history
+        if assumed:
+            candidates, history = copy.copy(candidates), history.with_results(assumed)
+            candidates.observe(*assumed)
         return candidates.next(history, lambda config: self._is_open(config, pending), known_before=self._earlier.count)
 
     def _ends(self, pending: Sequence[TrainConfig]) -> bool:
@@ -350,9 +347,8 @@ class CostModelSampler(BaseSampler):
 
     def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
         """Return the configurations of the running trials, except that of trial number `asked`."""
-        dead_before = datetime.datetime.now() - datetime.timedelta(
-            seconds=_DEAD_AFTER * self._plan.budget.trial_timeout_s
-        )
+        dead_after = datetime.timedelta(seconds=2 * self._plan.budget.trial_timeout_s)
+        dead_before = datetime.datetime.now() - dead_after
         pending = []
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             is_dead = trial.datetime_start is None or trial.datetime_start < dead_before

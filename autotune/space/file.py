@@ -28,7 +28,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
-from autotune.space.points import ATTENTION, MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
+from autotune.space.knobs import ATTENTION, MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import Value, read_named
 from autotune.values.budget import Effort

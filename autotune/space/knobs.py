@@ -1,4 +1,7 @@
-"""The changes of a configuration against the baseline, with their classes; and the words that name knobs and values.
+"""The knobs of a configuration: points of a search space, changes against the baseline, and the words for both.
+
+A point has plain values by name of parameter; nested fields are named 'adapter.rank'. It may have fields that its kind
+of adapter lacks, as when a search changes the kind alone; `fitting` leaves them out, and `make_config` refuses them.
 
 `--fix` and `--only` name a knob by its short name, its field with hyphens, or the field of TrainingArguments; fields of
 any kind of adapter are `adapter-FIELD`. Values are validated when a configuration is made of them.
@@ -7,7 +10,7 @@ any kind of adapter are `adapter-FIELD`. Values are validated when a configurati
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -16,14 +19,131 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, complaint, suggestion
-from autotune.space.points import Scalar, make_config, make_point, problem
 from autotune.training.arguments import effective_tf32
 from autotune.value import Value
 from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
-from autotune.values.config import KNOBS, Allowance, Difference, TrainConfig, deepest_class, knob_values
+from autotune.values.config import KNOBS, Allowance, Difference, Parallelism, TrainConfig, deepest_class, knob_values
+from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.result import TrialRow
-from autotune.values.techniques import why_not
+from autotune.values.techniques import BACKENDS, why_not
+
+Scalar = bool | int | float | str | None
+
+MICRO_BATCH = "per_device_train_batch_size"
+
+ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+_ADAPTER = "adapter."
+_PARALLEL = "parallelism."
+
+# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter.
+PARAMETERS = (
+    (frozenset(TrainConfig.model_fields) - {"parallelism"})
+    | {f"{_PARALLEL}{field}" for field in Parallelism.model_fields}
+    | {f"{_ADAPTER}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
+)
+
+
+def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
+    """Return the configuration at `point`.
+
+    Raises:
+        pydantic.ValidationError: A value is invalid, or the adapter lacks a field.
+        KeyError: The adapter is unknown.
+    """
+
+    def nested(prefix: str) -> dict[str, Scalar]:
+        return {name.removeprefix(prefix): value for name, value in point.items() if name.startswith(prefix)}
+
+    fields: dict[str, Any] = {name: value for name, value in point.items() if "." not in name and name != "adapter"}
+    if parallel := nested(_PARALLEL):
+        fields["parallelism"] = Parallelism.model_validate(parallel)
+    if (kind := point.get("adapter")) is not None:
+        fields["adapter"] = ADAPTERS[str(kind)].model_validate(nested(_ADAPTER))
+    return TrainConfig(**fields)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def valid(name: str, value: Scalar) -> Any:
+    """Return the value of a field of `TrainConfig`, checked once for all points; no check is of several fields.
+
+    Raises:
+        pydantic.ValidationError: It is invalid.
+    """
+    return getattr(TrainConfig(**{MICRO_BATCH: 1, name: value}), name)
+
+
+def make_point(config: TrainConfig) -> dict[str, Scalar]:
+    """Return the point of `config`: the inverse of `make_config`."""
+    point: dict[str, Scalar] = {}
+    for name in TrainConfig.model_fields:
+        value = getattr(config, name)
+        if name == "adapter":
+            point[name] = value.kind if value is not None else None
+            if value is not None:
+                point |= {f"{_ADAPTER}{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
+        elif name == "parallelism":
+            point |= {f"{_PARALLEL}{field}": getattr(value, field) for field in Parallelism.model_fields}
+        else:
+            point[name] = str(value) if name == "precision" else value
+    return point
+
+
+def differing(config: TrainConfig, baseline: TrainConfig) -> dict[str, Scalar]:
+    """Return what `--fix` has to name for `config`: where it isn't as `baseline`, or as its kind of adapter has it.
+
+    The number of devices is left out, as `--devices` says it.
+    """
+    point, of_baseline = make_point(config), make_point(baseline)
+    usual = make_point(make_config(fitting({"adapter": point["adapter"]}, of_baseline)))
+    usual |= {"adapter": of_baseline["adapter"], f"{_PARALLEL}world_size": config.parallelism.world_size}
+    return {name: value for name, value in point.items() if value != usual.get(name)}
+
+
+def has_field(kind: Scalar, parameter: str) -> bool:
+    """Return whether `parameter` exists with that kind of adapter; `kind` None: without an adapter."""
+    if not parameter.startswith(_ADAPTER):
+        return True
+    return kind is not None and parameter.removeprefix(_ADAPTER) in ADAPTERS[str(kind)].model_fields
+
+
+def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return `origin` updated by `point`, without fields that the adapter lacks.
+
+    If the kind of adapter changes, the fields that `point` doesn't name have the defaults of the new kind.
+    """
+    kind = point["adapter"] if "adapter" in point else origin.get("adapter")
+    kept = {k: v for k, v in origin.items() if kind == origin.get("adapter") or not k.startswith(_ADAPTER)}
+    return {k: v for k, v in {**kept, **point}.items() if has_field(kind, k)}
+
+
+def problem(parameter: str, value: Scalar) -> str | None:
+    """Return why `value` is invalid for `parameter`, or None; a value of another type, such as '8', is invalid."""
+    reason = why_not(parameter, value)
+    if reason is not None:
+        return f"{value!r}: {reason}"
+    texts = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS_IMPLEMENTATIONS}
+    known = {**texts, "torch_compile_backend": BACKENDS}.get(parameter)  # TrainConfig itself checks other parameters
+    if known is not None and value is not None and value not in known:
+        near = suggestion(str(value), known) or f"; there are {', '.join(known)}"
+        return f"{value!r} is unknown{near}"
+    if parameter == "adapter" and value is not None and value not in ADAPTERS:
+        return f"{value!r} is unknown{suggestion(str(value), ADAPTERS)}"
+    kinds = kinds_with(parameter.removeprefix(_ADAPTER)) if parameter.startswith(_ADAPTER) else (None,)
+    problems = []
+    for kind in kinds:
+        point = {MICRO_BATCH: 1, **({} if kind is None else {"adapter": kind}), parameter: value}
+        try:
+            taken = make_point(make_config(point))[parameter]
+        except ValidationError as error:
+            problems.append(f"{value!r} is no value for it ({complaint(error.errors()[0])})")
+        else:
+            if type(taken) is type(value):
+                return None
+            problems.append(f"{value!r} is no value for it (did you mean {taken!r}?)")
+    return problems[0]
+
 
 # Short names of knobs, for tables and the command line.
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
@@ -69,10 +189,6 @@ def _in_words(value: Any) -> str:
 def shown_changes(changed: Iterable[Change]) -> str:
     """Return changes in words: 'precision bf16, micro-batch 16', or 'the baseline' without any."""
     return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
-
-
-# Kind of adapter for an option that names a field and no kind.
-_USUAL_ADAPTER = "lora"
 
 
 class KnobOption(Value):
@@ -170,7 +286,7 @@ def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
         point[knob.parameter] = None if knob.may_be_none and value == "none" else value
         if knob.parameter.startswith("adapter."):
             having = kinds_with(knob.parameter.removeprefix("adapter."))
-            kind = given.get("adapter", _USUAL_ADAPTER)
+            kind = given.get("adapter", "lora")
             if kind == "none":
                 raise InputError(f"{said}: there is no adapter (--fix adapter=none)")
             if kind not in having:

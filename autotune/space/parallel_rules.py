@@ -28,10 +28,6 @@ TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), n
 # Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 
-# Optimizers that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
-# fails, since it passes an argument that DeepSpeed's lacks.
-_OFFLOADED = frozenset({"adamw_torch", "adamw_torch_fused"})
-
 
 def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
@@ -119,7 +115,9 @@ def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
         yield "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
     if spread.offload == "parameters" and stage < 3:
         yield f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
-    if spread.offload != "none" and config.optim not in _OFFLOADED:
+    # Those that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
+    # fails, since it passes an argument that DeepSpeed's lacks.
+    if spread.offload != "none" and config.optim not in ("adamw_torch", "adamw_torch_fused"):
         yield f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
     if config.optim not in _ELEMENTWISE and OPTIMIZERS[config.optim].package != "bitsandbytes":
         if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":

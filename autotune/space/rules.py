@@ -19,32 +19,8 @@ from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
 from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS
 from autotune.values.workload import Workload
 
-# https://github.com/huggingface/transformers/pull/10956: activations of T5's feed-forward leave fp16's range.
-_OVERFLOWS_IN_FP16 = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
-
-# Models with a learned bias of attention, which inductor hands to efficient attention in a layout that it refuses
-# ("(*bias): last dimension must be contiguous") where a checkpointed layer runs again: seen of t5-3b, torch 2.11.
-_BIASED = frozenset({"t5", "mt5", "umt5"})
-
-# Models that pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
-_FP32_PIXELS = frozenset({"resnet", "convnext", "convnextv2", "swin", "swinv2"})
-
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
-
-# Modes that record CUDA graphs; their second micro-step raises "output of CUDAGraphs that has been overwritten".
-_GRAPHS = ("reduce-overhead", "max-autotune", "cudagraphs")
-
-# Model types whose layers are transformers' Conv1D, which peft's LoHa and LoKr don't know.
-_CONV1D = frozenset({"gpt2", "imagegpt", "openai-gpt"})
-
-# Kinds that peft's LoraConfig makes.
-_LORA = ("lora", "rslora", "dora")
-
-# Tasks whose wrapper in peft handles the labels of virtual tokens (peft.TaskType).
-_PROMPTED = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.SEQUENCE_CLASSIFICATION)
-
-_HALF = (Precision.FP16, Precision.BF16, Precision.PURE_BF16)
 
 
 def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
@@ -64,10 +40,12 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     if config.precision is Precision.FP16:
         if hardware.is_cpu:
             yield "fp16 on a CPU silently stays fp32 in the Trainer"
-        if workload.model.model_type in _OVERFLOWS_IN_FP16:
+        # https://github.com/huggingface/transformers/pull/10956: activations of the feed-forward leave fp16's range.
+        if workload.model.model_type in ("t5", "mt5", "umt5", "longt5", "switch_transformers"):
             yield f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
     if config.precision is Precision.PURE_BF16:
-        if workload.model.model_type in _FP32_PIXELS:
+        # They pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
+        if workload.model.model_type in ("resnet", "convnext", "convnextv2", "swin", "swinv2"):
             yield f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
         if workload.task.takes_audio:
             yield f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
@@ -102,7 +80,7 @@ def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield f"flash attention needs the package {package}"
         if hardware.capability is not None and hardware.capability < (8, 0):
             yield f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
-        if config.precision not in _HALF:
+        if config.precision is Precision.FP32:
             yield "flash attention computes in fp16 or bf16 only"
     if kernel == "flex_attention" and hardware.is_cpu:
         yield "flex attention has no backward on the CPU"
@@ -164,13 +142,17 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             yield "inductor needs the package triton on CUDA"
         if not hardware.is_cpu and not hardware.has_cc:
             yield f"inductor {_NEEDS_CC}"
-        biased = workload.model.model_type in _BIASED and config.attn_implementation == "sdpa"
+        # A learned bias of attention, which inductor hands to efficient attention in a layout that it refuses
+        # ("(*bias): last dimension must be contiguous") where a checkpointed layer runs again: t5-3b, torch 2.11.
+        biased = workload.model.model_type in ("t5", "mt5", "umt5") and config.attn_implementation == "sdpa"
         if biased and not hardware.is_cpu and config.checkpointing != "none":
             yield f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         yield "cudagraphs does nothing on a CPU"
     graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
-    if graphs in _GRAPHS and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+    # The second micro-step raises "output of CUDAGraphs that has been overwritten".
+    records = graphs in ("reduce-overhead", "max-autotune", "cudagraphs")
+    if records and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
         overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
         yield f"{overwrite}; max-autotune-no-cudagraphs records none"
 
@@ -225,14 +207,15 @@ def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         yield f"{model_type} has no linear layers for {found.kind}"
     if found.kind == "ia3" and not _any_named(linear, IA3_MODULES):
         yield f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
-    if found.kind in ("loha", "lokr") and model_type in _CONV1D:
+    if found.kind in ("loha", "lokr") and model_type in ("gpt2", "imagegpt", "openai-gpt"):  # transformers' Conv1D
         yield f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
     targets = getattr(found, "target_modules", None)
     if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):
         yield f"no layer of {model_type} is known as a projection of attention; use all-linear"
     # peft's LoRA adapts the fused experts of these models with all-linear too, as when experts were linear layers.
     has_experts = _any_named(facts.expert_parameters, EXPERT_PARAMETERS)
-    if targets == "all-linear+experts" or (targets == "all-linear" and found.kind in _LORA and has_experts):
+    is_lora = found.kind in ("lora", "rslora", "dora")
+    if targets == "all-linear+experts" or (targets == "all-linear" and is_lora and has_experts):
         if not has_experts:
             yield f"{model_type} has no experts whose weights are fused; use all-linear"
         if not found.on_experts:
@@ -259,7 +242,8 @@ def _quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
 
 def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: ModelFacts) -> Iterator[str]:
     model, task = workload.model, workload.task
-    if task not in _PROMPTED:
+    # The wrappers of these in peft handle the labels of virtual tokens (peft.TaskType).
+    if task not in (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.SEQUENCE_CLASSIFICATION):
         yield f"peft has no {found.kind} for {task}"
     longest, length = facts.max_sequence_length, workload.sequence_length
     if longest is not None and length + found.prompt_length > longest:

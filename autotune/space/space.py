@@ -17,8 +17,7 @@ from pydantic import Field
 
 from autotune.space import rules
 from autotune.space.file import SpaceFile, facts_for
-from autotune.space.knobs import allowance_of
-from autotune.space.points import Scalar, fitting, has_field, make_config, make_point, valid
+from autotune.space.knobs import Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
 from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -31,13 +30,6 @@ from autotune.values.trial import TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
-
-# For an optimizer, those whose states and temporaries are surely no larger; others are not compared.
-_LIGHTER = {
-    "adamw_torch": frozenset({"adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
-    "adamw_torch_fused": frozenset({"adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"}),
-    "adamw_bnb_8bit": frozenset({"paged_adamw_8bit"}),
-}
 
 # Least share of a step spent waiting for data for which other ways of loading data are tried.
 WORTHWHILE_DATA_WAIT = 0.02
@@ -341,7 +333,12 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
         return False
     if easy.checkpointing != hard.checkpointing and not keeps_less(easy.checkpointing, hard.checkpointing):
         return False
-    if easy.optim != hard.optim and easy.optim not in _LIGHTER.get(hard.optim, frozenset()):
+    lighter = {  # optimizers whose states and temporaries are surely no larger; others are not compared
+        "adamw_torch": ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"),
+        "adamw_torch_fused": ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"),
+        "adamw_bnb_8bit": ("paged_adamw_8bit",),
+    }
+    if easy.optim != hard.optim and easy.optim not in lighter.get(hard.optim, ()):
         return False
     if easy.is_balanced != hard.is_balanced:
         return False

@@ -51,15 +51,8 @@ logger = logging.getLogger(__name__)
 # Of the observations the latest are stored; a regression over them takes milliseconds.
 _MOST_OBSERVATIONS = 300
 
-_MOST_TIMINGS = 20_000  # of operators: some hundred models
-
-# What says where a model is from, and nothing of the model.
-_NAMES_OF_A_MODEL = {"reference", "name", "source", "path", "revision"}
-
 # All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
 _MOST_TRACES_BYTES = 64 << 20
-
-_LEFT_S = 3600.0  # age from which a temporary file is no longer being written
 
 
 def home() -> Path:
@@ -94,7 +87,7 @@ def writable(*parts: str) -> Path:
         tempfile.TemporaryFile(dir=folder).close()
         for left in folder.glob(f".*{TEMPORARY_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
-                if time.time() - left.stat().st_mtime > _LEFT_S:
+                if time.time() - left.stat().st_mtime > 3600:  # it is no longer being written
                     _unlink(left)
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
@@ -206,7 +199,7 @@ def add_timings(hardware: Hardware, found: Timings) -> None:
     with contextlib.suppress(OSError, InputError), _changing(writable("operators")) as folder:
         both = (read_timings(hardware) or found).updated(found)
         names = ("operators", "optimizers")
-        latest = {name: dict(list(getattr(both, name).items())[-_MOST_TIMINGS:]) for name in names}
+        latest = {name: dict(list(getattr(both, name).items())[-20_000:]) for name in names}  # some hundred models'
         write_value(both.model_copy(update=latest), folder / f"{hardware.fingerprint}.json")
 
 
@@ -257,7 +250,7 @@ def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | N
     model = workload.model
     if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
         return None
-    figures = model.model_dump(mode="json", exclude=_NAMES_OF_A_MODEL)
+    figures = model.model_dump(mode="json", exclude={"reference", "name", "source", "path", "revision"})
     decides = (
         *(figures, parameters, shape_of(workload).model_dump(mode="json"), family.model_dump(mode="json")),
         *(installed_versions(), _code_digest()),

@@ -49,9 +49,6 @@ SEARCH, NUMBER, RECORDED = "search", "trial", "recorded"
 PATIENCE_S = 3
 _LIBPQ = {"connect_timeout": PATIENCE_S, "tcp_user_timeout": 10_000, "keepalives_idle": 5, "keepalives_count": 3}
 
-# "postgres" is what hosts hand out. The driver is that of the extra `postgresql`, unless the URL names one.
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
-
 # Words that are shown of an error.
 _WORDS = (
     *("authentication failed", "access denied", "permission denied", "does not exist", "unknown database"),
@@ -67,8 +64,6 @@ _NO_URL = (
     "postgresql://user:password@host/database (with %40 for an @ in the password, %2F for a /); 'off' switches the "
     "record off"
 )
-
-_LAYING_TABLES = 3  # attempts at making the tables, beside others who do the same
 
 
 def record() -> Record | None:
@@ -272,7 +267,8 @@ def _engine(url: str) -> sa.Engine:
         MachineError: Its driver is not installed.
     """
     scheme, separator, rest = url.partition("://")
-    url = f"{_DRIVERS.get(scheme, scheme)}{separator}{rest}"
+    if scheme in ("postgresql", "postgres"):  # the latter is what hosts hand out; the driver is that of the extra
+        url = f"postgresql+psycopg{separator}{rest}"
     options: dict[str, Any] = {"connect_args": _LIBPQ} if url.startswith("postgresql+psycopg") else {}
     try:
         return sa.create_engine(url, poolclass=sa.NullPool, **options)
@@ -297,7 +293,7 @@ def _storage(engine: sa.Engine, where: str) -> BaseStorage:
         )
     options = {"poolclass": sa.NullPool, "connect_args": _LIBPQ if engine.name == "postgresql" else {}}
     url = engine.url.render_as_string(hide_password=False)
-    for _ in range(_LAYING_TABLES - 1):
+    for _ in range(2):  # beside others who make the tables too
         with contextlib.suppress(sa.exc.IntegrityError, sa.exc.ProgrammingError):
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
     return optuna.storages.RDBStorage(url, engine_kwargs=options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -17,20 +17,11 @@ from autotune.values.problem import Problem
 from autotune.values.trial import Purpose, TrialResult
 from autotune.version import __version__
 
-# A finite number above zero: anything else comes from a damaged record.
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-# Packages that a trial doesn't train with.
-_NOT_TRAINING = frozenset({"optuna"})
-
 # Arguments that decide what is learned, not how long a step takes or what it needs.
 WITHOUT_COST = frozenset(
     {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
     | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}
 )
-
-# Fields of a workload that say where it comes from, or that count otherwise: of real data the lengths do.
-_NOT_THE_STEP = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
 
 
 class Key(Value):
@@ -61,10 +52,11 @@ def key_of(problem: Problem) -> Key:
         **({"frozen": "vision"} if spec.freeze_vision else {}),
     }
     fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
-    without = _NOT_THE_STEP if workload.images else _NOT_THE_STEP | {"images", "image_size"}
-    step = workload.model_dump(mode="json", exclude=without)
+    # They say where it comes from, or count otherwise: of real data the lengths do.
+    without = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
+    step = workload.model_dump(mode="json", exclude=without if workload.images else without | {"images", "image_size"})
     device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
-    training = {name: version for name, version in hardware.versions.items() if name not in _NOT_TRAINING}
+    training = {name: version for name, version in hardware.versions.items() if name != "optuna"}
     return Key(
         model=digest_of({"of": model}),
         workload=digest_of({"of": {**step, "real": workload.dataset is not None, "fixed": fixed}}),
@@ -82,7 +74,7 @@ class RecordedTrial(Value):
     purpose: Purpose
     config_id: str
     config: dict[str, Any]
-    samples_per_second: _Positive | None = None
+    samples_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # else the record is damaged
     memory_bytes: PositiveInt = Field(description="the budget that it ran within")
     duration_s: float = Field(ge=0, allow_inf_nan=False)
     ended: str = Field(description="UTC, ISO 8601")

@@ -55,16 +55,6 @@ RESULT_FILE = "result.json"
 STUDY_FILE = "study.journal"
 EXPLAIN_FOLDER = "explain"
 
-# Temporary files that a search may leave when it is killed; reports are written without its lock, and have others.
-_TEMPORARY = tuple(
-    f"{name}.*{TEMPORARY_SUFFIX}"
-    for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".record.json", ".processes*.json", "trials/*/.*.json")
-)
-
-# Attempts at making a directory that other processes remove meanwhile, and seconds before the lock is tried again.
-_ATTEMPTS = 10
-_PAUSE_S = 0.01
-
 
 def default_run_directory(model: str) -> Path:
     """Return ``runs/<model>-<time>``, slashes and other awkward characters of the model's name replaced."""
@@ -123,7 +113,7 @@ class RunDirectory:
                     lock.close()
                     raise RunDirectoryError(f"{self.path}: another search is running in it") from None
             lock.close()  # of a directory that was removed between opening and locking, or looked at just then
-            time.sleep(_PAUSE_S)
+            time.sleep(0.01)
         self._file = lock  # the lock lasts as long as the file is open
         try:
             self._check_new()  # another search may have come to its end since this one was made
@@ -131,8 +121,9 @@ class RunDirectory:
         except RunDirectoryError:
             lock.close()
             raise
-        for pattern in _TEMPORARY:  # of searches that were killed here
-            for path in self.path.glob(pattern):
+        # Searches that were killed here left them; reports are written without the lock, and have others.
+        for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".record.json", ".processes*.json", "trials/*/.*.json"):
+            for path in self.path.glob(f"{name}.*{TEMPORARY_SUFFIX}"):
                 with contextlib.suppress(OSError):
                     path.unlink()
         return self
@@ -145,7 +136,8 @@ class RunDirectory:
             if error is None or isinstance(error, OSError | InfrastructureError):
                 self._check_place(error)
         finally:
-            if self._made_here and not self._holds_search() and not named and self._is_lock(self._file):
+            holds_search = (self.path / PLAN_FILE).exists()
+            if self._made_here and not holds_search and not named and self._is_lock(self._file):
                 self._remove()  # refused before there was anything to keep
             self._file.close()
 
@@ -170,7 +162,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It can't be written.
         """
-        for left in reversed(range(_ATTEMPTS)):
+        for left in reversed(range(10)):  # other processes may remove it meanwhile
             try:
                 if self._is_new and not self.path.is_dir():
                     self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,11 +189,8 @@ class RunDirectory:
         except OSError:
             return False
 
-    def _holds_search(self) -> bool:
-        return (self.path / PLAN_FILE).exists()
-
     def _check_new(self) -> None:
-        if self._is_new and self._holds_search():
+        if self._is_new and (self.path / PLAN_FILE).exists():
             path = self.path
             raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
 

@@ -28,9 +28,6 @@ from autotune.values.workload import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
 
-# The folder of a tracker of --report-to whose library links to its logs elsewhere, and replaces such links.
-_TRACKER = "wandb"
-
 
 class Action(NamedTuple):
     """Something that a search does beyond training a model of the library's."""
@@ -52,7 +49,7 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
     Raises:
         RunDirectoryError: It would run such things; the message names them.
     """
-    found = [action for action in actions(plan) if delivers or action.shown != _written_to(plan)]
+    found = list(actions(plan if delivers else plan.model_copy(update={"output": None})))
     if trusted:
         _note(found)
         return
@@ -99,11 +96,7 @@ def actions(plan: SearchPlan) -> Iterator[Action]:
     for name in plan.report_to:
         yield Action(f"tells {name} of its trials", _key(["tracker", name]))
     if plan.output is not None:
-        yield Action(_written_to(plan), _key(["output", plan.output]))
-
-
-def _written_to(plan: SearchPlan) -> str:
-    return f"writes its answer to {plan.output}"
+        yield Action(f"writes its answer to {plan.output}", _key(["output", plan.output]))
 
 
 def check_within(run_dir: Path) -> None:
@@ -123,8 +116,8 @@ def check_within(run_dir: Path) -> None:
                 raise RunDirectoryError(f"{path}: a link to {path.readlink()}, out of the run directory; remove it")
             if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise RunDirectoryError(f"{path}: a pipe, a socket or a device, no file of a search; remove it")
-        if _TRACKER in folders:
-            folders.remove(_TRACKER)
+        if "wandb" in folders:  # a tracker of --report-to, which links to its logs elsewhere and replaces such links
+            folders.remove("wandb")
 
 
 def _texts(value: Any) -> Iterator[str]:

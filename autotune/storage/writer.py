@@ -1,5 +1,7 @@
 """Writes every trial of a search to its study and to the lasting record as it ends, and reads earlier searches.
 
+A :class:`TrialConverter` makes a study's trial of a result, and a result of a study's trial.
+
 A :class:`RecordWriter` is an observer between the search and the user's: it passes every event on. A trial is a file
 first. The study of the run directory, `study.journal`, is written before the next trial begins; what is missing there
 is added when the search goes on. The lasting record is written in a thread, so that one that is away doesn't hold the
@@ -22,36 +24,158 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Self, TypeVar
 
-from optuna.trial import FrozenTrial
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, ValidationError
 
 from autotune.errors import AutotuneError, RecordError
 from autotune.execution.places import DISK_IS_FULL
-from autotune.planning.plan import SearchPlan
-from autotune.storage.converter import RESULT, TrialConverter
+from autotune.planning.plan import SearchPlan, request_of
+from autotune.space.space import Point, SearchSpace
 from autotune.storage.record import PATIENCE_S, RECORDED, Record
 from autotune.storage.record import record as usual_record
 from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
 from autotune.storage.run_directory import PLAN_FILE, STUDY_FILE, RunDirectory
+from autotune.units import GIB
 from autotune.value import Value, read_value, write_value
+from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Note, Observer, TrialEnded
-from autotune.values.result import ResultData
-from autotune.values.trial import Purpose, TrialResult
+from autotune.values.result import ResultData, TrialRow
+from autotune.values.trial import Failure, Interval, Measurement, Memory, Outcome, Purpose, TrialResult, TrialStatus
 
 IDENTITY_FILE = "record.json"
 
-_RECORDED_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
+# The constraint's name: peak memory beyond the budget, as a share of the budget.
+MEMORY = "memory"
 
-# Earlier searches with the same key that are read at most: the latest say most about this machine.
-_MOST_SEARCHES = 20
+# The user attribute that holds a whole `TrialResult` as JSON.
+RESULT = "result"
 
-# How long a search waits for a record that answers: for a trial to be written, and for earlier searches to be read.
+# How long a search waits for a record in which a trial is written.
 _WAIT_S = PATIENCE_S + 1.0
-_READING_WAIT_S = 4 * _WAIT_S
-
-_LEAST_WAIT_S = 2.0  # for reading, when the search's time is nearly up
 
 T = TypeVar("T")
+
+
+class TrialConverter:
+    """Converts parameters, which are those of `space`, to configurations, and results to values and constraints."""
+
+    def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
+        self._plan = plan
+        self._space = space
+        self.distributions = {d.name: CategoricalDistribution(d.choices) for d in space.dimensions}
+
+    def frozen(self, result: TrialResult) -> FrozenTrial:
+        """Return a result as a finished trial of a study.
+
+        Its value is the samples per second by the objective; None if the trial failed. Its constraint is the peak
+        divided by the budget, less 1, so that positive means too much; there is none if the peak isn't known.
+        """
+        params, row, measured = self.params(result.request.config), TrialRow.of(result), result.measurement
+        constraints = {}
+        if result.status is TrialStatus.OUT_OF_MEMORY:
+            constraints[MEMORY] = 0.01  # a measured peak may lie below the budget, and would say that it fits
+        elif measured is not None and measured.memory.is_known:
+            constraints[MEMORY] = measured.memory.peak_bytes / self._plan.memory_bytes - 1
+        trial = optuna.create_trial(
+            # TPE ranks pruned trials below completed ones, and ignores failed trials.
+            state={TrialStatus.COMPLETED: TrialState.COMPLETE, TrialStatus.OUT_OF_MEMORY: TrialState.PRUNED}.get(
+                result.status, TrialState.FAIL
+            ),
+            value=self._plan.objective.rate(measured) if measured else None,
+            params=params,
+            distributions={name: self.distributions[name] for name in params},
+            constraints=constraints,
+            user_attrs={
+                "trial": row.number,
+                "purpose": str(row.purpose),
+                "status": str(row.status),
+                **({"peak memory GiB": row.peak_bytes / GIB} if row.peak_bytes is not None else {}),
+                **({"cause": row.cause} if row.cause else {}),
+                RESULT: result.model_dump_json(),
+            },
+        )
+        if result.began is not None:
+            trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
+            trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
+        return trial
+
+    def is_ours(self, trial: FrozenTrial) -> bool:
+        """Whether a trial has parameters of the space, with values of the space.
+
+        A trial that ended before any was suggested has none; one of another space may have other values.
+        """
+        ours = trial.params.keys() & self.distributions.keys()
+        return all(trial.params[name] in self.distributions[name].choices for name in ours) and (
+            bool(ours) or not self.distributions
+        )
+
+    def config(self, params: Point) -> TrainConfig:
+        """Return the configuration of a trial's parameters; all others have the values of the baseline.
+
+        Raises:
+            ValueError: The parameters contradict each other.
+        """
+        config = self._space.config(self._space.complete(params))
+        return self._plan.baseline if self.params(config) == self.params(self._plan.baseline) else config
+
+    def params(self, config: TrainConfig) -> Point:
+        """Return the parameters of a configuration whose values are choices of the study."""
+        return self._space.choices_of(config)
+
+    def result(self, trial: FrozenTrial) -> TrialResult:
+        """Return a finished trial of a study as a result.
+
+        That is the whole result if the trial has one, else as much as its state, value and constraint "memory" define.
+        A pruned trial was ended as too slow, unless the constraint says that it was out of memory.
+
+        Raises:
+            ValueError: Its parameters contradict each other.
+        """
+        if (whole := trial.user_attrs.get(RESULT)) is not None:
+            try:
+                return TrialResult.model_validate_json(whole)
+            except ValueError:  # of another version
+                pass
+        config, share = self.config(trial.params), trial.constraints.get(MEMORY)
+        status = TrialStatus.COMPLETED
+        if share is not None and share > 0:
+            status = TrialStatus.OUT_OF_MEMORY
+        elif trial.state is TrialState.PRUNED:
+            status = TrialStatus.TIMED_OUT
+        elif trial.state is TrialState.FAIL or trial.value is None or not 0 < trial.value < math.inf:
+            status = TrialStatus.CRASHED
+        if status is not TrialStatus.COMPLETED or trial.value is None:
+            return self._result(config, trial.number, Failure(status=status, cause="as the study says"))
+        peak_bytes = None if share is None or share <= -1 else round((1 + share) * self._plan.memory_bytes)
+        memory = Memory(**{"resident_bytes" if self._plan.hardware.is_cpu else "device_bytes": peak_bytes})
+        return self.assumed(config, trial.value, memory, number=trial.number)
+
+    def assumed(
+        self, config: TrainConfig, rate: float, memory: Memory | None = None, *, number: int = 0
+    ) -> TrialResult:
+        """Return a completed trial with the given samples per second and peak memory, and nothing else known."""
+        step_s = self._plan.workload.samples_per_step(config) / rate
+        measurement = Measurement(
+            step_times_s=(step_s,),
+            accumulation_steps=self._plan.workload.accumulation_steps(config),
+            samples_per_second=rate,
+            samples_per_second_interval=Interval(low=rate, high=rate),
+            memory=memory or Memory(),
+            startup_s=0.0,
+            first_step_s=step_s,
+            data_wait_share=None,
+            loss=0.0,
+            effects={},
+        )
+        return self._result(config, number, measurement)
+
+    def _result(self, config: TrainConfig, number: int, outcome: Outcome) -> TrialResult:
+        purpose = Purpose.BASELINE if config == self._plan.baseline else Purpose.SEARCH
+        limit_s = self._plan.budget.trial_timeout_s
+        request = request_of(self._plan, config, purpose, number=number, timeout_s=limit_s)
+        return TrialResult(request=request, outcome=outcome, duration_s=0.0)
 
 
 class Identity(Value):
@@ -142,7 +266,8 @@ class RecordWriter:
         """Write trials, except checks and those that are written already."""
         before = len(self._recorded)
         for result in results:
-            if result.request.task is None and result.request.purpose in _RECORDED_PURPOSES:
+            purpose = result.request.purpose
+            if result.request.task is None and (purpose.explores or purpose is Purpose.FINAL):
                 self._add(result)
         if len(self._recorded) > before:
             self._write_study()
@@ -192,9 +317,9 @@ class RecordWriter:
         record, key = self._record, self._search.key
         if record is None:
             return []
-        reading = in_thread(lambda: record.searches(key=key, latest=_MOST_SEARCHES))
+        reading = in_thread(lambda: record.searches(key=key, latest=20))  # which say most about this machine
         try:
-            wait_s = min(_READING_WAIT_S, max(_LEAST_WAIT_S, (self._ends_at - time.monotonic()) / 4))
+            wait_s = min(4 * _WAIT_S, max(2.0, (self._ends_at - time.monotonic()) / 4))
             if not wait([reading], wait_s).done:
                 raise _no_answer(record, wait_s)
             return [search for search in reading.result() if search.id != self._search.id]

@@ -12,7 +12,7 @@ from searching.tables import Table, TableTrial
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
-from autotune.storage.converter import TrialConverter
+from autotune.storage.writer import TrialConverter
 from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult, TrialStatus

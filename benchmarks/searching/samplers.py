@@ -19,7 +19,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
-from autotune.storage.converter import TrialConverter
+from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
 
 # Configurations one by one; it is sent the samples/s that each gave, None for what failed.

@@ -16,7 +16,7 @@ from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.search.preview import Preview, preview
+from autotune.search.run import Preview, preview
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import load

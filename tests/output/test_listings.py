@@ -7,7 +7,7 @@ from predicted_space import GB, SPACE, make_model_of
 from rich.console import Console
 
 from autotune.output.listings import preview_table
-from autotune.search.preview import preview
+from autotune.search.run import preview
 from autotune.values.config import Allowance
 
 

@@ -7,7 +7,7 @@ from profiles import make_model, make_profile
 
 from autotune.cost.family import family_of
 from autotune.search.candidates import Candidates
-from autotune.search.preview import preview
+from autotune.search.run import preview
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
 from autotune.values.config import Allowance

@@ -4,8 +4,8 @@ import pytest
 from factories import make_config
 from pydantic import ValidationError
 
-from autotune.space.points import PARAMETERS, differing, fitting, has_field, make_point, problem
-from autotune.space.points import make_config as config_at
+from autotune.space.knobs import PARAMETERS, differing, fitting, has_field, make_point, problem
+from autotune.space.knobs import make_config as config_at
 from autotune.values.adapters import ADAPTERS
 
 

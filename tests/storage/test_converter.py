@@ -5,7 +5,7 @@ import pytest
 from factories import CRASHED, OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_result, make_space_file
 from optuna.trial import TrialState
 
-from autotune.storage.converter import MEMORY, TrialConverter
+from autotune.storage.writer import MEMORY, TrialConverter
 from autotune.units import GIB
 from autotune.values.trial import Memory, Purpose, TrialStatus
 
