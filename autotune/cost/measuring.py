@@ -50,9 +50,9 @@ _PRODUCT_LIMIT_S = 0.3  # products that would take longer are left out, but for 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TINY_LAYERS, _TINY_WIDTH = 20, 32
 
-# Times that each operator is run, and how often in a row: a GPU is waited for after some.
+# Times that each operator is run, and how often in a row at most and for how long: a GPU is waited for after some.
 _ROUNDS = 7
-_RUNS_ON_GPU = 20
+_RUNS_ON_GPU, _RUN_ON_GPU_S = 20, 1e-3
 # Operators that take turns.
 _TURN = 100
 
@@ -262,20 +262,21 @@ def _in_turn(
         most_bytes: Of the tensors that are there at a time.
         ends_at: When the time is spent.
     """
-    runs = 1 if stopwatch.device.type == "cpu" else _RUNS_ON_GPU
+    most_runs = 1 if stopwatch.device.type == "cpu" else _RUNS_ON_GPU
     pending = [(name, piece) for name, piece in pieces.items() if piece[0] <= most_bytes][::-1]
     found: dict[str, float] = {}
     with torch.no_grad():
         while pending and time.monotonic() < ends_at:
-            works: dict[str, Callable[[], object]] = {}
+            works: dict[str, tuple[Callable[[], object], int]] = {}
             room = most_bytes
             while pending and len(works) < _TURN and (room := room - pending[-1][1][0]) >= 0:
                 name, (_, make) = pending.pop()
                 with contextlib.suppress(Exception):
                     work = make()
                     work()
-                    works[name] = work
-            rounds = [[stopwatch.block(work, runs) / runs for work in works.values()] for _ in range(_ROUNDS)]
+                    once = stopwatch.block(work, 1) if most_runs > 1 else math.inf
+                    works[name] = work, max(1, min(most_runs, int(_RUN_ON_GPU_S / once)))
+            rounds = [[stopwatch.block(work, n) / n for work, n in works.values()] for _ in range(_ROUNDS)]
             found |= {
                 name: statistics.median(times) for name, times in zip(works, zip(*rounds, strict=True), strict=True)
             }
@@ -287,7 +288,7 @@ def _step(what: str, group: ParameterGroup, device: torch.device) -> Callable[[]
     from transformers import Trainer
 
     dtype = _WIDTHS[group.element_bytes]
-    weights = [torch.nn.Parameter(torch.randn(group.shape).to(device, dtype)) for _ in range(_COPIES)]
+    weights = [torch.nn.Parameter(torch.randn(group.shape, device=device).to(dtype)) for _ in range(_COPIES)]
     gradients = [torch.full_like(weight, 1e-3) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient

@@ -145,15 +145,27 @@ def parameter_key(optim: str, group: ParameterGroup) -> str:
     return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
 
 
-def stepping(groups: Iterable[ParameterGroup], optim: str, timings: Timings | None) -> float | None:
+def stepping(
+    groups: Iterable[ParameterGroup],
+    optim: str,
+    timings: Timings | None,
+    *,
+    launch_s: float = 0.0,
+    bandwidth: float = 1.0,
+) -> float | None:
     """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
 
-    A shape that wasn't measured takes as long for each element as the one with the most nearly equal number of them.
+    A shape that wasn't measured takes the time of the one with the most nearly equal number of elements, times the
+    ratio of what a launch and moving the bytes take of each: a small shape's time is that of the launch.
     """
     if timings is None:
         return None
-    known: dict[float, float] = {}
+    known: dict[int, tuple[float, float]] = {}  # by elements: the seconds, and what was expected
     total, missing = 0.0, []
+
+    def expected(group: ParameterGroup) -> float:
+        return launch_s + 3 * group.elements * group.element_bytes / bandwidth
+
     for group in groups:
         seconds = timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
         if seconds is None:
@@ -161,10 +173,11 @@ def stepping(groups: Iterable[ParameterGroup], optim: str, timings: Timings | No
             continue
         total += group.count * seconds
         if group.trained:
-            known[float(group.elements)] = seconds
+            known[group.elements] = seconds, expected(group)
     if missing and not known:
         return None
     for group in missing:
         nearest = min(known, key=lambda elements: abs(np.log((elements + 1) / (group.elements + 1))))
-        total += group.count * known[nearest] * max(1.0, group.elements / max(nearest, 1.0))
+        seconds, usual = known[nearest]
+        total += group.count * seconds * max(1.0, expected(group) / usual)
     return total

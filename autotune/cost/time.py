@@ -71,7 +71,7 @@ class StepCost:
             accumulation: Of each.
             attended: Micro-batches by the work of attention, see `lengths`; None: `samples`.
         """
-        adding = stepping(self.profile.parameters, ADDING, self._rates.timings)
+        adding = _measured_step(self.profile, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples, attended) + (accumulation - 1) * adding
@@ -217,7 +217,7 @@ def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> 
 
 def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     """Return the seconds of an optimizer step, the clipping of gradients included."""
-    steps = [stepping(profile.parameters, what, rates.timings) for what in (optim, CLIPPING)]
+    steps = [_measured_step(profile, what, rates) for what in (optim, CLIPPING)]
     if None not in steps:
         return sum(step for step in steps if step is not None)
     row = optimizer(optim)
@@ -230,6 +230,10 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     tensors = sum(g.count for g in profile.parameters if g.trained)
     kernels = tensors * (row.kernels if on_cpu or row.temporaries in ("loop", "adafactor") else 0.2)
     return (clipping + factor * fused) / rates.bandwidth + kernels * rates.launch_s
+
+
+def _measured_step(profile: Profile, what: str, rates: Rates) -> float | None:
+    return stepping(profile.parameters, what, rates.timings, launch_s=rates.launch_s, bandwidth=rates.bandwidth)
 
 
 def _rate(profile: Profile, rates: Rates, *, half: bool, tf32: bool) -> float:

@@ -57,6 +57,15 @@ def test_a_measured_optimizer_takes_what_it_took_and_larger_parameters_more():
     assert stepping(profile.parameters, "adafactor", timings(optimizers=known)) is None
 
 
+def test_a_small_parameters_step_is_a_launch_and_no_measure_of_a_large_one():
+    small, large = make_group(1024), make_group(150_000, 1024)
+    profile = make_profile(make_family(), parameters=(small, large))
+    known = {parameter_key(what, small): 5e-6 for what in ("sgd", CLIPPING)}
+    rates = make_rates(bandwidth=4e12, launch_s=5e-6, timings=timings(optimizers=known))
+    bytes_s = 3 * 4 * large.elements / rates.bandwidth
+    assert optimizer_seconds(profile, rates, "sgd") == pytest.approx(2 * bytes_s, rel=0.1)
+
+
 def test_the_costliest_calls_are_measured_first_and_none_again():
     cheap, dear = make_work(call="cheap", flops=1), make_work(call="dear [<0:1>]", flops=1e12)
     profile = make_profile(make_family(), work=(cheap, dear))
