@@ -47,9 +47,6 @@ MODEL, CHANGES, LIMITS = "Model and data", "What may change", "Limits"
 PLACES, OUTPUT = "Where it runs", "Output"
 GROUPS = (MODEL, CHANGES, LIMITS, PLACES, OUTPUT)
 
-_NEXT = re.compile(r",(?=[^,=]*=)")  # the comma before the next KNOB=VALUE; a value may have commas
-_SHOWN = 100  # characters of a refused value
-
 
 def option(group: str, words: str, default: Any = None, **more: Any) -> Any:
     """Return the field of an option, which help lists in `group` with these words; `more` is as pydantic's `Field`."""
@@ -85,7 +82,9 @@ def _fixed(value: object) -> object:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return value
-    return fixed_words([word.strip() for part in listed for word in _NEXT.split(str(part)) if word.strip()])
+    # The comma before the next KNOB=VALUE; a value may have commas.
+    words = (word.strip() for part in listed for word in re.split(r",(?=[^,=]*=)", str(part)))
+    return fixed_words([word for word in words if word])
 
 
 def _name(value: object) -> object:
@@ -190,7 +189,7 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise InputError(f"--{option} {str(first['input'])[:_SHOWN]}: {first_complaint(error)}") from None
+        raise InputError(f"--{option} {str(first['input'])[:100]}: {first_complaint(error)}") from None
     except RecursionError:
         raise InputError("an option is nested too deeply") from None
 
@@ -198,9 +197,6 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
 # Options that a project has no default for, since they run code or reach other machines: who runs a command in somebody
 # else's project need not trust its models and modules. Trackers' libraries read settings of the working directory.
 _NOT_OF_A_PROJECT = ("trust_remote_code", "reward", "report_to", "engine", "address")
-
-# Options that name files, which of a project lie beside its pyproject.toml; or files or names, whichever is there.
-_FILES, _FILES_OR_NAMES = ("data", "baseline", "output"), ("model", "space")
 
 
 def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -244,9 +240,9 @@ def _project_values(path: Path, folder: Path, table: Any) -> dict[str, Any]:
             raise InputError(f"{key}: no such option{near}")
     read = options_of(SearchOptions, {"model": "", **values}).model_dump(mode="json", by_alias=True)
     found = {name: read[name] for name in values}
-    for name in (n for n in (*_FILES, *_FILES_OR_NAMES) if n in found):
-        file = path.parent / found[name]
-        if name in _FILES or (folder / file).exists():
+    for name in (n for n in ("data", "baseline", "output", "model", "space") if n in found):
+        file = path.parent / found[name]  # a project's files lie beside it; a model or a space may be a name
+        if name not in ("model", "space") or (folder / file).exists():
             found[name] = str(file)
         if name == "output" and not (folder / file).resolve().is_relative_to((folder / path).parent.resolve()):
             raise InputError("output: outside of the project; say it on the command line")

@@ -33,15 +33,6 @@ SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version h
 # the time of a step with more is inferred.
 SEARCH_ACCUMULATION = 2
 
-# Purposes whose trials run all micro-batches of a step.
-_WHOLE_STEPS = (Purpose.FINAL, Purpose.LOSS_CHECK, Purpose.EXPLAIN)
-
-# Purposes whose trials are compared closely, and so measured more exactly than those of the search.
-_AGAIN = (Purpose.FINAL, Purpose.EXPLAIN)
-
-# A check runs the number of steps that it asks for, however long they take.
-_NO_LIMITS = {"measure_time_s": 1e9, "relative_interval": 1e-12}
-
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 
@@ -145,13 +136,16 @@ def request_of(
     turn with it, itself included; if empty, it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
-    whole = purpose in _WHOLE_STEPS or plan.workload.runs_whole_steps(config)
+    is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
+    whole = is_compared or purpose is Purpose.LOSS_CHECK or plan.workload.runs_whole_steps(config)
     limits = plan.budget.model_dump(include=set(Limits.model_fields))
     if task is not None:
-        # In a soak, the first step creates the optimizer states, and two more run with them.
+        # A check runs its steps, however long they take. In a soak, the first creates the optimizer states, and two
+        # more run with them.
         steps = max(2, task.steps) if isinstance(task, LossTask) else 2
-        limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps, **_NO_LIMITS}
-    limits |= plan.budget.when_measured_again if purpose in _AGAIN else {}
+        limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps}
+        limits |= {"measure_time_s": 1e9, "relative_interval": 1e-12}
+    limits |= plan.budget.when_measured_again if is_compared else {}
     limits |= plan.budget.when_in_turn if in_turn_with else {}
     if to_beat:
         limits["beaten_step_s"] = plan.workload.samples_per_step(config) / to_beat

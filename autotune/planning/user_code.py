@@ -61,19 +61,21 @@ if TYPE_CHECKING:
     from autotune.execution.runner import LocalRunner
 
 # Options that contradict the user's code, with the reason of the refusal.
-_THEIRS = "your code decides it"
-_ONE_DEVICE = "a {given} is tuned on one device of this machine"
 DECIDED_BY_CODE: dict[str, str] = {
-    **dict.fromkeys(("model", "task", "data", "text_field", "seq_len", "target_len", "revision"), _THEIRS),
-    **dict.fromkeys(("trust_remote_code", "images", "image_size", "freeze_vision"), _THEIRS),
+    **dict.fromkeys(
+        (
+            *("model", "task", "data", "text_field", "seq_len", "target_len", "revision", "trust_remote_code"),
+            *("images", "image_size", "freeze_vision", "recipe", "prompt_len", "completion_len", "generations"),
+            "reward",
+        ),
+        "your code decides it",
+    ),
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
-    **dict.fromkeys(("recipe", "prompt_len", "completion_len", "generations", "reward"), _THEIRS),
-    **dict.fromkeys(("devices", "workers", "engine", "address", "kind"), _ONE_DEVICE),
+    **dict.fromkeys(
+        ("devices", "workers", "engine", "address", "kind"), "a {given} is tuned on one device of this machine"
+    ),
 }
-
-_LAUNCHERS = frozenset({"accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"})
-_HARMLESS_FLAGS = frozenset({"-u", "-B", "-s"})  # flags of Python that don't change what a script computes
 
 
 class UserTrainer(Subject):
@@ -165,7 +167,7 @@ def code_of(command: Sequence[str]) -> OwnCode:
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(words), words[0]
-    if Path(first).name in _LAUNCHERS:
+    if Path(first).name in ("accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"):
         raise InputError(
             f"{first}: a script is tuned on one device, in a process of autotune's own; write `python` and the "
             "script in place of the launcher"
@@ -175,7 +177,7 @@ def code_of(command: Sequence[str]) -> OwnCode:
         here = Path(sys.executable).absolute().parent
         if "/" in first and (found is None or Path(found).absolute().parent != here):  # a bare name means this one
             raise InputError(f"{first}: another Python than autotune's ({sys.executable}); install autotune there")
-        while words and words[0] in _HARMLESS_FLAGS:
+        while words and words[0] in ("-u", "-B", "-s"):  # they don't change what a script computes
             words.pop(0)
     is_module = bool(words) and words[0] == "-m"
     words = words[1:] if is_module else words

@@ -19,23 +19,11 @@ from autotune.training.texts import checked_path
 from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
-from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, RecipeName, Workload
+from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, Workload
 
 DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
-SPACE_OF_SEVERAL = "parallel"  # default space for several devices
-DEFAULT_SEQUENCE_LENGTH = {"cuda": 512, "cpu": 64}
 TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
-_RECIPE_LENGTH = {"cuda": 256, "cpu": 32}  # tokens of a prompt, and of a completion
-_GENERATIONS: dict[RecipeName, int] = {"grpo": 8, "rloo": 2}  # TRL's defaults
-
-# Options that a recipe decides, with the reason of the refusal.
-_DECIDED = {
-    "task": "the recipe decides it",
-    **dict.fromkeys(("seq_len", "target_len"), "a recipe has --prompt-len and --completion-len"),
-    "text_field": "TRL knows its columns by their names",
-    "devices": "a recipe is tuned on one device",
-}
 
 
 def searched_workload(
@@ -86,7 +74,7 @@ def workload_of(
             raise InputError(
                 f"{option} {length}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have"
             )
-    shown, usual = None, DEFAULT_SEQUENCE_LENGTH[kind]
+    shown, usual = None, {"cuda": 512, "cpu": 64}[kind]
     if task is Task.IMAGE_TEXT_TO_TEXT:
         config = build_config(spec, task)
         shown = image_text(config, options.images, options.image_size)
@@ -160,7 +148,13 @@ def check_recipe(options: WorkloadOptions) -> None:
     said, kind = f"--recipe {options.recipe}", RECIPES[options.recipe]
     if find_spec("trl") is None:
         raise InputError(f'{said}: needs the package trl: pip install "autotune-train[trl]"')
-    for name, reason in _DECIDED.items():
+    for name, reason in (
+        ("task", "the recipe decides it"),
+        ("seq_len", "a recipe has --prompt-len and --completion-len"),
+        ("target_len", "a recipe has --prompt-len and --completion-len"),
+        ("text_field", "TRL knows its columns by their names"),
+        ("devices", "a recipe is tuned on one device"),
+    ):
         if given.get(name, 1) != 1:
             raise InputError(f"--{name.replace('_', '-')}: can't be used with {said}: {reason}")
     for name in ("generations", "reward"):
@@ -188,7 +182,8 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
         classes = {"num_labels", "id2label", "label2id"}
         figures = {name: value for name, value in spec.config.items() if name not in classes}
         spec = spec.model_copy(update={"config": {**figures, "num_labels": 1}})
-    prompt, completion = (asked or _RECIPE_LENGTH[device] for asked in (options.prompt_len, options.completion_len))
+    usual = {"cuda": 256, "cpu": 32}[device]
+    prompt, completion = options.prompt_len or usual, options.completion_len or usual
     if completion < 2 and not kind.generates:
         raise InputError("--completion-len 1: TRL ends a completion with a token of its own; use 2 or more")
     reward = getattr(options, "reward", None)
@@ -196,7 +191,7 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
         name=options.recipe,
         prompt_length=prompt,
         completion_length=completion,
-        generations=options.generations or _GENERATIONS.get(options.recipe, 1),
+        generations=options.generations or {"grpo": 8, "rloo": 2}.get(options.recipe, 1),  # TRL's defaults
         **({} if reward is None else {"reward": reward, "directory": str(Path.cwd())}),
     )
     return spec, kind.task, recipe

@@ -35,17 +35,7 @@ from autotune.verification.checks import Proof
 # Finalists have at least this share of the leader's throughput in the search.
 FINALIST_SHARE = 0.9
 
-# Rounds as a multiple of the planned ones, while the result is open: with a fixed two rounds, noise in one trial could
-# hide a gain or make one up. Stopping by intermediate results lowers the coverage of intervals (docs/how-it-works.md).
-MOST_ROUNDS = 2.0
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
-TOO_WIDE = 1.3  # a speed-up whose interval has a larger ratio of its ends needs more rounds
-
-# Expected seconds of all trials in turn together, as a multiple of those of a trial that runs alone.
-IN_TURN = 8.0
-
-# A share of the machine: trials beside which other processes took so much more tell nothing of a throughput.
-FAR_MORE = 0.5
 
 
 class Finals:
@@ -139,7 +129,9 @@ class Finals:
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
         begun = max((self._rounds(c) for c in contenders), default=0)
         waiting = [c for c in contenders if self._rounds(c) < begun]
-        if not waiting and planned <= begun < MOST_ROUNDS * planned and self._leaves_open(contenders):
+        # With a fixed two rounds, noise in one trial could hide a gain or make one up. Stopping by intermediate results
+        # lowers the coverage of intervals (docs/how-it-works.md).
+        if not waiting and planned <= begun < 2 * planned and self._leaves_open(contenders):
             waiting = contenders
         return waiting if self._may_run_in_turn(contenders) and len(waiting) > 1 else waiting[:1]
 
@@ -173,7 +165,7 @@ class Finals:
         ratio, interval = max(leads, key=lambda lead: lead.ratio)
         if interval.low <= 1.0:
             return ratio >= WORTH_DECIDING
-        return interval.high > TOO_WIDE * interval.low
+        return interval.high > 1.3 * interval.low
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
         """Return the final trials of `config`, completed or not."""
@@ -255,7 +247,7 @@ class Finals:
             return 0.0
         step_s = statistics.fmean(known.measurement.step_times_s)
         if among > 1:
-            return max(1.0, IN_TURN / among) * budget.measure_time_s + step_s
+            return max(1.0, 8 / among) * budget.measure_time_s + step_s  # all together eight times as long as one alone
         return min(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s + step_s)
 
     def merged(self, config: TrainConfig) -> Measurement | None:
@@ -339,10 +331,13 @@ class Finals:
         return [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
-        """Return the final trials of `config` less those beside which others took far more than beside the quietest."""
+        """Return the final trials of `config` less those that tell nothing of a throughput.
+
+        Beside these other processes took so much more than beside the quietest: half of the machine.
+        """
         found = [r.measurement for r in self.trials(config) if r.measurement is not None]
         taken = [_share_of_others(m) for m in found]
-        return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + FAR_MORE]
+        return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + 0.5]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""

@@ -25,10 +25,6 @@ from autotune.version import __version__
 
 RUNNERS_UP = 4
 
-# If finals are undecided and other processes took more than this share of the machine meanwhile, they are the cause.
-# Finals that ran one after the other don't decide by their intervals then; trials in turn share what others take.
-TELLING_SHARE = 0.25
-
 
 def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
     """Return the result by the trials so far; None if none has completed, or if all failed in finals or checks.
@@ -120,13 +116,15 @@ def verdict_of(finals: Finals) -> Decision:
     speedup = _speedup(finals, best)
     if speedup is not None:
         return Decision(best, "faster", speedup)
+    # If finals are undecided and other processes took more than a quarter of the machine meanwhile, they are the cause.
+    # Finals that ran one after the other don't decide by their intervals then; trials in turn share what others take.
     others_share, challenger = finals.others_share(), _challenger(finals)
-    is_unsure = challenger is not None and challenger.bound is None
-    if others_share > TELLING_SHARE and not finals.ran_in_turn():
+    is_unsure, is_telling = challenger is not None and challenger.bound is None, others_share > 0.25
+    if is_telling and not finals.ran_in_turn():
         is_unsure = is_unsure or challenger is None or challenger.interval.high > WORTH_DECIDING
     if not is_unsure:
         return Decision(best, "no_clear_winner")
-    return Decision(best, "undecided", others_share=others_share if others_share > TELLING_SHARE else None)
+    return Decision(best, "undecided", others_share=others_share if is_telling else None)
 
 
 def _challenger(finals: Finals) -> Speedup | None:

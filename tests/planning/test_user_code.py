@@ -142,10 +142,7 @@ def test_weights_in_bf16_stay_so():
     ("arguments", "said"),
     [
         ({"optim": "magic"}, "optim: transformers has no optimizer 'magic'"),
-        (
-            {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048},
-            "the global batch .*: use at most 1048576",
-        ),
+        ({"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}, "the global batch .*: use at"),
     ],
 )
 def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, said):

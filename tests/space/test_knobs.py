@@ -208,10 +208,7 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["precison=bf16"], "--fix precison: no such knob (did you mean 'precision'?)"),
         (["learning_rate=1e-4"], "--fix learning_rate: no such knob; there are micro-batch, precision, tf32, optim,"),
         (["gradient_accumulation_steps=4"], "--fix gradient_accumulation_steps: follows from micro-batch and"),
-        (
-            ["batch-size=4"],
-            "--fix batch-size: name micro-batch, the samples of a device at once, or give --global-batch",
-        ),
+        (["batch-size=4"], "--fix batch-size: name micro-batch, the samples of a device at once, or give"),
         (["lora_r=4"], "--fix lora_r: name adapter-rank"),
         (["optim=adamw"], "--fix optim=adamw: there are several: adamw_torch_fused (the Trainer's default),"),
         (["precision"], "--fix precision: expected a knob and its value, such as precision=bf16"),

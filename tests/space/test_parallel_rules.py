@@ -77,16 +77,10 @@ REFUSED = [
         {"sharding": "fsdp_full", "facts": make_facts(not_fsdp="two units would own it")},
         "FSDP: llama: two units would own it",
     ),
-    (
-        {"sharding": "fsdp_full", "knobs": {"adapter": {}, "quantization": "nf4"}},
-        "accelerate leaves packed weights (nf4) unsharded",
-    ),
+    ({"sharding": "fsdp_full", "knobs": {"adapter": {}, "quantization": "nf4"}}, "accelerate leaves packed weights"),
     ({"sharding": "fsdp_full", "knobs": {"optim": "adamw_bnb_8bit"}}, "bitsandbytes' kernels take plain tensors"),
     ({"sharding": "fsdp_grad_op", "knobs": {"optim": "adafactor"}}, "adafactor works on whole matrices"),
-    (
-        {"sharding": "fsdp_full", "wrapping": "size", "knobs": {"checkpointing": "full"}},
-        "those by size lie within each other",
-    ),
+    ({"sharding": "fsdp_full", "wrapping": "size", "knobs": {"checkpointing": "full"}}, "those by size lie within"),
     (
         {"sharding": "fsdp_full", "wrapping": "size", "facts": make_facts(parameters=40_000_000, layers=2)},
         "no layer of tiny has the 20 million parameters",
@@ -98,19 +92,13 @@ REFUSED = [
     ({"sharding": "zero_2", "knobs": {"torch_compile_backend": "inductor"}}, "torch.compile under DeepSpeed"),
     ({"sharding": "zero_2", "offload": "parameters"}, "zero_3 can offload them"),
     ({"sharding": "zero_1", "knobs": {"optim": "adafactor"}}, "DeepSpeed hands out one flat vector"),
-    (
-        {"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}},
-        "stands in for torch's AdamW, not for sgd",
-    ),
+    ({"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}}, "stands in for torch's AdamW, not"),
     ({"sequence_parallel": 2, "sharding": "fsdp_full"}, "goes with DeepSpeed's ZeRO"),
     (
         {"world_size": 4, "sequence_parallel": 2, "tensor_parallel": 2, "sharding": "zero_2"},
         "tensor parallel by transformers' plan goes with FSDP",
     ),
-    (
-        {**SEQUENCE, "knobs": {"attn_implementation": "eager"}},
-        "exchanges heads around sdpa or flash attention, not eager",
-    ),
+    ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "exchanges heads around sdpa or flash attention, not"),
     ({**SEQUENCE, "facts": make_facts(tensor_parallel_heads=9)}, "does not divide the heads of a layer (9)"),
     ({**SEQUENCE, "sharding": "zero_2"}, "makes gradients 2 times as large"),
     ({**SEQUENCE, "world_size": 4, "hardware": CPU}, "over gloo torch can't gather the losses"),
