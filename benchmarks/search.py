@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from optuna.samplers import BaseSampler
 from provenance import ROOT, provenance
 from searching import samplers
-from searching.oracle import Replayed, searched, tightened
+from searching.oracle import Replayed, in_any_order, searched, tightened
 from searching.scores import figures, near_best, noise_of, performance_score
 from searching.tables import Table, load_table, plan_of
 
@@ -43,10 +43,11 @@ TIGHT = 1 / 3
 class Way(NamedTuple):
     """A way to search: what makes its sampler, how many seeds are worth their time, and how many trials it may run.
 
-    `has_budget`: autotune's own budget of trials is part of its way. `from_baseline`: the sampler doesn't know of it.
+    Without a sampler it tries every point, in any order. `has_budget`: autotune's own budget of trials is part of its
+    way. `from_baseline`: the sampler doesn't know of it.
     """
 
-    sampler: Callable[[Table, SearchPlan], BaseSampler]
+    sampler: Callable[[Table, SearchPlan], BaseSampler] | None
     most_seeds: int = 100
     most_trials: int = 10_000
     has_budget: bool = False
@@ -54,6 +55,8 @@ class Way(NamedTuple):
 
     def search(self, table: Table, plan: SearchPlan) -> list[Replayed]:
         """Return the trials of one search, in their order."""
+        if self.sampler is None:
+            return in_any_order(table, plan)
         return searched(self.sampler(table, plan), table, plan, from_baseline=self.from_baseline)
 
 
@@ -61,7 +64,7 @@ class Way(NamedTuple):
 STRATEGIES: dict[str, Way] = {
     "autotune": Way(samplers.autotune, has_budget=True),
     "unguided": Way(samplers.unguided, most_seeds=20, has_budget=True),
-    "random": Way(samplers.in_any_order),
+    "random": Way(None),
     "tpe": Way(samplers.tpe, most_trials=100, from_baseline=True),
     "gp": Way(samplers.gaussian_process, most_seeds=10, most_trials=40, from_baseline=True),
 }

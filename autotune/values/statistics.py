@@ -35,7 +35,7 @@ PARTS = 5
 
 # Standard deviation of the logarithm of a CPU's speed between a search and runs at other times, of which its finals, a
 # few minutes, tell nothing: of 120 fresh runs of six answers the mean square deviation beyond what parts explain. 89 of
-# them fell into intervals without it, 114 do with it (`benchmarks/repeat.py`). No GPU has been measured so.
+# them fell into intervals without it, 114 do with it (`benchmarks/results/*-repeat-*`). No GPU has been measured so.
 CPU_DRIFT = 0.067
 
 # Pairs for which the signed-rank test has a 95 % interval.

@@ -22,130 +22,34 @@ _SAME_AS = {
     "debertav2xlargemnli": "deberta-v2-xlarge",
 }
 
+# Decoders of Llama's figures: id, type, width, inner width, layers, heads, heads of keys, vocabulary, positions, more.
+_LIKE_LLAMA: tuple[tuple[str, str, int, int, int, int, int | None, int, int, dict[str, Any]], ...] = (
+    ("ibm/PowerLM-3b", "granite", 2304, 9216, 40, 36, 36, 49152, 4096, {"tie_word_embeddings": True}),
+    ("ibm-granite/granite-3.0-8b-base", "granite", 4096, 12800, 40, 32, 8, 49155, 4096, {"tie_word_embeddings": True}),
+    ("ibm-granite/granite-8b-code-base", "llama", 4096, 14336, 36, 32, 8, 49152, 4096, {"tie_word_embeddings": True}),
+    ("mistral-community/Mistral-7B-v0.2", "mistral", 4096, 14336, 32, 32, 8, 32000, 32768,
+     {"sliding_window": None, "tie_word_embeddings": False}),
+    ("01-ai/Yi-34B", "llama", 7168, 20480, 60, 56, 8, 64000, 4096, {}),
+    ("stabilityai/stablelm-base-alpha-3b", "gpt_neox", 4096, 16384, 16, 32, None, 50688, 4096,
+     {"rotary_pct": 0.25, "use_parallel_residual": True, "tie_word_embeddings": False}),
+)  # fmt: skip
+_LLAMAS_FIGURES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings",
+)  # fmt: skip
+
 # Id, type, kind, figures.
 _BEYOND: tuple[tuple[str, str, Kind, dict[str, Any]], ...] = (
-    (
-        "bigcode/gpt_bigcode-santacoder",
-        "gpt_bigcode",
-        "decoder",
-        {
-            "n_embd": 2048,
-            "n_layer": 24,
-            "n_head": 16,
-            "n_inner": 8192,
-            "n_positions": 2048,
-            "vocab_size": 49280,
-            "multi_query": True,
-            "bos_token_id": 49152,
-            "eos_token_id": 49152,
-        },
-    ),
-    (
-        "ibm/PowerLM-3b",
-        "granite",
-        "decoder",
-        {
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 36,
-            "num_key_value_heads": 36,
-            "vocab_size": 49152,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
-    (
-        "ibm-granite/granite-3.0-8b-base",
-        "granite",
-        "decoder",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 12800,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 49155,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
-    (
-        "ibm-granite/granite-8b-code-base",
-        "llama",
-        "decoder",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 49152,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
-    (
-        "mistral-community/Mistral-7B-v0.2",
-        "mistral",
-        "decoder",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,
-            "sliding_window": None,
-            "tie_word_embeddings": False,
-        },
-    ),
-    (
-        "01-ai/Yi-34B",
-        "llama",
-        "decoder",
-        {
-            "hidden_size": 7168,
-            "intermediate_size": 20480,
-            "num_hidden_layers": 60,
-            "num_attention_heads": 56,
-            "num_key_value_heads": 8,
-            "vocab_size": 64000,
-            "max_position_embeddings": 4096,
-        },
-    ),
-    (
-        "stabilityai/stablelm-base-alpha-3b",
-        "gpt_neox",
-        "decoder",
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "vocab_size": 50688,
-            "max_position_embeddings": 4096,
-            "rotary_pct": 0.25,
-            "use_parallel_residual": True,
-            "tie_word_embeddings": False,
-        },
-    ),
-    (
-        "timm/vit_giant_patch14_dinov2.lvd142m",
-        "dinov2",
-        "vision",
-        {
-            "hidden_size": 1536,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 24,
-            "mlp_ratio": 4,
-            "use_swiglu_ffn": True,
-            "image_size": 224,
-            "patch_size": 14,
-        },
-    ),
-)
+    ("bigcode/gpt_bigcode-santacoder", "gpt_bigcode", "decoder",
+     {"n_embd": 2048, "n_layer": 24, "n_head": 16, "n_inner": 8192, "n_positions": 2048, "vocab_size": 49280,
+      "multi_query": True, "bos_token_id": 49152, "eos_token_id": 49152}),
+    ("timm/vit_giant_patch14_dinov2.lvd142m", "dinov2", "vision",
+     {"hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 24, "mlp_ratio": 4, "use_swiglu_ffn": True,
+      "image_size": 224, "patch_size": 14}),
+    *((id_, type_, "decoder",
+       {**{name: n for name, n in zip(_LLAMAS_FIGURES, figures, strict=True) if n is not None}, **others})
+      for id_, type_, *figures, others in _LIKE_LLAMA),
+)  # fmt: skip
 
 # MPT by size: width, layers, heads, as in llm-foundry's `scripts/train/yamls/pretrain/mpt-*.yaml`; the rows' numbers of
 # parameters agree. Its blocks have the shapes of GPT-2's, which stand for them, with a fused kernel and no dropout.

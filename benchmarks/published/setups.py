@@ -2,6 +2,10 @@
 
 Rows are read by what they say; what a project's code decides without the row's saying so is written here with its
 source. A row that says too little, or something that isn't predicted, raises :class:`NotPredicted` with the reason.
+
+Several devices: fms-acceleration has torch's first FSDP through accelerate 1.0, `TRANSFORMER_BASED_WRAP`, frozen weights
+kept as loaded, trained ones in fp32 under autocast (`Accelerator.prepare_model`). fsdp_qlora has the same FSDP in bf16,
+packed weights stored as bf16 so that they are sharded too (`train.py`). Tables of the DeepSpeed autotuner: ZeRO by stage.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from autotune.cost.family import Family, Shape
 from autotune.cost.sharding import Spread
 from autotune.errors import InputError
 from autotune.values.catalogue.gpus import Gpu, gpu_named
+from autotune.values.config import Parallelism, Sharding
 from autotune.values.model import ModelSpec, Task
 from published.models import gptq_group, model_named
 from published.quantized import Quantization
 from published.rows import NotPredicted, Row
-from published.sharded import ALONE, holds_inputs, spread_of
 from published.software import Software, Version
 
 # Whose code ran: the plain libraries, the libraries with kernels patched in, or other model code.
@@ -42,6 +46,17 @@ _RELEASES: tuple[tuple[str, Version, Version], ...] = (
     ("2025-02", (4, 48), (2, 6)),
     ("2025-06", (4, 52), (2, 7)),
 )
+
+ALONE = Spread(Parallelism(), mixed=False)
+
+# What a row's `distributed` begins with.
+_SHARDINGS: tuple[tuple[str, Sharding], ...] = (
+    ("FSDP FULL_SHARD", "fsdp_full"),
+    ("FSDP NO_SHARD", "none"),
+    ("baseline vanilla HF DDP", "none"),
+)
+_ZERO = re.compile(r"ZeRO-(\d)")
+_STAGES: dict[str, Sharding] = {"0": "none", "1": "zero_1", "2": "zero_2", "3": "zero_3"}
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -115,7 +130,7 @@ def read(row: Row) -> Setup:
         lora_in_base_dtype=row.framework.startswith("lit-gpt") and autocast is None,
         checkpointing=checkpointed,
         reentrant=not row.group.startswith("fsdp_qlora"),
-        holds_inputs=holds_inputs(row, frozen=lora is not None),
+        holds_inputs=_holds_inputs(row, frozen=lora is not None),
     )
     family = Family(
         device="cuda",
@@ -135,7 +150,7 @@ def read(row: Row) -> Setup:
         gpu=_gpu(row),
         origin="other" if other else "patched" if patched not in ("none", "baseline-peft-bnb") else "plain",
         technique=_technique(row, software),
-        spread=spread_of(row, mixed=autocast is not None),
+        spread=_spread(row, mixed=autocast is not None),
         keeps_gradients=torch_version < (2,),
         embeddings_in_8_bits="no override" in row.optimizer
         or "not shown" in row.optimizer
@@ -328,3 +343,41 @@ def _technique(row: Row, software: Software) -> str:
     elif software.fast_loss:
         parts.append("+ fast kernels")
     return " ".join(parts)
+
+
+def _spread(row: Row, *, mixed: bool) -> Spread:
+    """Return how a row was spread; `mixed`: whether arithmetic was in 16 bits beside weights in fp32, or would be."""
+    if row.n_gpus == 1:
+        return ALONE
+    offload: dict[str, Any] = {}
+    if row.offload not in ("", "none"):
+        if row.offload != "CPU params":
+            raise NotPredicted("offloaded to the host: " + row.offload)
+        offload = {"offload": "parameters"}
+    sharding = _sharding(row)
+    return Spread(
+        Parallelism(world_size=row.n_gpus or 1, sharding=sharding, **offload),
+        mixed=mixed,
+        frozen_in_fp32=False,
+        root_stays=sharding == "fsdp_full",
+    )
+
+
+def _sharding(row: Row) -> Sharding:
+    for beginning, sharding in _SHARDINGS:
+        if row.distributed.startswith(beginning):
+            return sharding
+    stage = _ZERO.search(row.distributed)
+    if row.group == "deepspeed_autotune" and stage is not None:
+        return _STAGES[stage.group(1)]
+    raise NotPredicted("spread in a way that isn't modelled: " + (row.distributed or "not stated"))
+
+
+def _holds_inputs(row: Row, *, frozen: bool) -> bool:
+    """Return whether torch's first FSDP held the inputs of layers, and their gradients, until the backward pass ended.
+
+    Of a unit without trained weights it registers `register_multi_grad_hook` on the inputs, which refer to the hook,
+    and the hook to them; under reentrant checkpointing these are leaves, whose gradients stay with them
+    (`_register_post_backward_reshard_only_hook`, removed in `_finalize_params`).
+    """
+    return frozen and (row.n_gpus or 0) > 1 and row.group == "fms_acceleration"

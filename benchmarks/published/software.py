@@ -12,6 +12,8 @@ Sources, read at the versions named: transformers 4.15, 4.45.2 and 4.48.1 (`mode
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +33,6 @@ from published.kernels import (
     linear_cross_entropy,
 )
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
-from published.reentrant import reentrant
 
 Version = tuple[int, ...]
 
@@ -233,8 +234,43 @@ def _hold_inputs(model: Any) -> None:
 
 def _set_reentrant(model: Any, enable: bool = True, gradient_checkpointing_func: Any = None) -> None:
     if gradient_checkpointing_func is not None:
-        gradient_checkpointing_func = reentrant(gradient_checkpointing_func.keywords["context_fn"])
+        contexts = gradient_checkpointing_func.keywords["context_fn"]
+        gradient_checkpointing_func = functools.partial(_Reentrant.apply, contexts)
     type(model)._set_gradient_checkpointing(model, enable, gradient_checkpointing_func)
+
+
+class _Reentrant(torch.autograd.Function):
+    """`torch.utils.checkpoint(use_reentrant=True)`, once the default, for the meta device.
+
+    It runs a layer again as a whole when its backward pass begins, and holds the layer's output meanwhile. `contexts`
+    returns what a forward pass and its repetition run in.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, contexts: Callable[[], tuple[Any, Any]], function: Any, *inputs: Any) -> Any:
+        ctx.function, ctx.contexts = function, contexts
+        ctx.positions = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        ctx.inputs = [None if i in ctx.positions else value for i, value in enumerate(inputs)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
+        with torch.no_grad():
+            return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs = list(ctx.inputs)
+        for position, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
+            inputs[position] = tensor.detach().requires_grad_(tensor.requires_grad)
+        _, again = ctx.contexts()
+        with torch.enable_grad(), again if again is not None else contextlib.nullcontext():
+            outputs = ctx.function(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if isinstance(output, torch.Tensor) and output.requires_grad
+        ]
+        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        return None, None, *(value.grad if isinstance(value, torch.Tensor) else None for value in inputs)
 
 
 def _keep_cache(model: Any) -> None:

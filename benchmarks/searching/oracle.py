@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import NamedTuple
 
 import optuna
 from optuna.samplers import BaseSampler
 from searching.replay import ReplayClock, ReplayRunner
-from searching.tables import Table, TableTrial
+from searching.tables import Table
 
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.space.space import Point, SearchSpace
 from autotune.storage.writer import TrialConverter
-from autotune.units import show_memory
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
@@ -45,20 +45,8 @@ def tightened(table: Table, share: float) -> Table:
     fitting = [peak for peak in peaks if peak]
     budget = fitting[min(len(fitting), max(1, round(share * len(peaks)))) - 1]
     header = table.header.model_copy(update={"memory_bytes": budget})
-    points = (p.model_copy(update={"trials": tuple(_within(t, budget) for t in p.trials)}) for p in table.points)
+    points = (p.model_copy(update={"trials": tuple(t.within(budget) for t in p.trials)}) for p in table.points)
     return Table(header=header, points=tuple(points))
-
-
-def _within(trial: TableTrial, budget_bytes: int) -> TableTrial:
-    found = trial.measurement
-    if found is None or found.memory.peak_bytes <= budget_bytes:
-        return trial
-    return TableTrial(
-        number=trial.number,
-        status=TrialStatus.OUT_OF_MEMORY,
-        duration_s=min(trial.duration_s, found.startup_s + found.first_step_s),
-        cause=f"needed {show_memory(found.memory.peak_bytes)} when it was recorded",
-    )
 
 
 class Oracle:
@@ -126,6 +114,15 @@ def searched(sampler: BaseSampler, table: Table, plan: SearchPlan, *, from_basel
             trial.set_constraint(name, value)
         worst = min(worst, frozen.value or worst)
         study.tell(trial, frozen.value or _FAILED * (worst if worst < math.inf else 1.0))
+    return oracle.trials
+
+
+def in_any_order(table: Table, plan: SearchPlan) -> list[Replayed]:
+    """Return the trials of every point, or of as many as there may be, in an order drawn from the seed."""
+    oracle = Oracle(table, plan)
+    for point in random.Random(plan.workload.seed).sample(table.points, len(table.points)):
+        if not oracle.is_spent:
+            oracle.run(point.config)
     return oracle.trials
 
 

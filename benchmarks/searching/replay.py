@@ -10,12 +10,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from searching.tables import Table, TableTrial
+from searching.tables import Table
 
 from autotune.execution.runner import Runner
-from autotune.units import show_memory
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Failure, Limits, Outcome, TrialRequest, TrialResult, TrialStatus
+from autotune.values.trial import Failure, Outcome, TrialRequest, TrialResult, TrialStatus
 
 
 class ReplayClock:
@@ -57,7 +56,11 @@ class ReplayRunner(Runner):
             return TrialResult(request=request, outcome=outcome, duration_s=0.0)
         trial = recorded[(self._first(config) + self._asked[config]) % len(recorded)]
         self._asked[config] += 1
-        outcome, duration_s = _within(request.limits, trial)
+        trial, timeout_s = trial.within(request.limits.memory_bytes), request.limits.timeout_s
+        outcome, duration_s = trial.outcome, trial.duration_s
+        if duration_s > timeout_s:
+            outcome = Failure(status=TrialStatus.TIMED_OUT, cause=f"no result within {timeout_s:.0f} s")
+            duration_s = timeout_s
         self._clock.advance(duration_s)
         return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
 
@@ -65,21 +68,6 @@ class ReplayRunner(Runner):
         if self._seed is None:
             return 0
         return random.Random(f"{self._seed} {config.config_id}").randrange(len(self._trials[config]))
-
-
-def _within(limits: Limits, trial: TableTrial) -> tuple[Outcome, float]:
-    """Return the outcome and duration of a recorded trial under other limits, whichever of them is met first."""
-    outcome, duration_s = trial.outcome, trial.duration_s
-    if trial.measurement is not None and trial.measurement.memory.peak_bytes > limits.memory_bytes:
-        needed = show_memory(trial.measurement.memory.peak_bytes)
-        outcome = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=f"needed {needed} when it was recorded")
-        # The first step is the last whose memory isn't known yet.
-        duration_s = min(duration_s, trial.measurement.startup_s + trial.measurement.first_step_s)
-    if duration_s > limits.timeout_s:
-        return Failure(
-            status=TrialStatus.TIMED_OUT, cause=f"no result within {limits.timeout_s:.0f} s"
-        ), limits.timeout_s
-    return outcome, duration_s
 
 
 def _named(config: TrainConfig) -> str:

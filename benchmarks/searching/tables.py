@@ -74,6 +74,21 @@ class TableTrial(Value):
             number=number, status=outcome.status, duration_s=duration_s, cause=outcome.cause, memory=outcome.memory
         )
 
+    def within(self, memory_bytes: int) -> TableTrial:
+        """Return the trial as if there were no more memory than that.
+
+        Where that is too little, it runs out in the first step, the last whose memory isn't known yet.
+        """
+        found = self.measurement
+        if found is None or found.memory.peak_bytes <= memory_bytes:
+            return self
+        return TableTrial(
+            number=self.number,
+            status=TrialStatus.OUT_OF_MEMORY,
+            duration_s=min(self.duration_s, found.startup_s + found.first_step_s),
+            cause=f"needed {show_memory(found.memory.peak_bytes)} when it was recorded",
+        )
+
     @property
     def outcome(self) -> Outcome:
         """The outcome that was recorded, without its log."""
