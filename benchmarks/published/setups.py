@@ -3,9 +3,10 @@
 Rows are read by what they say; what a project's code decides without the row's saying so is written here with its
 source. A row that says too little, or something that isn't predicted, raises :class:`NotPredicted` with the reason.
 
-Several devices: fms-acceleration has torch's first FSDP through accelerate 1.0, `TRANSFORMER_BASED_WRAP`, frozen weights
-kept as loaded, trained ones in fp32 under autocast (`Accelerator.prepare_model`). fsdp_qlora has the same FSDP in bf16,
-packed weights stored as bf16 so that they are sharded too (`train.py`). Tables of the DeepSpeed autotuner: ZeRO by stage.
+Several devices: fms-acceleration has torch's first FSDP through accelerate 1.0, `TRANSFORMER_BASED_WRAP`, frozen
+weights kept as loaded, trained ones in fp32 under autocast (`Accelerator.prepare_model`). fsdp_qlora has the same FSDP
+in bf16, packed weights stored as bf16 so that they are sharded too (`train.py`). Tables of the DeepSpeed autotuner:
+ZeRO by stage.
 """
 
 from __future__ import annotations
