@@ -30,17 +30,6 @@ from autotune.values.hardware import detect
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
 
-# Processor time of tracing before a preview, which is to be looked at soon; a search takes more of it.
-_GLANCE_S = 4.0
-
-LOW_DISK_BYTES = 1 << 30  # less free disk than this is noted
-
-# Note for a resumed search that ends without a trial.
-NOTHING_RUN = (
-    "no trial was run: the search is over, or what is left isn't enough for one (--max-time, --max-trials and --effort "
-    "give it more)"
-)
-
 
 @refusing_long_names()
 @takes_options(SearchOptions)
@@ -126,7 +115,8 @@ def preview(
             subject = subject_of(asked, script=script)
             plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
-            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=_GLANCE_S))
+            # It is to be looked at soon; a search traces for longer.
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=4.0))
     finally:
         with contextlib.suppress(OSError):  # it stays if an error names a log in it
             folder.rmdir()
@@ -178,7 +168,7 @@ def planned(
         observer(PhaseBegan(phase=Phase.LOOKING))
         return asker
 
-    if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < LOW_DISK_BYTES:
+    if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < 1 << 30:
         observer(Note(text=f"only {show_memory(free)} of disk are free where {directory.path} lies"))
     plan = subject.plan(start, ready)
     stopwatch.enter("planning")
@@ -254,5 +244,6 @@ def resume(
             backend.asker.start()
             result = conduct(plan, directory, backend, heard, stopwatch)
         if results and len(directory.results()) == len(results):
-            heard(Note(text=NOTHING_RUN))
+            said = "no trial was run: the search is over, or what is left isn't enough for one"
+            heard(Note(text=f"{said} (--max-time, --max-trials and --effort give it more)"))
     return with_methods(result)

@@ -30,9 +30,6 @@ float((a @ a).sum())
 torch.cuda.synchronize(sys.argv[1])
 """
 
-# Beginnings of lines that torch appends to an error of CUDA, whose first line says enough.
-_ADVICE = ("CUDA kernel errors might", "For debugging", "Compile with", "Search for", "Device-side assertion")
-
 
 def why_unusable(device: str) -> str | None:
     """Return a line on why torch can't compute on `device` ('cuda:N', as NVML counts); None if it can.
@@ -48,7 +45,9 @@ def why_unusable(device: str) -> str | None:
         return f"a product on it took more than {_PROBE_TIMEOUT_S} s"
     if not probe.returncode:
         return None
-    told = [line for line in probe.stderr.strip().splitlines() if line and not line.startswith((*_ADVICE, " "))]
+    # torch appends advice to an error of CUDA, whose first line says enough.
+    advice = ("CUDA kernel errors might", "For debugging", "Compile with", "Search for", "Device-side assertion", " ")
+    told = [line for line in probe.stderr.strip().splitlines() if line and not line.startswith(advice)]
     return told[-1] if told else f"a product on it ended with exit code {probe.returncode}"
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
     from autotune.exports.targets import Exported
-    from autotune.training.batches import Collator
-    from autotune.training.dataset import Samples
+    from autotune.training.dataset import Collator, Samples
 
 
 class TuningResult(ResultData):

@@ -56,11 +56,9 @@ V = TypeVar("V", bound=Value)
 
 # Ends the names of temporary files, of which a process that is killed while it writes leaves one.
 TEMPORARY_SUFFIX = ".tmp"
-_LONGEST_PREFIX = 40  # characters of the name that it stands for
 
 # Seconds to wait for the other end of a pipe.
 PATIENCE_S = 10.0
-_PAUSE_S = 0.05
 
 
 def write_value(value: Value, path: Path) -> None:
@@ -79,7 +77,7 @@ def write_text(text: str, path: Path) -> None:
 
 def write_bytes(content: bytes, path: Path, *, mode: int = 0o600) -> None:
     """Write `content` to `path` by a temporary name, a flush to disk and a rename; `mode` is before the umask."""
-    temporary = path.with_name(f".{path.name[:_LONGEST_PREFIX]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # no link that somebody has put there
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -165,7 +163,7 @@ def _open_special(path: Path) -> int | None:
                 raise
             if time.monotonic() > deadline:
                 raise OSError(errno.ENXIO, "a pipe that nobody reads") from None
-            time.sleep(_PAUSE_S)
+            time.sleep(0.05)
         else:
             os.set_blocking(descriptor, True)
             return descriptor

@@ -12,7 +12,7 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from autotune.training.batches import padded_batch
+from autotune.training.dataset import padded_batch
 from autotune.training.heads import HEADS
 from autotune.training.inputs import audio_input
 from autotune.values.model import Task

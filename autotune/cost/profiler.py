@@ -23,8 +23,7 @@ from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, quiet, tensors_of
 from autotune.errors import InputError, one_line
-from autotune.training.build import build_config, frozen_layers
-from autotune.training.depth import Stack, shallower, stacks, without_chance
+from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
 from autotune.values.adapters import is_new_weight
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task

@@ -35,13 +35,13 @@ from typing import Self
 
 from autotune.execution.ranks import open_channels
 from autotune.units import show_memory
+from autotune.values.conditions import own_used_bytes
 from autotune.values.hardware import (
     MMAP_THRESHOLD,
     OWN_MMAP_THRESHOLD,
     cuda_free_bytes,
     cuda_used_bytes,
     keep_freed_blocks,
-    own_used_bytes,
 )
 from autotune.values.trial import Memory, worst_memory
 

@@ -217,7 +217,7 @@ def _capability_without_context() -> Iterator[None]:
     import pynvml
     import torch
 
-    from autotune.values.nvml import capability_of, nvml_handle
+    from autotune.values.hardware import capability_of, nvml_handle
 
     original = torch.cuda.get_device_capability
 

@@ -30,7 +30,7 @@ from autotune.execution.failures import ran_short
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.outcome import speed_of
 from autotune.execution.token_ring import Turns
-from autotune.training.batches import STEPS_TO_PEAK
+from autotune.training.dataset import STEPS_TO_PEAK
 from autotune.values.conditions import Conditions
 from autotune.values.statistics import half_width, relative_half_width
 from autotune.values.time_spent import Stopwatch

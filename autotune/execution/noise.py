@@ -184,7 +184,7 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return HostWatch(ranks=ranks)
     import pynvml
 
-    from autotune.values.nvml import nvml_handle
+    from autotune.values.hardware import nvml_handle
 
     try:
         return NvmlWatch(nvml_handle(device), pynvml, ranks=ranks)

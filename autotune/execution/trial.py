@@ -38,9 +38,8 @@ from autotune.execution.user_code import Overlay, fitted, harness, overlaid, rea
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, laid_over, parallel_variables, plan
-from autotune.training.batches import STEPS_TO_PEAK, padding_share
 from autotune.training.build import build_model
-from autotune.training.dataset import Repeated, token_lengths, training_data
+from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.budget import LossTask, SoakTask

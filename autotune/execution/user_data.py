@@ -1,6 +1,6 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
-As with the data of named models (`training.batches`), the longest come first, so that the peak of memory is met at
+As with the data of named models (`training.dataset`), the longest come first, so that the peak of memory is met at
 once, and the rest comes as training would see it. A trial's data set is as long as the trial needs, so that no epoch
 ends inside it. Where the code makes its batches by itself, or reads from a stream, the order is left alone.
 """
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
-from autotune.training.batches import STEPS_TO_PEAK, padding_share, row_order
+from autotune.training.dataset import STEPS_TO_PEAK, padding_share, row_order
 from autotune.value import write_bytes
 from autotune.values.budget import LossTask
 from autotune.values.config import TrainConfig

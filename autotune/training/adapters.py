@@ -49,8 +49,6 @@ _TASK_TYPES = {
 # Names of the heads of classifiers, which are never quantized: they are new and have to be trained.
 CLASSIFICATION_HEADS = ("score", "classifier", "classification_head")
 
-_COMPUTE_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16"}
-
 # peft's type of each kind, and how its config calls the adapter's fields.
 _LORA = ("LORA", {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"})
 _PROMPT = {"virtual_tokens": "num_virtual_tokens"}
@@ -101,11 +99,12 @@ def quantization_arguments(quantization: str, precision: Precision, task: Task) 
     if quantization == "int8":
         return {"load_in_8bit": True, **skipped}
     kind, _, double = quantization.partition("-")
+    dtypes = {Precision.FP32: "float32", Precision.FP16: "float16"}
     return {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": kind,
         "bnb_4bit_use_double_quant": bool(double),
-        "bnb_4bit_compute_dtype": _COMPUTE_DTYPES.get(precision, "bfloat16"),
+        "bnb_4bit_compute_dtype": dtypes.get(precision, "bfloat16"),
         **skipped,
     }
 

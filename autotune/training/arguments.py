@@ -39,12 +39,6 @@ FSDP_KINDS = ("fsdp_full", "fsdp_grad_op")
 # The transformers whose `DistributedConfig` has these degrees; it grew them over several versions.
 TENSOR_PARALLEL_SINCE = (5, 23)
 
-_WRAP_POLICIES = {"layers": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP"}  # accelerate's FSDP_AUTO_WRAP_POLICY
-
-# torch.distributed needs gloo for collectives on the host, where the norm of gradients that FSDP offloads is added up
-# for clipping; accelerate's launcher chooses the same (`PartialState`).
-_BOTH_BACKENDS = "cuda:nccl,cpu:gloo"
-
 
 class TrainingPlan(Value):
     """Arguments for `TrainingArguments`, for the model and for the adapter."""
@@ -64,9 +58,13 @@ def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> Trainin
     Raises:
         ValueError: The micro-batch doesn't divide the global batch.
     """
+    recipe = workload.recipe  # its Trainer of TRL's sees to the columns itself
+    harness = {name: value for name, value in _HARNESS.items() if recipe is None or name != "remove_unused_columns"}
+    if recipe is not None and recipe.kind.generates:
+        harness |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
-        harness=_harness(workload.recipe),
+        harness=harness,
         model=_model(config),
         adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
         quantization=quantization_arguments(config.quantization, config.precision, workload.task)
@@ -146,7 +144,7 @@ def _fsdp(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "version": 2,
         "reshard_after_forward": spread.sharding == "fsdp_full",
-        "auto_wrap_policy": _WRAP_POLICIES[spread.wrapping],
+        "auto_wrap_policy": "SIZE_BASED_WRAP" if spread.wrapping == "size" else "TRANSFORMER_BASED_WRAP",
     }
     if spread.wrapping == "size":
         settings["min_num_params"] = UNIT_PARAMETERS
@@ -154,7 +152,9 @@ def _fsdp(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
     if spread.offload == "parameters":
         settings["cpu_offload"] = True
         if not hardware.is_cpu:
-            arguments["ddp_backend"] = _BOTH_BACKENDS
+            # torch.distributed needs gloo for collectives on the host, where the norm of gradients that FSDP offloads
+            # is added up for clipping; accelerate's launcher chooses the same (`PartialState`).
+            arguments["ddp_backend"] = "cuda:nccl,cpu:gloo"
     if config.checkpointing == "full":
         # If the layer checkpointed itself, its weights would be gathered once more in the backward pass.
         settings["activation_checkpointing"] = True
@@ -215,14 +215,6 @@ def routing_fields(experts_per_token: int | None, expert_capacity: int | None) -
     """Return the fields of a model's config that say where tokens go, as far as they are to be changed."""
     fields = {"num_experts_per_tok": experts_per_token, "expert_capacity": expert_capacity}
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _harness(recipe: Recipe | None) -> dict[str, Any]:
-    """Return what only a trial needs; a Trainer of TRL's sees to the columns itself."""
-    arguments = {name: value for name, value in _HARNESS.items() if recipe is None or name != "remove_unused_columns"}
-    if recipe is not None and recipe.kind.generates:
-        arguments |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
-    return arguments
 
 
 def parallel_variables(config: TrainConfig) -> dict[str, str]:

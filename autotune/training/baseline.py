@@ -51,14 +51,10 @@ _REFUSED = {
 }
 # Without effect where the refused ones are missing, though `to_json_string` writes it.
 _WITHOUT_EFFECT = frozenset({"fsdp_config"})
-_OF_SEVERAL = frozenset({"ddp_backend"})
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 # Names of places, and a secret that must not reach the run directory (and that to_json_string masks).
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
-_POSITIVE = ("per_device_train_batch_size", "gradient_accumulation_steps")
-
-_LISTED = 16  # choices that an error names
 
 # Least and most of what no library refuses: a seed is 32 bits wide, a negative norm turns gradients round.
 _RANGES = {
@@ -89,7 +85,7 @@ def read_arguments(path: Path) -> UserArguments:
     for name, reason in _REFUSED.items():
         if document.get(name):
             raise InputError(f"{source}: {name}: {reason}; remove it")
-    for name in _POSITIVE:
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         value = document.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{source}: {name}: expected a whole number above 0, not {value!r}")
@@ -122,7 +118,7 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
             raise InputError(f"{source}: {name}: {value} waits for evaluations, of which a trial has none")
         if reason is not None:
             raise InputError(f"{source}: {name}: {reason}, not {json.dumps(value)[:100]}")
-    left_out = SEARCHED_ARGUMENTS | _OF_SEVERAL  # where there is one process, it can't be told
+    left_out = SEARCHED_ARGUMENTS | {"ddp_backend"}  # where there is one process, it can't be told
     fixed = {name: value for name, value in given.items() if name not in left_out}
     try:
         _try_out(fixed)
@@ -140,7 +136,7 @@ def _mistyped(kind: Any, value: Any) -> str | None:
     choices = [c for c in (kind, *get_args(kind)) if isinstance(c, type) and issubclass(c, Enum)]
     if isinstance(value, str) and choices:  # beside them some take any text, and refuse it later
         names = [str(member.value) for choice in choices for member in choice]
-        listed = ", ".join(names) if len(names) <= _LISTED else "one of the names that transformers has"
+        listed = ", ".join(names) if len(names) <= 16 else "one of the names that transformers has"
         return None if value in names else f"expected {listed}{suggestion(value, names)}"
     try:
         TypeAdapter(kind).validate_json(json.dumps(value), strict=True)

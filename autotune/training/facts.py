@@ -14,7 +14,6 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from autotune.training.batches import PACKED
 from autotune.training.inputs import is_vision, takes_images
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
@@ -22,11 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Words in the names of settings of one head, which models with another head have and don't use.
-_HEAD_SETTINGS = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
-# Rates by name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), a router's noise, and the
-# shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
-_RATES = ("drop", "jitter")
+# Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
 # Fields of a config that say nothing of the architecture: names, who wrote it, and what a trial sets. Of labels the
 # number counts, not the names.
@@ -36,15 +31,32 @@ _NAMING = frozenset(
         "label2id",
     }
 )  # fmt: skip
-# Since this version the capacity of an expert of Switch is one per sequence, not per micro-batch.
-_SWITCH_CAPACITY_PER_SEQUENCE = (5, 23)
+# Model types whose attention stays within the samples of a packed row if positions start anew and no mask is given, as
+# a test with tiny models sees (transformers 5.23). In OPT, BLOOM, Falcon, gpt-oss and Mamba samples see each other.
+PACKED = frozenset(
+    {
+        "cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "llama",
+        "mistral", "mixtral", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "smollm3", "stablelm", "starcoder2",
+    }
+)  # fmt: skip
 
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     """Return the facts about a built model and its head."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    config = model.config.get_text_config()
+    config, experts = model.config.get_text_config(), experts_of(model.config)
+    implementations: tuple[str, ...] = ()
+    if experts and model._can_set_experts_implementation():  # otherwise the class has only its own
+        default = config._experts_implementation
+        implementations = (default, *(kind for kind in EXPERTS_IMPLEMENTATIONS if kind != default))
+    # peft's prefixes fit if the head passes a cache on (`cache` from transformers 5.24 on), and its heads make up the
+    # hidden size: in T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes.
+    passes_cache = bool({"past_key_values", "cache"} & inspect.signature(type(model).forward).parameters.keys())
+    width = getattr(config, "d_kv", None)
+    figures = [type(model).__name__, model.config.num_labels, _figures(model.config.to_dict())]
+    written = json.dumps(figures, sort_keys=True, default=str)
     of_experts = (name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
     return ModelFacts(
         task=task,
@@ -53,8 +65,8 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         attn_implementations=_attention(model),
         supports_checkpointing=bool(model.supports_gradient_checkpointing),
         layers=sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None,
-        experts=(experts := experts_of(model.config)),
-        experts_implementations=_experts_implementations(model) if experts else (),
+        experts=experts,
+        experts_implementations=implementations,
         experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
         expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
         liger=_has_liger(model.config.model_type),
@@ -68,18 +80,11 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         linear_modules=_linear_modules(model),
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
         expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),
-        takes_prefix=_takes_prefix(model, config),
+        takes_prefix=passes_cache and (width is None or width * config.num_heads == config.d_model),
         not_fsdp=_fsdp_conflict(model),
         tensor_parallel_heads=_tensor_parallel_heads(model),
-        architecture=_architecture(model),
+        architecture=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
-
-
-def _architecture(model: PreTrainedModel) -> str:
-    """Return a digest of the class and of the config's figures."""
-    figures = _figures(model.config.to_dict())
-    written = json.dumps([type(model).__name__, model.config.num_labels, figures], sort_keys=True, default=str)
-    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def _figures(config: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +102,6 @@ def experts_of(config: PreTrainedConfig) -> int:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     found = max((int(getattr(text, name, None) or 0) for name in names), default=0)
     return found if found > 1 else 0
-
-
-def _experts_implementations(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the implementations of experts, the default first; none where the class has only its own."""
-    if not model._can_set_experts_implementation():
-        return ()
-    default = model.config.get_text_config()._experts_implementation
-    return (default, *(kind for kind in EXPERTS_IMPLEMENTATIONS if kind != default))
 
 
 def _has_liger(model_type: str) -> bool:
@@ -142,29 +139,26 @@ def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
     # The one base class of BatchNorm1d to 3d and SyncBatchNorm; there is no public one.
     if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         return "batch norm: its statistics are those of one micro-batch"
-    if _router_loss(model, config):
+    weights = (getattr(config, name, 0.0) for name in ("router_aux_loss_coef", "router_z_loss_coef"))
+    argument = inspect.signature(type(model).forward).parameters.get("output_router_logits")
+    # Where the argument's default is False (Switch), the config's field has no effect.
+    is_asked = getattr(config, "output_router_logits", False) and (argument is None or argument.default is not False)
+    if is_asked and any(weights):
         return "router loss: the balance between experts is that of one micro-batch"
     if hasattr(config, "expert_capacity"):
         version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-        if config.model_type != "switch_transformers" or version < _SWITCH_CAPACITY_PER_SEQUENCE:
+        # Since 5.23 the capacity of an expert of Switch is one per sequence, not per micro-batch.
+        if config.model_type != "switch_transformers" or version < (5, 23):
             return "expert capacity: the tokens an expert drops depend on the whole micro-batch"
     return None
-
-
-def _router_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Return whether the router's loss is part of the model's loss, by its config and its signature."""
-    weights = (getattr(config, name, 0.0) for name in ("router_aux_loss_coef", "router_z_loss_coef"))
-    if not getattr(config, "output_router_logits", False) or not any(weights):
-        return False
-    argument = inspect.signature(type(model).forward).parameters.get("output_router_logits")
-    # Where the argument's default is False (Switch), the config's field has no effect.
-    return argument is None or argument.default is not False
 
 
 def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Return whether a module has a positive rate, or the config one that is read at each call."""
     unused = () if getattr(config, "apply_spec_augment", True) else _HIDDEN_PARTS
-    read = {n: v for n, v in config.to_dict().items() if not any(word in n for word in _HEAD_SETTINGS)}
+    # Models with another head have these settings and don't use them.
+    of_heads = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
+    read = {n: v for n, v in config.to_dict().items() if not any(word in n for word in of_heads)}
     found = ((holder, vars(holder)) for holder in model.modules())
     return any(
         is_rate(holder, name, value) and name not in unused
@@ -178,7 +172,8 @@ def is_rate(holder: object, name: str, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         return False
     is_dropout = name == "p" and "Drop" in type(holder).__name__  # torch's own
-    return is_dropout or name in _HIDDEN_PARTS or any(word in name for word in _RATES)
+    # By name: dropout and its kin (attention_dropout, resid_pdrop, drop_path, layerdrop), and a router's noise.
+    return is_dropout or name in _HIDDEN_PARTS or "drop" in name or "jitter" in name
 
 
 def _chunks_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
@@ -223,18 +218,6 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
         if "Router" not in type(parent).__name__:
             names[name] = None
     return tuple(names)
-
-
-def _takes_prefix(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Return whether peft's prefixes fit: the head passes a cache on, and its heads make up the hidden size.
-
-    In T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes. The argument is called
-    `cache` from transformers 5.24 on.
-    """
-    if not {"past_key_values", "cache"} & inspect.signature(type(model).forward).parameters.keys():
-        return False
-    width = getattr(config, "d_kv", None)
-    return width is None or width * config.num_heads == config.d_model
 
 
 def _fsdp_conflict(model: PreTrainedModel) -> str | None:

@@ -38,9 +38,6 @@ USUAL_TASK: dict[Kind, Task] = {
     "speech-to-text": Task.SPEECH_SEQ2SEQ,
 }
 
-# Parts of a config that belong to other inputs than text.
-_SENSES = {"vision_config": "images", "audio_config": "recordings"}
-
 
 def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
     """Return the tasks for which the library, or the model's own code, has a head for this type.
@@ -132,7 +129,8 @@ def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[s
     elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
         notes.append(f"the head is that of {named} in config.json: {task} ({option})")
     is_text_alone = task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
-    if senses := [word for part, word in _SENSES.items() if part in spec.config and is_text_alone]:
+    others = {"vision_config": "images", "audio_config": "recordings"}
+    if senses := [word for part, word in others.items() if part in spec.config and is_text_alone]:
         notes.append(
             f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"
         )

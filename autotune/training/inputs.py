@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 from autotune.errors import InputError
 
-_IMAGENET_SIZE = 224  # pixels of an edge, where the config of an ImageNet model doesn't tell, such as ResNet's
-
 # Encoders over convolutions of the waveform, whose kernels and strides their configs list.
 _WAVEFORM = frozenset(
     {
@@ -29,21 +27,8 @@ _WAVEFORM = frozenset(
 )  # fmt: skip
 _FEATURES = frozenset({"whisper", "speech_to_text", "audio-spectrogram-transformer", "wav2vec2-bert", "moonshine"})
 
-# Convolutions (kernel, stride) of Moonshine's encoder, which are not in its config: `MoonshineEncoder.__init__`.
-_MOONSHINE = ((127, 64), (7, 3), (3, 2))
-
 # The config field of the one length that an encoder has positions for, with the default of WhisperConfig, ASTConfig.
 _FIXED = {"whisper": ("max_source_positions", 1500), "audio-spectrogram-transformer": ("max_length", 1024)}
-
-# Labels of a transcript per frame: some 15 characters are spoken in a second, which has 50 frames. CTC needs fewer
-# labels than frames.
-LABELS_PER_FRAME = 0.25
-
-# Frames of a span that SpecAugment hides, by default of the configs' `mask_time_length`; a sample has to hold one.
-_HIDDEN_SPAN = 10
-
-# Edge in pixels of an image for models that take any size: 256 features of Qwen2-VL (28 pixels an edge each).
-_USUAL_SIZE = 448
 
 # Field that tells images from text, by model type, with its value for an image's tokens and for text.
 _TYPES = {
@@ -54,14 +39,8 @@ _TYPES = {
     "paligemma": ("token_type_ids", 0, 1),  # the prefix, and what is learned
 }
 
-# Model types that look up a placeholder as another token, so that it may lie beyond the vocabulary.
-_LOOKED_UP_OTHERWISE = frozenset({"gemma3", "paligemma"})
-
 # Parts of these models that see images. Their other parts are the language model, what joins the two, and the head.
 VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
-
-_TILES = 4  # tiles along the longest edge of Idefics 3 and SmolVLM: `size` of their processors
-_MOST_TILES = 12  # `max_patches` of InternVL's processor
 
 
 # Ids, images and sound
@@ -75,7 +54,7 @@ def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
     if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
         return "input_ids", (config.n_positions,), config.vocab_size - 1
     vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or _IMAGENET_SIZE
+    size = getattr(vision, "image_size", None) or 224  # such as ResNet, whose config doesn't tell
     height, width = (size, size) if isinstance(size, int) else size
     return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
 
@@ -103,7 +82,7 @@ def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
     """Return the shortest length in frames that a type of model can be trained on, by its config's figures."""
     if model_type in ("moonshine", "speech_to_text") or not figures.get("apply_spec_augment", True):
         return 1
-    return int(figures.get("mask_time_length", _HIDDEN_SPAN))
+    return int(figures.get("mask_time_length", 10))  # a sample has to hold a span that SpecAugment hides
 
 
 def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
@@ -122,14 +101,18 @@ def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
     if model_type == "wav2vec2-bert":
         return "input_features", (frames, config.feature_projection_input_dim)
     if model_type == "moonshine":
-        return "input_values", (_before(_MOONSHINE, frames),)
+        # Not in its config: `MoonshineEncoder.__init__`.
+        return "input_values", (_before(((127, 64), (7, 3), (3, 2)), frames),)
     convolutions = tuple(zip(config.conv_kernel, config.conv_stride, strict=True))
     return "input_values", (_before(convolutions, frames),)
 
 
 def labels_of(frames: int) -> int:
-    """Return the length of the transcript of so many frames, for CTC."""
-    return max(1, int(frames * LABELS_PER_FRAME))
+    """Return the length of the transcript of so many frames, for CTC, which needs fewer labels than frames.
+
+    Some 15 characters are spoken in a second, which has 50 frames.
+    """
+    return max(1, int(frames * 0.25))
 
 
 def _before(convolutions: tuple[tuple[int, int], ...], length: int) -> int:
@@ -209,7 +192,8 @@ def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
     """
     model_type = config.model_type
     token, vocabulary = config.image_token_id, config.get_text_config().vocab_size
-    if token is None or (token >= vocabulary and model_type not in _LOOKED_UP_OTHERWISE):
+    # These look up a placeholder as another token, so that it may lie beyond the vocabulary.
+    if token is None or (token >= vocabulary and model_type not in ("gemma3", "paligemma")):
         raise InputError(f"{model_type}: the placeholder of images (image_token_id {token}) is not in the vocabulary")
     return ImageText(_IMAGES[model_type](config, size), images or 1, int(token), _TYPES.get(model_type))
 
@@ -218,10 +202,13 @@ def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
 
 
 def _qwen(config: Any, size: int | None) -> Image:
-    """Return patches of an image of any size, rounded to whole features: `smart_resize` in Qwen2-VL's processor."""
+    """Return patches of an image of any size, rounded to whole features: `smart_resize` in Qwen2-VL's processor.
+
+    Without a size there are 256 features of Qwen2-VL, of 28 pixels an edge each.
+    """
     vision = config.vision_config
     merge = vision.spatial_merge_size
-    features = max(1, round((size or _USUAL_SIZE) / (vision.patch_size * merge)))
+    features = max(1, round((size or 448) / (vision.patch_size * merge)))
     patches = features * merge
     width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
     return Image(
@@ -279,7 +266,7 @@ def _siglip(config: Any, size: int | None) -> Image:
 def _idefics(config: Any, size: int | None) -> Image:
     """Return tiles of an image that is no smaller than one, and the whole image if there are several."""
     edge = _edge(config.vision_config)
-    across = math.ceil((size or _TILES * edge) / edge)
+    across = math.ceil((size or 4 * edge) / edge)  # `size` of the processors of Idefics 3 and SmolVLM
     tiles = across**2 + 1 if across > 1 else 1
     features = (edge // config.vision_config.patch_size) ** 2 // config.scale_factor**2
     return Image(across * edge, (features,) * tiles, (tiles, *_channels(config), edge, edge), (), is_stacked=True)
@@ -288,11 +275,12 @@ def _idefics(config: Any, size: int | None) -> Image:
 def _internvl(config: Any, size: int | None) -> Image:
     """Return tiles of an image, and the whole image if there are several.
 
-    The grid is the largest square one whose area the image fills by half: `get_optimal_tiled_canvas`.
+    The grid is the largest square one whose area the image fills by half, of at most 12 tiles:
+    `get_optimal_tiled_canvas`.
     """
     edge = _edge(config.vision_config)
     size = size or edge
-    across = max(n for n in range(1, math.isqrt(_MOST_TILES) + 1) if n == 1 or 2 * size**2 > (n * edge) ** 2)
+    across = max(n for n in range(1, math.isqrt(12) + 1) if n == 1 or 2 * size**2 > (n * edge) ** 2)
     tiles = across**2 + 1 if across > 1 else 1
     patch = config.vision_config.patch_size
     patches = edge // (patch[0] if isinstance(patch, list | tuple) else patch)

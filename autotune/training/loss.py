@@ -60,9 +60,14 @@ def _normalized(cls: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         total = kwargs.pop("num_items_in_batch", None)
         output = original(self, *args, **kwargs)
-        if total is None or kwargs.get("labels") is None or _is_sum(self):
+        # CTC's sums over the recordings of a micro-batch simply add up over a step.
+        is_sum = type(self).__name__.endswith("ForCTC") and self.config.ctc_loss_reduction == "sum"
+        if total is None or kwargs.get("labels") is None or is_sum:
             return output
-        return _scaled(output, _counted_labels(self, kwargs), total)
+        labels = kwargs.get("shift_labels")
+        if labels is None:
+            labels = kwargs["labels"][..., 1:] if _trainer_shifts(self) else kwargs["labels"]
+        return _scaled(output, labels, total)
 
     own = {
         "forward": forward,
@@ -87,19 +92,6 @@ def _scaled(output: Any, labels: torch.Tensor, total: torch.Tensor | int) -> Any
     if output.get("loss") is not None:
         output["loss"] = scale(output["loss"])
     return output
-
-
-def _is_sum(model: Any) -> bool:
-    """Return whether the loss is a sum over the recordings of a micro-batch: those of a step simply add up."""
-    return type(model).__name__.endswith("ForCTC") and model.config.ctc_loss_reduction == "sum"
-
-
-def _counted_labels(model: Any, kwargs: dict[str, Any]) -> torch.Tensor:
-    """Return the labels that the loss is a mean over, by the rule that the Trainer counts the step's by."""
-    if kwargs.get("shift_labels") is not None:
-        return kwargs["shift_labels"]  # type: ignore[no-any-return]
-    labels: torch.Tensor = kwargs["labels"]
-    return labels[..., 1:] if _trainer_shifts(model) else labels
 
 
 def _align_count(model: Any, *, prepended: bool) -> None:

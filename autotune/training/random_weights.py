@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # Numbers that are drawn: a prime, so that rows of a matrix differ up to this many of them.
 BLOCK = 100_003
 
-Key = tuple[str, torch.dtype]
-
 
 @contextmanager
 def quick_weights() -> Iterator[None]:
@@ -40,18 +38,22 @@ def quick_weights() -> Iterator[None]:
 
     Equal torch seeds give equal weights.
     """
-    blocks: dict[Key, torch.Tensor] = {}
+    blocks: dict[tuple[str, torch.dtype], torch.Tensor] = {}
     drawing: dict[str, Any] = {n: _in_blocks(n, getattr(torch.Tensor, n), blocks) for n in ("normal_", "uniform_")}
     with patch.multiple(torch.Tensor, **drawing):
         yield
 
 
-def _in_blocks(name: str, original: Callable[..., Any], blocks: dict[Key, torch.Tensor]) -> Callable[..., Any]:
+def _in_blocks(
+    name: str, original: Callable[..., Any], blocks: dict[tuple[str, torch.dtype], torch.Tensor]
+) -> Callable[..., Any]:
     """Return the method `name` of tensors, which is `original` for all but large ones."""
     names = ("mean", "std") if name == "normal_" else ("from", "to")
 
     def fill(tensor: torch.Tensor, *given: float, generator: Any = None, **named: float) -> torch.Tensor:
-        if tensor.device.type != "cpu" or tensor.numel() <= BLOCK or generator is not None or not _is_plain(tensor):
+        is_piece = tensor.is_floating_point() and tensor.is_contiguous()
+        is_plain = is_piece and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
+        if tensor.numel() <= BLOCK or generator is not None or not is_plain:
             result: torch.Tensor = original(tensor, *given, generator=generator, **named)
             return result
         asked = {**dict(zip(names, (0.0, 1.0), strict=True)), **dict(zip(names, given, strict=False)), **named}
@@ -66,11 +68,6 @@ def _in_blocks(name: str, original: Callable[..., Any], blocks: dict[Key, torch.
         return tensor
 
     return fill
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one piece of floating-point memory."""
-    return tensor.is_floating_point() and tensor.is_contiguous() and type(tensor) in (torch.Tensor, nn.Parameter)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.batches import STEPS_TO_PEAK
+from autotune.training.dataset import STEPS_TO_PEAK
 from autotune.training.inputs import special_ids
 from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
 from autotune.values.model import Task
@@ -35,7 +35,6 @@ from autotune.values.workload import LengthProfile, Recipe, Workload
 _ROWS = "recipe"  # folder of the rows of a user's file
 _MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
 _LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
-_SYNTHETIC_ROWS = 128  # different ones
 
 _PAD, _END = "<pad>", "</s>"
 
@@ -109,7 +108,7 @@ def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
         InputError: The user's can't be imported.
     """
     if recipe.reward is None:
-        return _unlike_tokens
+        return lambda completion_ids, **_: [len(set(ids)) / max(1, len(ids)) for ids in completion_ids]
     module, _, name = recipe.reward.partition(":")
     if recipe.directory is not None and recipe.directory not in sys.path:
         sys.path.insert(0, recipe.directory)
@@ -120,10 +119,6 @@ def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
     if not callable(found):
         raise InputError(f"--reward {recipe.reward}: {type(found).__name__} is no function")
     return found  # type: ignore[no-any-return]
-
-
-def _unlike_tokens(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    return [len(set(ids)) / max(1, len(ids)) for ids in completion_ids]
 
 
 def rows_of(workload: Workload, config: Any, directory: Path) -> Any:
@@ -137,7 +132,7 @@ def rows_of(workload: Workload, config: Any, directory: Path) -> Any:
     names, size, (pad, end) = recipe.kind.columns, config.get_text_config().vocab_size, _special(config)
     ids = np.setdiff1d(np.arange(size), [pad, end])
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for row, name in itertools.product(range(_SYNTHETIC_ROWS), names):
+    for row, name in itertools.product(range(128), names):
         if name == "label":
             columns[name].append(row % 2 == 0)
             continue

@@ -12,8 +12,6 @@ from autotune.training.heads import architecture_of, cannot_train, kind_of, remo
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import ModelSpec
 
-_HUB_TIMEOUT_S = 5.0
-
 # Sizes in a config.json that are above zero wherever they are given. 1000 layers are the most that were published
 # (arXiv:2203.00555), 10 million positions (Llama 4 Scout) the largest of the others.
 _SIZES = frozenset(
@@ -27,7 +25,6 @@ _SIZES = frozenset(
         "max_target_positions", "image_size", "patch_size", "num_channels", "num_mel_bins", "state_size", "conv_kernel",
     }
 )  # fmt: skip
-_MOST_LAYERS, _LARGEST = 4096, 1 << 24
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -87,7 +84,7 @@ def _hub_config_file(name: str, revision: str | None) -> Path:
         if constants.HF_HUB_OFFLINE:
             raise _unknown(name, "not cached, and HF_HUB_OFFLINE is set")
         # The download would repeat its attempts for minutes if nobody answers.
-        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision), timeout=_HUB_TIMEOUT_S)
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision), timeout=5.0)
         return Path(hub.hf_hub_download(name, "config.json", revision=revision))
     except UnknownModelError:
         raise
@@ -165,7 +162,7 @@ def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
             if "drop" in name and isinstance(value, int | float) and not 0 <= value <= 1:
                 return f"{place}{name}: expected a rate from 0 to 1, not {value}"
             continue
-        least, most = int(name not in _COUNTS), _MOST_LAYERS if "layer" in name else _LARGEST
+        least, most = int(name not in _COUNTS), 4096 if "layer" in name else 1 << 24
         for size in value if isinstance(value, list) and value else [value]:
             if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
                 return f"{place}{name}: expected a whole number from {least} to {most}, not {json.dumps(size)[:40]}"

@@ -48,9 +48,6 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
 
-# Before tokenizing, a text is cut to this many characters per token, so that a book takes no longer than a page.
-_CHARACTERS_PER_TOKEN = 64
-
 
 def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, tuple[str, ...]]:
     """Write the lengths of the workload's texts into `directory`; return how they are spread, and notes for the user.
@@ -127,7 +124,7 @@ def _tokenized(
         texts = [row for row in zip(*(batch[c] for c in columns), strict=True) if all(t and t.strip() for t in row)]
         sizes = []
         for argument, limit, column in zip(("text", "text_target"), limits, zip(*texts, strict=True), strict=False):
-            characters = limit * (1 if is_bytes else _CHARACTERS_PER_TOKEN)
+            characters = limit * (1 if is_bytes else 64)  # so that a book takes no longer than a page
             cut = {argument: [text[:characters] for text in column]}
             ids = tokenizer(**cut, truncation=True, max_length=limit)["input_ids"]
             largest = max(largest, *(max(row, default=0) for row in ids))

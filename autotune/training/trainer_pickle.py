@@ -26,16 +26,11 @@ _PARTS = (
     "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs",
 )  # fmt: skip
 
-# Attributes of this process, which the constructor sets, and those that it sets and code may change afterwards.
+# Attributes of this process, which the constructor sets.
 _OF_THE_PROCESS = (
     "accelerator", "callback_handler", "control", "gather_function", "lr_scheduler", "model_wrapped", "optimizer",
     "state",
 )  # fmt: skip
-_SET_AFTERWARDS = ("label_names", "loss_is_scaled_for_ga")
-
-_THEIR_OWN = ("transformers.trainer_callback", "transformers.integrations")  # modules of the library's callbacks
-
-_MAKE_ANEW = "use find(make_trainer=...) with a function that makes the Trainer"
 
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
@@ -49,12 +44,12 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
 
     if not isinstance(trainer, Trainer):
         raise InputError(f"trainer: expected a transformers.Trainer, not {type(trainer).__name__}")
-    args = trainer.args
+    args, library = trainer.args, ("transformers.trainer_callback", "transformers.integrations")
     has_trained = type(trainer.optimizer).__name__ == "AcceleratedOptimizer"  # the optimizer is then the Trainer's own
     state = {name: value for name, value in vars(trainer).items() if name not in _OF_THE_PROCESS} | {
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
-        "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(_THEIR_OWN)],
+        "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(library)],
         "args": (
             type(args),
             {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
@@ -71,7 +66,8 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
     try:
         Pickler(file).dump(trainer)
     except Exception as error:  # whatever the objects raise
-        raise _unpicklable(f"trainer: {type(trainer).__name__}", error, _MAKE_ANEW) from error
+        remedy = "use find(make_trainer=...) with a function that makes the Trainer"
+        raise _unpicklable(f"trainer: {type(trainer).__name__}", error, remedy) from error
     return functools.partial(_made_anew, file.getvalue())
 
 
@@ -82,7 +78,7 @@ def _made_anew(content: bytes) -> Any:
 
     trainer = pickle.loads(content)
     kept = vars(trainer)
-    afterwards = {name: kept[name] for name in _SET_AFTERWARDS if name in kept}
+    afterwards = {name: kept[name] for name in ("label_names", "loss_is_scaled_for_ga") if name in kept}
     (kind, arguments), model_init = kept.pop("args"), kept.get("model_init")
     given = {name: kept.pop(name) for name in ("optimizers", "callbacks")} | {n: kept.get(n) for n in _PARTS}
     model = {"model": kept["model"]} if model_init is None else {"model_init": model_init}

@@ -14,11 +14,9 @@ from autotune.value import Value
 Targets = Literal["all-linear", "attention", "all-linear+experts"]
 
 
-# Upper bound of a rank, and of the factor beside it: above the width of any published layer's input.
-LARGEST_RANK = 1 << 16
-
-Rank = Annotated[PositiveInt, Field(le=LARGEST_RANK, description="rank of the adapter's factors")]
-Alpha = Annotated[PositiveInt, Field(le=LARGEST_RANK, description="the adapter's output is scaled by alpha / rank")]
+# 2^16 is above the width of any published layer's input.
+Rank = Annotated[PositiveInt, Field(le=1 << 16, description="rank of the adapter's factors")]
+Alpha = Annotated[PositiveInt, Field(le=1 << 16, description="the adapter's output is scaled by alpha / rank")]
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0, description="dropout of the adapter's input")]
 
 
@@ -183,10 +181,8 @@ def kinds_with(field: str) -> tuple[str, ...]:
     return tuple(name for name, kind in ADAPTERS.items() if field in kind.model_fields)
 
 
-# Substrings of the names of weights that peft adds: of its tuners, its prompts, and its copies of classification heads.
-_NEW_WEIGHTS = ("lora_", "vera_lambda_", "ia3_", "hada_", "lokr_", "prompt_encoder.", "modules_to_save.")
-
-
 def is_new_weight(name: str) -> bool:
     """Return whether a parameter of that name belongs to an adapter and not to the model."""
-    return any(part in name for part in _NEW_WEIGHTS)
+    # Of peft's tuners, its prompts, and its copies of classification heads.
+    parts = ("lora_", "vera_lambda_", "ia3_", "hada_", "lokr_", "prompt_encoder.", "modules_to_save.")
+    return any(part in name for part in parts)

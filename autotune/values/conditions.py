@@ -1,7 +1,7 @@
 """Disturbances of a measurement: other processes, a throttled GPU, a slow clock; and which deserve a warning.
 
 `autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here names the processes
-that keep a machine busy.
+that keep a machine busy, `own_used_bytes` tells the memory of our own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import pynvml
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.hardware import Hardware
-from autotune.values.nvml import nvml_handle
+from autotune.values.hardware import Hardware, nvml_handle
 
 # Share of the measured time from which on a disturbance is reported: on idle machines the kernel and its daemons stay
 # below 1 %, and 5 % is more than the confidence intervals that a search aims at.
@@ -27,25 +26,6 @@ WORTH_A_WARNING = 0.05
 
 # Share of the machine up to which other processes leave it quiet: what is measured then may be kept for later searches.
 QUIET_SHARE = 0.10
-
-_LONGEST_COMMAND = 60  # characters of a command that are shown
-
-# A process that uses more of a core than this is busy.
-BUSY_PERCENT = 10.0
-
-# A GPU whose clock is below this share of its highest, without a throttle reason, is reported as slow.
-SLOW_CLOCK = 0.85
-
-# NVML's clock event reasons that disturb a measurement. The other bits (idle, application clocks, sync boost, display
-# clocks) are settings that hold for every trial alike.
-# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
-THROTTLE_REASONS = {
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x020: "heat",
-    0x040: "heat (hardware)",
-    0x080: "power brake",
-}
 
 
 class Conditions(Value):
@@ -102,7 +82,7 @@ class Conditions(Value):
             if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
                 lines.append(f"{what.format(f'{share:.0%}')} while it was measured")
         clock, highest = self.clock_mhz, self.max_clock_mhz
-        if clock is not None and highest is not None and not self.throttled and clock < SLOW_CLOCK * highest:
+        if clock is not None and highest is not None and not self.throttled and clock < 0.85 * highest:
             lines.append(f"the GPU ran at {clock:.0f} of {highest:.0f} MHz without saying why")
         return tuple(lines)
 
@@ -122,8 +102,13 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Return the names of the disturbances among NVML's clock event reasons, a bit mask."""
-    return tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+    """Return the names of the disturbances among NVML's clock event reasons, a bit mask.
+
+    The other bits (idle, application clocks, sync boost, display clocks) are settings that hold for every trial alike:
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+    """
+    names = {0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+    return tuple(name for bit, name in names.items() if bits & bit)
 
 
 class OtherProcess(Value):
@@ -144,7 +129,7 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherP
         hardware: The device.
         within_s: Seconds for which they are watched.
     """
-    on_device = None if hardware.is_cpu else _on_gpu(hardware)
+    on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     watched = []
     for process in psutil.process_iter():
@@ -157,7 +142,7 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherP
     for process in watched:
         with contextlib.suppress(psutil.Error):
             percent = process.cpu_percent(None)
-            if percent > BUSY_PERCENT:
+            if percent > 10.0:
                 used = process.memory_info().rss if on_device is None else on_device[process.pid]
                 busy.append((percent, OtherProcess(pid=process.pid, name=_command(process), used_bytes=used)))
     return [process for _, process in sorted(busy, key=lambda found: -found[0])]
@@ -166,15 +151,27 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherP
 def _command(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         if words := process.cmdline():
-            return " ".join([PurePath(words[0]).name, *words[1:]])[:_LONGEST_COMMAND].strip()
+            return " ".join([PurePath(words[0]).name, *words[1:]])[:60].strip()
     return process.name()
 
 
-def _on_gpu(hardware: Hardware) -> dict[int, int | None]:
-    """Return the memory of each computing process on a GPU; not every driver tells, in containers above all."""
+def computing_on(device: str) -> dict[int, int | None]:
+    """Return the bytes of each process that computes on a CUDA device, by its number; None: the driver doesn't tell.
+
+    It doesn't in most containers, where processes have other numbers than the driver knows.
+    """
     try:
-        handle = nvml_handle(hardware.device)
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
     except (pynvml.NVMLError, IndexError):
         return {}
     return {process.pid: process.usedGpuMemory for process in running}
+
+
+def own_used_bytes(device: str) -> int | None:
+    """Return the bytes that this process and those below it use on a CUDA device; None: the driver doesn't tell."""
+    with contextlib.suppress(psutil.Error):
+        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        used = {pid: used_bytes for pid, used_bytes in computing_on(device).items() if pid in own}
+        if os.getpid() in used and None not in used.values():
+            return sum(filter(None, used.values()))
+    return None

@@ -158,9 +158,6 @@ LARGEST_BATCH = 1 << 20
 # numpy takes seeds of 32 bits; comparing losses takes the next one as well.
 LARGEST_SEED = (1 << 32) - 2
 
-# Upper bound of the processes that load data, and of batches that each prepares: more than a machine has cores.
-_MOST_WORKERS = 1024
-
 
 class Precision(StrEnum):
     """Number formats of weights and arithmetic; the levels in brackets are those of NVIDIA Apex AMP."""
@@ -296,11 +293,11 @@ class TrainConfig(Value):
     ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
     dataloader_num_workers: Annotated[
         int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
-    ] = Field(default=0, ge=0, le=_MOST_WORKERS, description="processes that load data")
+    ] = Field(default=0, ge=0, le=1024, description="processes that load data")
     # None: torch's 2.
     dataloader_prefetch_factor: Annotated[
         PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
-    ] = Field(default=None, le=_MOST_WORKERS, description="batches that each worker prepares ahead")
+    ] = Field(default=None, le=1024, description="batches that each worker prepares ahead")
     dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
         default=True, description="copy to the device from pinned memory"
     )

@@ -1,4 +1,9 @@
-"""The hardware: device, host, memory and installed versions, read by NVML and psutil without importing torch."""
+"""The hardware: device, host, memory and installed versions, read by NVML and psutil without importing torch.
+
+CUDA_VISIBLE_DEVICES is read as CUDA reads it: a list of indices or UUIDs of devices or MIG instances, where a UUID may
+be shortened to a unique prefix. Entries after an invalid one are ignored. The index of a GPU in MIG mode means its
+first instance.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 import pynvml
@@ -19,20 +25,13 @@ from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.value import Value
-from autotune.values.nvml import capability_of, driver_errors, memory_of, nvml_handle, visible_indices
 from autotune.values.techniques import PACKAGES as OPTIMIZER_PACKAGES
 
-# Share of the free memory that the default budget leaves out: memory use of other processes varies, and the allocator
-# fragments more in a training run of hours than in a trial of seconds.
-_MARGIN = 0.08
-
-# Environment variable with settings of torch's allocator, and its older name.
-ALLOCATOR_VARIABLE, _OLD_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"  # environment variable with settings of torch's allocator
 
 # glibc's malloc hands out larger blocks by mmap, and takes them back at once. The value with which processes of trials
 # on a CPU start: see `keep_freed_blocks`, which undoes it before anything is timed.
 MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 # Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
 # switches it off again.
@@ -44,12 +43,7 @@ PACKAGES = (
     *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
 )  # fmt: skip
 
-# Valid names and versions of packages, which become requirements of an exported image. Python and transformers need a
-# major and a minor version, which decide what arguments exist.
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
-_PARTED = re.compile(r"[0-9]+\.[0-9]+[A-Za-z0-9.+!_-]*")
-_COMPARED = ("python", "transformers")
 
 
 class Hardware(Value):
@@ -82,8 +76,10 @@ class Hardware(Value):
     @classmethod
     def _versions_of_packages(cls, versions: dict[str, str]) -> dict[str, str]:
         for package, version in versions.items():
-            pattern = _PARTED if package in _COMPARED else _VERSION
-            if not (_PACKAGE.fullmatch(package) and pattern.fullmatch(version)):
+            # Major and minor of these decide what arguments exist.
+            parted = r"[0-9]+\.[0-9]+.*" if package in ("python", "transformers") else ".*"
+            is_valid = _VERSION.fullmatch(version) and re.fullmatch(parted, version)
+            if not (re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", package) and is_valid):
                 raise ValueError(f"{package!r} can't have version {version!r}")
         return versions
 
@@ -99,7 +95,8 @@ class Hardware(Value):
     @property
     def default_budget_bytes(self) -> int:
         """The default memory budget: the free memory less a margin."""
-        return int(self.free_bytes * (1 - _MARGIN))
+        # Memory use of other processes varies, and the allocator fragments more in hours than in a trial of seconds.
+        return int(self.free_bytes * (1 - 0.08))
 
     @property
     def is_cpu(self) -> bool:
@@ -129,10 +126,30 @@ def detect(device: str = "auto") -> Hardware:
         InputError: `device` is none of these.
         MachineError: The device isn't there.
     """
-    if device == "cpu":
-        return _cpu()
     if device == "auto":
-        return _cuda(0) if cuda_count() else _cpu()
+        device = "cuda:0" if cuda_count() else "cpu"
+    memory = psutil.virtual_memory()
+    host: dict[str, Any] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "host_memory_bytes": memory.total,
+        "cxx": next(
+            filter(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++")), None
+        ),  # as torch's inductor looks
+        "versions": installed_versions(),
+    }
+    if device == "cpu":
+        flags = _cpuinfo("flags").split()
+        useful = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+        return Hardware(
+            kind="cpu",
+            device="cpu",
+            name=_cpuinfo("model name") or platform.processor() or platform.machine(),
+            memory_bytes=memory.total,
+            free_bytes=memory.available,
+            features=tuple(feature for feature in useful if feature in flags),
+            count=1,
+            **host,
+        )
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if not match:
         raise InputError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
@@ -140,7 +157,26 @@ def detect(device: str = "auto") -> Hardware:
     if index >= count:
         there = f"{count} CUDA device(s)" if count else "no CUDA device"
         raise MachineError(f"--device {device}: this machine has {there} that the NVIDIA driver can see")
-    return _cuda(index)
+    device = f"cuda:{index}"
+    with driver_errors(device):
+        handle = nvml_handle(device)
+        of_device = memory_of(handle)
+        name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    named = os.environ.get("CC")
+    return Hardware(
+        kind="cuda",
+        device=device,
+        name=name,
+        memory_bytes=of_device.total,
+        free_bytes=of_device.free,
+        capability=capability,
+        driver=driver,
+        has_cc=any(map(shutil.which, ("gcc", "clang") if named is None else (named,))),  # as Triton
+        starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
+        count=len(like_devices(device)),
+        **host,
+    )
 
 
 def cuda_count() -> int:
@@ -202,66 +238,9 @@ def cuda_free_bytes(device: str) -> int | None:
     return None if memory.used is None else memory.free
 
 
-def own_used_bytes(device: str) -> int | None:
-    """Return the bytes that this process and those below it use on a CUDA device; None: the driver doesn't tell.
-
-    It doesn't in most containers, where processes have other numbers than the driver knows.
-    """
-    with contextlib.suppress(pynvml.NVMLError, IndexError, psutil.Error):
-        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
-        used = {process.pid: process.usedGpuMemory for process in running if process.pid in own}
-        if os.getpid() in used and None not in used.values():
-            return sum(map(int, used.values()))
-    return None
-
-
-def _cpu() -> Hardware:
-    memory, flags = psutil.virtual_memory(), _cpuinfo("flags").split()
-    useful = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-    return Hardware(
-        kind="cpu",
-        device="cpu",
-        name=_cpuinfo("model name") or platform.processor() or platform.machine(),
-        memory_bytes=memory.total,
-        free_bytes=memory.available,
-        cores=len(os.sched_getaffinity(0)),
-        host_memory_bytes=memory.total,
-        features=tuple(feature for feature in useful if feature in flags),
-        cxx=_cxx(),
-        versions=installed_versions(),
-        count=1,
-    )
-
-
-def _cuda(index: int) -> Hardware:
-    device = f"cuda:{index}"
-    with driver_errors(device):
-        handle = nvml_handle(device)
-        memory = memory_of(handle)
-        name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    return Hardware(
-        kind="cuda",
-        device=device,
-        name=name,
-        memory_bytes=memory.total,
-        free_bytes=memory.free,
-        cores=len(os.sched_getaffinity(0)),
-        host_memory_bytes=psutil.virtual_memory().total,
-        capability=capability,
-        driver=driver,
-        cxx=_cxx(),
-        has_cc=_has_cc(),
-        starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
-        versions=installed_versions(),
-        count=len(like_devices(device)),
-    )
-
-
 def allocator_settings() -> str | None:
     """Return the settings that the user's environment has for torch's allocator."""
-    return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get(_OLD_ALLOCATOR_VARIABLE))
+    return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))  # the older name
 
 
 def keep_freed_blocks() -> None:
@@ -274,7 +253,7 @@ def keep_freed_blocks() -> None:
         return
     # What glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3)).
     libc = ctypes.CDLL(None)
-    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 64 << 20)):
+    for parameter, value in ((-3, 32 << 20), (-1, 64 << 20)):  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
         with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
             libc.mallopt(parameter, value)
 
@@ -287,22 +266,10 @@ def installed_versions() -> dict[str, str]:
 
 @functools.cache  # a look-up takes milliseconds
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return found if found and _VERSION.fullmatch(found) else None
-
-
-def _cxx() -> str | None:
-    # $CXX, g++ or clang++, as torch's inductor looks for it
-    return next((name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)), None)
-
-
-def _has_cc() -> bool:
-    # $CC if set, otherwise gcc or clang, as Triton looks for it (its `runtime/build.py`)
-    named = os.environ.get("CC")
-    return any(shutil.which(name) for name in ((named,) if named is not None else ("gcc", "clang")) if name)
+        return found if found and _VERSION.fullmatch(found) else None
+    return None
 
 
 def _cpuinfo(key: str) -> str:
@@ -312,3 +279,122 @@ def _cpuinfo(key: str) -> str:
         return ""
     match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
     return match[1].strip() if match else ""
+
+
+class DeviceMemory(NamedTuple):
+    """The memory of one device in bytes."""
+
+    total: int
+    free: int
+    used: int | None  # None: the device shares the host's memory, so its own use is unknown
+
+
+def visible_indices() -> list[str | int]:
+    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible.
+
+    Raises:
+        pynvml.NVMLError: The driver doesn't answer.
+    """
+    pynvml.nvmlInit()
+    count = pynvml.nvmlDeviceGetCount()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(range(count))
+    found: list[str | int] = []
+    for entry in (e.strip() for e in visible.split(",") if e.strip()):
+        known = _known(entry, count)
+        if known is None:  # CUDA ignores the entries after it
+            break
+        found.append(known)
+    return found
+
+
+def _known(entry: str, count: int) -> str | int | None:
+    """Return the index or full UUID for an entry of CUDA_VISIBLE_DEVICES, None if there is no such device."""
+    if entry.isdigit():
+        return int(entry) if int(entry) < count else None
+    if not entry.startswith(("GPU-", "MIG-")):
+        return None
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlDeviceGetHandleByUUID(entry)
+        return entry
+    uuids: list[str] = []
+    for index in range(count):
+        with contextlib.suppress(pynvml.NVMLError):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for each in (handle, *_instances(handle)):
+                uuids.append(pynvml.nvmlDeviceGetUUID(each))
+    fitting = [uuid for uuid in uuids if uuid.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _instances(handle: object) -> Iterator[object]:
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(pynvml.NVMLError):
+                yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def nvml_handle(device: str) -> object:
+    """Return NVML's handle of a torch device ('cuda:2'), whose number counts the devices in CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        pynvml.NVMLError: The driver doesn't answer.
+        IndexError: There is no such device.
+    """
+    entry = visible_indices()[int(device.partition(":")[2] or 0)]
+    if isinstance(entry, str):
+        return pynvml.nvmlDeviceGetHandleByUUID(entry)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(entry)
+    return next(_instances(handle), handle)
+
+
+def capability_of(handle: object) -> tuple[int, int]:
+    """Return a device's compute capability; a MIG instance has that of its device.
+
+    Raises:
+        pynvml.NVMLError: The driver doesn't report it.
+    """
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
+    return major, minor
+
+
+def memory_of(handle: object) -> DeviceMemory:
+    """Return a device's memory; for one that shares the host's (GB10, Jetson), which NVML doesn't report, the host's.
+
+    Raises:
+        pynvml.NVMLError: The driver doesn't report it for another reason.
+    """
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        host = psutil.virtual_memory()
+        return DeviceMemory(host.total, host.available, None)
+    return DeviceMemory(int(memory.total), int(memory.free), int(memory.used))
+
+
+@contextlib.contextmanager
+def driver_errors(device: str) -> Iterator[None]:
+    """Turn errors of NVML within the block into a `MachineError` about `device`.
+
+    Raises:
+        MachineError: NVML doesn't answer, or there is no such device.
+    """
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise MachineError(
+            f"{device}: the NVIDIA driver doesn't report it: {error}; `nvidia-smi` shows what is wrong, --device cpu "
+            "needs no driver"
+        ) from None
+    except IndexError:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise MachineError(f"{device}: no such device is visible (CUDA_VISIBLE_DEVICES={visible})") from None

@@ -53,10 +53,6 @@ class Task(StrEnum):
 Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "vision-language", "speech", "speech-to-text", "own"]
 
 
-# Fields of a config that name implementations: of the whole model, or by its parts ('' is the whole).
-_IMPLEMENTATION = re.compile("(attn|experts)_implementation")
-
-
 class ModelSpec(Value):
     """All that another process needs to build a model with random weights."""
 
@@ -86,7 +82,9 @@ def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:
     """Yield the texts in a config that name a repository; `is_name`: whether texts name implementations here."""
     if isinstance(value, dict):
         for key in sorted(value):
-            yield from _kernels_in(value[key], is_name=is_name or bool(_IMPLEMENTATION.search(key)))
+            # Such a field names one for the whole model, or several by its parts.
+            names = is_name or bool(re.search("(attn|experts)_implementation", key))
+            yield from _kernels_in(value[key], is_name=names)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _kernels_in(inner, is_name=is_name)

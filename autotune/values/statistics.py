@@ -38,9 +38,6 @@ PARTS = 5
 # them fell into intervals without it, 114 do with it (`benchmarks/results/*-repeat-*`). No GPU has been measured so.
 CPU_DRIFT = 0.067
 
-# Pairs for which the signed-rank test has a 95 % interval.
-_LEAST_PAIRS = 6
-
 # Prior of the standard deviation of trials' means, in standard deviations of single steps of a trial: the median over
 # 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`). Outliers raise
 # the root mean square to 2.3, so the prior has few degrees of freedom, and measured trials soon outweigh it.
@@ -96,10 +93,14 @@ def ratio_of_means(
         denominator: The same of the other configuration.
         others: The same of further configurations of these rounds, to estimate the spread of trials.
     """
-    steps_half = _pooled_half_width(_flat(numerator), _flat(denominator))
-    if not math.isfinite(steps_half):
-        ratio = statistics.fmean(_flat(numerator)) / statistics.fmean(_flat(denominator))
+    above, below = _flat(numerator), _flat(denominator)
+    if min(len(above), len(below)) < 2:
+        ratio = statistics.fmean(above) / statistics.fmean(below)
         return Comparison(ratio, Interval(low=0.0, high=math.inf))
+    # Student's interval of the log ratio, with one variance of the steps pooled over both sides.
+    degrees = len(above) + len(below) - 2
+    pooled = sum((len(side) - 1) * _log_variance(side) for side in (above, below)) / degrees
+    steps_half = t95(degrees) * math.sqrt(pooled * (1 / len(above) + 1 / len(below)))
     spread = trial_spread([numerator, denominator], others)
     ours, theirs = _log_means(numerator), _log_means(denominator)
     ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
@@ -126,7 +127,7 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
     count = len(logs)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
-    if count < _LEAST_PAIRS or outside < 1:
+    if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
         return Comparison(math.exp(middle), Interval(low=0.0, high=math.inf))
     kept_for_life = 1.96 * PROCESS_SPREAD * math.sqrt(1 / len(runs))
     below, above = middle - averages[outside - 1], averages[-outside] - middle
@@ -283,12 +284,3 @@ def _step_variance(trials: Sequence[Sequence[float]]) -> float:
     known = [trial for trial in trials if len(trial) >= 2]
     degrees = sum(len(trial) - 1 for trial in known)
     return sum((len(trial) - 1) * _log_variance(trial) for trial in known) / degrees if degrees else 0.0
-
-
-def _pooled_half_width(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return half of Student's interval of the log ratio, with one variance pooled over both sides."""
-    if min(len(a), len(b)) < 2:
-        return math.inf
-    degrees = len(a) + len(b) - 2
-    pooled = ((len(a) - 1) * _log_variance(a) + (len(b) - 1) * _log_variance(b)) / degrees
-    return t95(degrees) * math.sqrt(pooled * (1 / len(a) + 1 / len(b)))

@@ -50,13 +50,10 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
     return {name: True, f"{name}_kwargs": options}
 
 
-# In ascending order of the activations kept on the device.
-_LIGHTEST_FIRST: tuple[Checkpointing, ...] = ("offload", "full", "every-2nd", "every-4th", "none")
-
-
 def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
     """Return whether `one` surely keeps fewer activations on the device than `other`."""
-    return _LIGHTEST_FIRST.index(one) < _LIGHTEST_FIRST.index(other)
+    lightest_first: tuple[Checkpointing, ...] = ("offload", "full", "every-2nd", "every-4th", "none")
+    return lightest_first.index(one) < lightest_first.index(other)
 
 
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
@@ -95,10 +92,11 @@ BackendName = Annotated[str, AfterValidator(_backend)]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 # Reasons why values that guides recommend are not offered.
-_GONE_ATTENTION = "BetterTransformer is gone from transformers; sdpa replaced it"
 _REASONS = {
-    ("attn_implementation", "bettertransformer"): _GONE_ATTENTION,
-    ("attn_implementation", "better_transformer"): _GONE_ATTENTION,
+    **dict.fromkeys(
+        (("attn_implementation", "bettertransformer"), ("attn_implementation", "better_transformer")),
+        "BetterTransformer is gone from transformers; sdpa replaced it",
+    ),
     ("precision", "fp8"): "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own "
     "launcher), so a measured configuration could not be exported; bf16 is the nearest",
     ("optim", "adamw"): "there are several: adamw_torch_fused (the Trainer's default), adamw_torch, adamw_bnb_8bit ...",

@@ -154,11 +154,6 @@ class Phases(Value):
     check_s: float = Field(default=0.0, description="work of a check beside training, such as evaluating and saving")
     closing_s: float = Field(default=0.0, description="verifying what took effect, until the outcome is written")
 
-    @property
-    def work_s(self) -> float:
-        """Seconds of training and checking."""
-        return self.first_step_s + self.discarded_s + self.measured_s + self.check_s
-
 
 class Interval(Value):
     """A 95 % confidence interval."""
@@ -269,7 +264,10 @@ class TrialResult(Value):
     def overhead_s(self) -> float | None:
         """Seconds of the trial beside steps and checks: process, model, data, Trainer, closing; None: unknown."""
         phases = self.outcome.phases
-        return None if phases is None else max(0.0, self.active_s - phases.work_s)
+        if phases is None:
+            return None
+        work_s = phases.first_step_s + phases.discarded_s + phases.measured_s + phases.check_s
+        return max(0.0, self.active_s - work_s)
 
     @property
     def active_s(self) -> float:

@@ -15,8 +15,7 @@ import pynvml
 
 from autotune.errors import MachineError
 from autotune.execution.environment import launcher_environment
-from autotune.values.hardware import detect
-from autotune.values.nvml import nvml_handle
+from autotune.values.hardware import detect, nvml_handle
 from pack.check import Check
 from pack.session import Session, modules_path
 

@@ -28,13 +28,12 @@ KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
 NEW_PAGES = """
 import ctypes, pathlib, resource, sys
 from autotune.cost import measuring
-from autotune.values import hardware
 
 keep = measuring.keep_freed_blocks
 
 def kept():  # and never given back: free memory at the heap's end is, if importing has left much there
     keep()
-    ctypes.CDLL(None).mallopt(hardware._M_TRIM_THRESHOLD, 2**31 - 1)
+    ctypes.CDLL(None).mallopt(-1, 2**31 - 1)
 
 measuring.keep_freed_blocks = kept
 measuring._ROUNDS = 101  # the first few may take a block of new pages each, before freed ones are found again

@@ -10,8 +10,7 @@ import torch
 from autotune.cost.profile import total_bytes
 from autotune.cost.shards import keep_part
 from autotune.errors import InputError
-from autotune.training.build import build_config, build_model
-from autotune.training.depth import shallower, stacks
+from autotune.training.build import build_config, build_model, shallower, stacks
 from autotune.training.heads import default_task
 from autotune.training.random_weights import put_apart
 from autotune.training.resolve import resolve

@@ -9,14 +9,14 @@ import transformers
 from factories import make_config
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from autotune.training.batches import (
-    PACKED,
+from autotune.training.dataset import (
     micro_batches,
     padded_batch,
     padding_share,
     positioned_batch,
     row_order,
 )
+from autotune.training.facts import PACKED
 from autotune.training.loss import normalize_loss
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

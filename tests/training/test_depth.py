@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.training.depth import shallower, stacks
+from autotune.training.build import shallower, stacks
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

@@ -7,9 +7,8 @@ from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.errors import InputError
 from autotune.training.adapters import adapter_arguments, prepare_model
-from autotune.training.batches import IGNORED
 from autotune.training.build import build_config, build_model
-from autotune.training.dataset import training_data
+from autotune.training.dataset import IGNORED, training_data
 from autotune.training.facts import facts_of
 from autotune.training.heads import default_task
 from autotune.training.inputs import audio_input, fixed_frames, image_text, labels_of, least_frames, takes_sound

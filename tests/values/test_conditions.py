@@ -91,7 +91,7 @@ def strangers():
 @pytest.mark.parametrize("hardware", [make_hardware(), make_gpu()])
 def test_somebody_elses_process_is_busy_if_it_takes_processor_time(hardware, strangers, monkeypatch):
     computing, sleeping = strangers
-    monkeypatch.setattr(conditions, "_on_gpu", lambda hardware: dict.fromkeys(strangers, 38 << 20))
+    monkeypatch.setattr(conditions, "computing_on", lambda device: dict.fromkeys(strangers, 38 << 20))
     found = [p.pid for p in other_processes(hardware, within_s=1.0)]
     assert computing in found
     assert sleeping not in found
