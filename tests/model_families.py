@@ -1,23 +1,16 @@
 """Tiny configurations: one of every family of models that is promised, and some that the catalogue doesn't know."""
 
+import tiny_models
 from conftest import TINY_LLAMA
+from tiny_models import BOTH, TOKENS
 
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SIZES = {
-    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, **TOKENS,
-}  # fmt: skip
+SIZES = {**tiny_models.SIZES, "vocab_size": 128, "max_position_embeddings": 64, **TOKENS}
 DECODER = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 GPT2 = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS}
 T5 = {
-    "vocab_size": 128, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
-    "eos_token_id": 1, "decoder_start_token_id": 0, "is_encoder_decoder": True,
+    **tiny_models.T5, "vocab_size": 128, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+    "is_encoder_decoder": True,
 }  # fmt: skip
-BOTH = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()
-}
 BART = {"vocab_size": 128, "d_model": 32, **BOTH, "max_position_embeddings": 64, **TOKENS, "is_encoder_decoder": True}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 WAVES = {**SIZES, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}

@@ -9,6 +9,7 @@ import functools
 import pytest
 import torch
 import transformers
+from tiny_models import BOTH, NO_DROPOUT, SIZES, TINY, TOKENS
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -26,73 +27,23 @@ TOLERANCE = 1e-5
 ROUTER_LOSS_TOLERANCE = 1e-3
 ROUTER_GRADIENT_TOLERANCE = 5e-2
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LLAMA = {"vocab_size": 96, **SIZES, **SPECIAL, "num_key_value_heads": 2, "max_position_embeddings": 64}
-MIXTRAL = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.0}
-BERT = {
-    "vocab_size": 96,
-    **SIZES,
-    "pad_token_id": 0,
-    "max_position_embeddings": 64,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+LLAMA = {**TINY["llama"], **TOKENS}
+MIXTRAL = {**TINY["mixtral"], **TOKENS, "router_jitter_noise": 0.0}
+BERT = {**TINY["bert"], "pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GPT2 = {
-    "vocab_size": 96,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
+    "vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKENS,
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    **SPECIAL,
-}
-T5 = {
-    "vocab_size": 96,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "dropout_rate": 0.0,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 0,
-}
+}  # fmt: skip
+T5 = {**TINY["t5"], "dropout_rate": 0.0, "pad_token_id": 0, "eos_token_id": 2}
 BART = {
-    "vocab_size": 96,
-    "d_model": 32,
-    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
-       {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()},
-    "max_position_embeddings": 64,
-    "dropout": 0.0,
-    **SPECIAL,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
+    "vocab_size": 96, "d_model": 32, **BOTH, "max_position_embeddings": 64, "dropout": 0.0, **TOKENS,
+    "decoder_start_token_id": 2, "forced_eos_token_id": None,
 }  # fmt: skip
-NO_DROPOUT = (
-    "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
-    "mask_time_prob",
-)  # fmt: skip
 WAV2VEC2 = {
-    "vocab_size": 16,
-    **SIZES,
-    "conv_dim": [8] * 7,
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 2,
-    **dict.fromkeys(NO_DROPOUT, 0.0),
-}
-WHISPER = {
-    "vocab_size": 96,
-    "d_model": 32,
-    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
-       {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()},
-    "num_mel_bins": 4,
-    "max_source_positions": 20,
-    "max_target_positions": 16,
-    **SPECIAL,
-    "decoder_start_token_id": 1,
+    **TINY["wav2vec2"], "vocab_size": 16, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+    **dict.fromkeys(NO_DROPOUT, 0.0), "mask_time_prob": 0.0,
 }  # fmt: skip
+WHISPER = {**TINY["whisper"], "num_mel_bins": 4, "max_source_positions": 20, "max_target_positions": 16}
 
 # Model type, task, configuration.
 MODELS = {
@@ -101,24 +52,10 @@ MODELS = {
     "OPT": (
         "opt",
         Task.CAUSAL_LM,
-        {
-            "vocab_size": 96,
-            "hidden_size": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "word_embed_proj_dim": 32,
-            "max_position_embeddings": 64,
-            "dropout": 0.0,
-            **SPECIAL,
-        },
+        {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, **TOKENS},
     ),
     "Mixtral": ("mixtral", Task.CAUSAL_LM, MIXTRAL),
-    "Mamba": (
-        "mamba",
-        Task.CAUSAL_LM,
-        {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **SPECIAL},
-    ),
+    "Mamba": ("mamba", Task.CAUSAL_LM, {**TINY["mamba"], **TOKENS}),
     "BERT as a decoder": ("bert", Task.CAUSAL_LM, {**BERT, "is_decoder": True}),
     "BART's decoder alone": ("bart", Task.CAUSAL_LM, BART),
     "T5": ("t5", Task.SEQ2SEQ_LM, T5),
@@ -136,17 +73,9 @@ MODELS = {
         Task.SEQUENCE_CLASSIFICATION,
         {**BERT, "pad_token_id": 1, "num_labels": 3, "classifier_dropout": 0.0},
     ),
-    "T5 classifier": (
-        "t5",
-        Task.SEQUENCE_CLASSIFICATION,
-        {**T5, "num_labels": 3, "classifier_dropout": 0.0},
-    ),
+    "T5 classifier": ("t5", Task.SEQUENCE_CLASSIFICATION, {**T5, "num_labels": 3, "classifier_dropout": 0.0}),
     "GPT-2 classifier": ("gpt2", Task.SEQUENCE_CLASSIFICATION, {**GPT2, "num_labels": 3}),
-    "ViT": (
-        "vit",
-        Task.IMAGE_CLASSIFICATION,
-        {"image_size": 16, "patch_size": 8, **SIZES, "num_labels": 3},
-    ),
+    "ViT": ("vit", Task.IMAGE_CLASSIFICATION, TINY["vit"]),
     "wav2vec 2.0": ("wav2vec2", Task.SPEECH_CTC, WAV2VEC2),
     "wav2vec 2.0, a mean": ("wav2vec2", Task.SPEECH_CTC, {**WAV2VEC2, "ctc_loss_reduction": "mean"}),
     "wav2vec 2.0 classifier": ("wav2vec2", Task.AUDIO_CLASSIFICATION, {**WAV2VEC2, "num_labels": 3}),
@@ -161,11 +90,15 @@ RESNET = (
 CASES = {**MODELS, "routed": ROUTED, "ResNet": RESNET}
 
 
+def plain(figures):
+    return {name: value for name, value in figures.items() if name != "model_type"}
+
+
 @functools.cache
 def _built(name):
     kind, task, figures = CASES[name]
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**figures)
+    config = CONFIG_MAPPING[kind](**plain(figures))
     model = getattr(transformers, HEADS[task][0]).from_config(config)
     for parameter in model.parameters():  # every gradient is to matter: some heads start at zero or next to it
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -186,7 +119,7 @@ def samples_for(name):
             for index in range(SAMPLES)
         ]
     if task.takes_audio:
-        return list(sound_for(CONFIG_MAPPING[CASES[name][0]](**figures), task, random))
+        return list(sound_for(CONFIG_MAPPING[CASES[name][0]](**plain(figures)), task, random))
     made = []
     for index, length in enumerate((5, 14, 3, 9, 12, 4, 16, 7)):
         ids = torch.randint(3, figures["vocab_size"], (length,), generator=random)

@@ -7,117 +7,43 @@ import json
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
 
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+DECODER = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+BOTH = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()
+}
+
 TINY = {
-    "llama": {
-        "model_type": "llama",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "mixtral": {
-        "model_type": "mixtral",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
+    "llama": DECODER,
+    "mixtral": {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
     "mamba": {
-        "model_type": "mamba",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "state_size": 4,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4,
+        **dict.fromkeys(TOKENS, 0),
     },
-    "bert": {
-        "model_type": "bert",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    },
+    "bert": {**SIZES, "max_position_embeddings": 64},
     "roberta": {
-        "model_type": "roberta",
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 66,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
+        **SIZES, "num_hidden_layers": 1, "max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0,
         "eos_token_id": 2,
     },
-    "t5": {
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "vocab_size": 96,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 2,
-        "num_heads": 4,
-        "decoder_start_token_id": 0,
-        "n_positions": 512,
-    },
+    "t5": {**T5, "is_encoder_decoder": True, "decoder_start_token_id": 0, "n_positions": 512},
     "wav2vec2": {
-        "model_type": "wav2vec2",
-        "vocab_size": 32,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "conv_dim": [8] * 7,
-        "num_conv_pos_embeddings": 16,
+        **SIZES, "vocab_size": 32, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 16,
         "num_conv_pos_embedding_groups": 4,
     },
     "whisper": {
-        "model_type": "whisper",
-        "is_encoder_decoder": True,
-        "vocab_size": 96,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "num_mel_bins": 8,
-        "max_source_positions": 30,
-        "max_target_positions": 20,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
+        "is_encoder_decoder": True, "vocab_size": 96, "d_model": 32, **BOTH, "num_mel_bins": 8,
+        "max_source_positions": 30, "max_target_positions": 20, **TOKENS, "decoder_start_token_id": 1,
     },
     "vit": {
-        "model_type": "vit",
-        "image_size": 16,
-        "patch_size": 8,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "id2label": {"0": "cat", "1": "dog", "2": "bird"},
+        "image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "id2label": {"0": "cat", "1": "dog", "2": "bird"},
     },
-}
+}  # fmt: skip
+TINY = {name: {"model_type": name, **figures} for name, figures in TINY.items()}
 
 
 # Rates of wav2vec 2.0 that its config class sets where a config.json doesn't.
