@@ -302,4 +302,4 @@ def _paged_bytes() -> int:
     if (functional := sys.modules.get("bitsandbytes.functional")) is None:
         return 0
     states = functional.GlobalPageManager.get_instance().paged_tensors
-    return sum(state.nbytes for state in states) + (_PAGING_BYTES if states else 0)
+    return int(sum(state.nbytes for state in states)) + (_PAGING_BYTES if states else 0)
