@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
@@ -25,7 +26,7 @@ from autotune.cost.predictions import Predictions, Vector, below, density, is_co
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
-from autotune.units import show_memory
+from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
@@ -79,10 +80,26 @@ class Candidates:
         """Return rates that include the time of compiling, if the objective is the time of a run of given length."""
         if self._run_samples is None:
             return rates
-        # Inductor took 20 to 79 s for small models on two cores; larger models on a GPU take minutes.
-        compile_s = 60.0 * np.array([config.torch_compile_backend == "inductor" for config in configs])
+        compile_s = self._compile_s * np.array([is_compiled(config) for config in configs])
         slowed: Vector = 1.0 / (1.0 / rates + compile_s / self._run_samples)
         return slowed
+
+    @property
+    def _compile_s(self) -> float:
+        """Seconds that compiling is assumed to take.
+
+        A Llama of 4 layers took 9 to 16 s on an H200 with 16 cores, models of 2 to 12 layers 20 to 79 s on two cores.
+        """
+        return 10.0 + 2.5 * (self._plan.facts.layers or 20)
+
+    def _trial_s(self, history: History) -> Vector:
+        """Return the seconds that a trial of each configuration is expected to take."""
+        usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking()] or [1.0]))
+        compiled = [r for r in history.results if is_compiled(r.request.config)]
+        compile_s = max((r.duration_s for r in compiled), default=0.0)
+        if not any(r.measurement for r in compiled):  # one that was ended would have taken longer
+            compile_s = max(compile_s, self._compile_s)
+        return usual_s + compile_s * np.array([is_compiled(config) for config in self.ranked])
 
     @property
     def knows_all(self) -> bool:
@@ -144,11 +161,16 @@ class Candidates:
         return bool((~beyond).any())
 
     def next(
-        self, history: History, is_open: Callable[[TrainConfig], bool], *, known_before: int = 0
+        self,
+        history: History,
+        is_open: Callable[[TrainConfig], bool],
+        *,
+        known_before: int = 0,
+        left_s: float = math.inf,
     ) -> TrainConfig | None:
         """Return the configuration to try next, of those that are open; None if none is worth a trial.
 
-        `known_before` is how many trials of earlier searches count as run.
+        `known_before` is how many trials of earlier searches count as run, `left_s` how many seconds a trial may take.
         """
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
@@ -160,17 +182,21 @@ class Candidates:
         least_chance = WORTHWHILE_CHANCE if len(history) + known_before > 2 else 0.0
         with np.errstate(invalid="ignore"):
             worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
+        if best is not None:
+            worth &= self._trial_s(history) <= left_s
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
         return next((self.ranked[row] for row in rows if worth[row] and is_open(self.ranked[row])), None)
 
-    def conclusion(self, history: History) -> str:
-        """Return words on the configurations that are left untried when none is worth a trial."""
+    def conclusion(self, history: History, left_s: float = math.inf) -> str:
+        """Return words on the configurations that are left untried when none is worth a trial, or has time for one."""
         _, chances = self._worth(history)
         with np.errstate(invalid="ignore"):
             may_fit = self._predicted.least_bytes <= self._budget_bytes
         rows = [row for row in np.flatnonzero(may_fit).tolist() if history.known(self.ranked[row]) is None]
         risky = [row for row in rows if self._fits[row] < _FAIR_FIT and chances[row] >= WORTHWHILE_CHANCE]
-        others = sorted(set(rows) - set(risky))
+        trial_s = self._trial_s(history)
+        late = [row for row in rows if trial_s[row] > left_s and chances[row] >= WORTHWHILE_CHANCE]
+        others = sorted({*rows} - {*risky} - {*late})
         expected = float(np.sum(self._fits[others] * chances[others]))
         said = (
             f"each of {len(others):,} configurations left untried has less than {WORTHWHILE_CHANCE:.0%} chance of a "
@@ -178,6 +204,11 @@ class Candidates:
         )
         if not others:
             said = "nothing is left untried that fits"
+        if late:
+            said += (
+                f"; {len(late):,} were not tried as compiling is expected to take {show_time(max(trial_s[late]))}: "
+                "a longer --max-time"
+            )
         if not risky:
             return said
         first = max(risky, key=lambda row: float(self._rates[row]))
@@ -218,9 +249,11 @@ class Candidates:
         """Return for each configuration the worth of a trial, and the chance that it beats the leader by 1 %.
 
         With a leader, the worth is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
-        global optimization of expensive black-box functions", 1998). The leader's rate is the one that the model
-        predicts after learning from its measurement, as the highest of many measurements is biased upwards. Without a
-        leader, the worth is the throughput half a standard deviation up. Either is weighed with the chance to fit.
+        global optimization of expensive black-box functions", 1998) for each second that the trial is expected to take
+        (Snoek, Larochelle and Adams, "Practical Bayesian optimization of machine learning algorithms", 2012), since
+        compiling a large model takes longer than ten trials. The leader's rate is the one that the model predicts after
+        learning from its measurement, as the highest of many measurements is biased upwards. Without a leader, the
+        worth is the throughput half a standard deviation up. Either is weighed with the chance to fit.
         """
         # Squared, as a trial that runs out of memory is lost, and says little about other configurations.
         best, fits = history.best(), self._fits**2
@@ -232,7 +265,7 @@ class Candidates:
         )
         gains = np.log(self._rates / rate)
         improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)
-        return fits * improvement, below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
+        return fits * improvement / self._trial_s(history), below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
         """Return the fastest completed configuration by the corrected model, and its rate.

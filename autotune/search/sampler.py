@@ -24,6 +24,7 @@ import contextlib
 import copy
 import datetime
 import functools
+import math
 import random
 import threading
 import warnings
@@ -68,6 +69,7 @@ class CostModelSampler(BaseSampler):
         state: The trials that the sampler has learned from, and the refused configurations.
         space: The search space; its parameters are those of the study.
         conclusion: Why no configuration is worth a trial any more; None if simply all were tried.
+        left_s: Seconds that a trial may take; one that compiles for longer isn't proposed.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class CostModelSampler(BaseSampler):
         self._plan = plan
         self._earlier = earlier or EarlierSearches(plan)
         self._converter = TrialConverter(plan, self.space)
+        self.left_s = math.inf
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
         self._unlearned = Candidates(model, plan, self.space) if model is not None else None
         self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
@@ -291,14 +294,17 @@ class CostModelSampler(BaseSampler):
         if assumed:
             candidates, history = copy.copy(candidates), history.with_results(assumed)
             candidates.observe(*assumed)
-        return candidates.next(history, lambda config: self._is_open(config, pending), known_before=self._earlier.count)
+        before = self._earlier.count
+        return candidates.next(
+            history, lambda config: self._is_open(config, pending), known_before=before, left_s=self.left_s
+        )
 
     def _ends(self, pending: Sequence[TrainConfig]) -> bool:
         """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
         candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
         if candidates is None or not candidates.knows_all or not has_begun:
             return False
-        self.conclusion = candidates.conclusion(self._history)
+        self.conclusion = candidates.conclusion(self._history, self.left_s)
         return True
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:

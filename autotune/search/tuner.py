@@ -136,6 +136,7 @@ class Tuner:
         self._consult()
         goes_on = not is_over(self._plan, self._state.results)
         while goes_on or self._running:
+            self._sampler.left_s = self._pace.left_s() - self._pace.reserved_s()
             while goes_on and self._pool.free() and not self._sampler.is_done(self.study) and self._pace.may_go_on():
                 self._ask(Purpose.SEARCH)
             if not self._running:

@@ -77,6 +77,19 @@ def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, 
     assert search.next().torch_compile_backend == first
 
 
+def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if_there_is_time_for_it():
+    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]}))
+    search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
+    backends = [config.torch_compile_backend for config in search.run(search.as_predicted)]
+    assert backends.index("inductor") > 0
+    assert set(backends) == {None, "inductor"}
+    early = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
+    early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
+    assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
+    assert "as compiling is expected to take" in early.candidates.conclusion(early.history, 5.0)
+    assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
+
+
 def test_what_is_not_open_is_passed_over():
     search = Search()
     refused = search.candidates.next(search.history, lambda config: config.precision == "fp32")
