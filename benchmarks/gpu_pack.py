@@ -1,4 +1,4 @@
-"""Everything about autotune that only a CUDA device can show, in one command and under ten minutes.
+"""Everything about autotune that only a CUDA device can show, in one command and a quarter of an hour.
 
     python benchmarks/gpu_pack.py [--models t5-small,bert-large-uncased,t5-3b] [--out DIR]
     python benchmarks/gpu_pack.py --list                                    # the parts, and the seconds of each

@@ -33,10 +33,11 @@ PROCESS_SPREAD = 0.01
 # Parts of a trial in turn, which lasts a minute or more: they show how a machine drifts meanwhile.
 PARTS = 5
 
-# Standard deviation of the logarithm of a CPU's speed between a search and runs at other times, of which its finals, a
-# few minutes, tell nothing: of 120 fresh runs of six answers the mean square deviation beyond what parts explain. 89 of
-# them fell into intervals without it, 114 do with it (`benchmarks/results/*-repeat-*`). No GPU has been measured so.
-CPU_DRIFT = 0.067
+# Standard deviation of the logarithm of a machine's speed between a search and runs at other times, of which its
+# finals, a few minutes, tell nothing. On CPUs it is that of 120 fresh runs of six answers beyond what parts explain,
+# of which 89 fell into intervals without it and 114 with it (`benchmarks/results/*-repeat-*`). On a GPU it is that of
+# twelve trials of two trainings (`2026-11-26-nvidia-h200-steps.json` there), whose host hesitated at times.
+DRIFT = {"cpu": 0.067, "cuda": 0.047}
 
 # Prior of the standard deviation of trials' means, in standard deviations of single steps of a trial: the median over
 # 169 points of three models that were measured twice (1.3 and 1.0 for the two of `benchmarks/tables`). Outliers raise

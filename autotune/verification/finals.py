@@ -15,7 +15,7 @@ from autotune.space.knobs import changes
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.statistics import (
-    CPU_DRIFT,
+    DRIFT,
     PARTS,
     Comparison,
     Single,
@@ -278,7 +278,7 @@ class Finals:
         measured = map(self._measured, dict.fromkeys((config, *self.contenders())))
         sides = [[m.step_times_s for m in side] for side in measured if side]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
-        later = CPU_DRIFT if self.plan.hardware.is_cpu else 0.0
+        later = DRIFT[self.plan.hardware.kind]
         if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
             return next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
         return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples, later=later)

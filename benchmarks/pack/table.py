@@ -18,7 +18,7 @@ from pack.tf32 import preset_tf32
 from pack.trials import run_configurations
 from pack.visible import check_forms
 
-DEADLINE_S = 590.0
+DEADLINE_S = 960.0
 
 
 def _trials(rows: Sequence[Configuration]) -> functools.partial[None]:
@@ -29,18 +29,18 @@ def parts(models: list[str]) -> list[Part]:
     """Return all parts, with the searches for `models`."""
     return [
         Part("doctor", "what the doctor finds", 10, look_at_machine),
-        Part("launcher", "trials are forked from one process", 10, start_launcher),
+        Part("launcher", "trials are forked from one process", 40, start_launcher),
         Part("visible", "CUDA_VISIBLE_DEVICES in every form", 15, check_forms, (CUDA,)),
         Part("precision", "fp32, tf32, bf16, fp16, pure bf16", 24, _trials(table.PRECISION)),
-        Part("attention", "eager, sdpa's flash kernel, flash, flex", 14, _trials(table.ATTENTION)),
+        Part("attention", "eager, sdpa's flash kernel, flash, flex", 24, _trials(table.ATTENTION)),
         Part("checkpointing", "every kind", 16, _trials(table.CHECKPOINTING)),
-        Part("savers", "the loss in chunks, expandable segments, an emptied cache", 16, _trials(table.SAVERS)),
+        Part("savers", "the loss in chunks, expandable segments, an emptied cache", 32, _trials(table.SAVERS)),
         Part("adapters", "LoRA, QLoRA, int8", 16, _trials(table.ADAPTERS)),
         Part("optimizers", "of torch, Adafactor, 8-bit, paged", 14, _trials(table.OPTIMIZERS)),
         Part("vision", "images by data-loader workers", 10, _trials(table.VISION)),
-        Part("overflow", "fp16 that always overflows must not complete", 12, _trials(table.OVERFLOW), (CUDA,)),
-        Part("liger", "Liger kernels", 12, _trials(table.LIGER), (CUDA,)),
-        Part("compile", "inductor, max-autotune", 65, _trials(table.COMPILATION), (CUDA,)),
+        Part("overflow", "fp16 that always overflows must not complete", 16, _trials(table.OVERFLOW), (CUDA,)),
+        Part("liger", "Liger kernels", 24, _trials(table.LIGER), (CUDA,)),
+        Part("compile", "inductor, max-autotune", 130, _trials(table.COMPILATION), (CUDA,)),
         Part("estimates", "estimates beside what trials measure", 20, compare, (DATA_SHEET,)),
         Part("tf32", "TF32 from the environment, and by a script", 32, preset_tf32, (CUDA, TF32)),
         Part("sharing", "another process holds most of the memory", 18, share_device, (CUDA,)),

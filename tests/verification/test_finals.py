@@ -22,7 +22,7 @@ from autotune.planning.plan import SearchState
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
-from autotune.values.statistics import CPU_DRIFT
+from autotune.values.statistics import DRIFT
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.remarks import drifts_apart
@@ -315,14 +315,14 @@ def test_a_speedup_in_turn_is_that_of_the_pairs_however_the_machine_drifts():
 def test_the_next_run_of_what_ran_in_turn_deviates_as_the_parts_of_all_contenders_do():
     """Single steps deviate by 3 %, which averages out in each part; the machine drifts by 4 % from part to part.
 
-    At other times it is faster or slower by `CPU_DRIFT`.
+    At other times it is faster or slower by `DRIFT`.
     """
     search = InTurn(SEARCHED, finalists=1)
     steps = tuple(t * slow for slow in (1.0, 1.04, 1.08, 1.02, 0.98) for t in (0.97, 1.03, 0.98, 1.02))
     search.take_turns({BASE: steps, FAST: tuple(t / 2 for t in steps)})
     measured = search.finals.merged(FAST)
     interval = measured.samples_per_second_interval
-    half = math.hypot(2.306 * 0.0374 * math.sqrt(1.2), 1.96 * CPU_DRIFT)
+    half = math.hypot(2.306 * 0.0374 * math.sqrt(1.2), 1.96 * DRIFT["cpu"])
     assert interval.high / interval.low == pytest.approx(math.exp(2 * half), rel=0.02)
     assert math.sqrt(interval.low * interval.high) == pytest.approx(measured.samples_per_second)
 
