@@ -311,7 +311,6 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
 
 
 def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
-    """Return whether the function has an argument `accumulation_steps`."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):

@@ -122,7 +122,6 @@ def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
 
 
 def _frames(asked: int | None, usual: int, spec: ModelSpec, notes: list[str]) -> int:
-    """Return the frames of sound in a sample."""
     fixed, length = fixed_frames(spec.model_type, spec.config), asked or usual
     if fixed is not None and asked not in (None, fixed):
         raise InputError(f"--seq-len {asked}: {spec.name} takes {fixed} frames of sound and no other length")

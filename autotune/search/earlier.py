@@ -90,7 +90,10 @@ class EarlierSearches:
         last_day = max(known.day for known in self._latest.values())
         note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
         if self.winner is not None and history.known(self.winner) is None:
-            note += f"; next is {self._called(self.winner)}"
+            known = self._latest[self.winner]
+            base = self._runs[known.search].get(self._plan.baseline)
+            won = base is None or self._rate_of(known.result) >= self._rate_of(base.result)
+            note += f"; next is {'the winner' if won else 'what came next to the baseline'} of {known.day}"
         self.notes.append(note)
         unmeasured = [known for config, known in self._latest.items() if history.known(config) is None]
         # More than 120 would hardly change the cost model.
@@ -148,11 +151,9 @@ class EarlierSearches:
     def _may_be_tried(self, config: TrainConfig, leader: TrialResult | None) -> bool:
         """Whether a configuration is a legal point of this search, isn't the baseline, and isn't known not to fit."""
         space = self._plan.search_space
-        point = space.complete(space.point(config))
-        choices = {dimension.name: dimension.choices for dimension in space.dimensions}
-        if config == self._plan.baseline or any(value not in choices[name] for name, value in point.items()):
+        if config == self._plan.baseline or space.config(space.choices_of(config)) != config:
             return False
-        return space.config(point) == config and not (space.refusal(config) or self._too_hard(config, leader))
+        return space.refusal(config) is None and self._too_hard(config, leader) is None
 
     def _rate(self, known: _Known) -> float:
         """Return the rate of a recorded trial at the present speed."""
@@ -160,13 +161,6 @@ class EarlierSearches:
 
     def _rate_of(self, result: TrialResult) -> float:
         return self._plan.objective.rate(result.measurement) if result.measurement else 0.0
-
-    def _called(self, winner: TrainConfig) -> str:
-        """Return words for the old winner, which may have been slower than the baseline of its search."""
-        known = self._latest[winner]
-        baseline = self._runs[known.search].get(self._plan.baseline)
-        won = baseline is None or self._rate_of(known.result) >= self._rate_of(baseline.result)
-        return f"{'the winner' if won else 'what came next to the baseline'} of {known.day}"
 
 
 def _explored(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[TrainConfig, _Known]:

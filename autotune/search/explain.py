@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.plan import SearchPlan, differences, request_of
-from autotune.search.progress import standing_of_answer
+from autotune.search.progress import leader_of, standing_of
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
@@ -183,7 +183,6 @@ class Explainer:
         return 0.0
 
     def _run(self, config: TrainConfig, runner: Runner) -> TrialResult:
-        """Run one trial and take in its result."""
         request = request_of(
             self._plan,
             config,
@@ -212,4 +211,7 @@ class Explainer:
         return trial
 
     def _standing(self) -> Standing:
-        return standing_of_answer(self._result, self._own, len(self._refused))
+        result, proven = self._result, self._result.speedup
+        speedup, measured = None if proven is None else proven.ratio, result.best.measurement
+        leader = None if measured is None else leader_of(result.best.changes, measured, speedup)
+        return standing_of(result.memory_bytes, self._own, len(self._refused), leader)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from autotune.space.knobs import changes, shown_changes
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Change, Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.result import ResultData
 from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
@@ -180,7 +179,7 @@ class Teller:
         self._observer(TrialEnded(result=result, changes=changed, standing=self._standing()))
 
     def _standing(self) -> Standing:
-        return _standing(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
+        return standing_of(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
 
     def _leader(self) -> Leader | None:
         """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
@@ -199,18 +198,11 @@ class Teller:
             corrections, rate = self._finals.corrections(), self._plan.objective.rate  # single trials are noisy
             expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in ((config, measured), (baseline, base)))
             speedup = expected / reference
-        return _leader(changes(config, self._plan), measured, speedup)
+        return leader_of(changes(config, self._plan), measured, speedup)
 
 
-def standing_of_answer(result: ResultData, trials: Sequence[TrialResult], refused: int) -> Standing:
-    """Return the standing while an answer is explained by `trials`, with so many configurations that can't run."""
-    measured = result.best.measurement
-    speedup = result.speedup.ratio if result.speedup is not None else None
-    leader = _leader(result.best.changes, measured, speedup) if measured is not None else None
-    return _standing(result.memory_bytes, trials, refused, leader)
-
-
-def _standing(memory_bytes: int, trials: Sequence[TrialResult], refused: int, leader: Leader | None) -> Standing:
+def standing_of(memory_bytes: int, trials: Sequence[TrialResult], refused: int, leader: Leader | None) -> Standing:
+    """Return the standing after `trials`, with so many configurations that were refused."""
     statuses = [trial.status for trial in trials]
     completed, out_of_memory = map(statuses.count, (TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY))
     return Standing(
@@ -223,7 +215,8 @@ def _standing(memory_bytes: int, trials: Sequence[TrialResult], refused: int, le
     )
 
 
-def _leader(changed: tuple[Change, ...], measured: Measurement, speedup: float | None) -> Leader:
+def leader_of(changed: tuple[Change, ...], measured: Measurement, speedup: float | None) -> Leader:
+    """Return the leader with these changes, what it measured, and its speed-up over the baseline."""
     return Leader(
         changes=changed,
         samples_per_second=measured.samples_per_second,

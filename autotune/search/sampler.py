@@ -86,7 +86,6 @@ class CostModelSampler(BaseSampler):
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all trials."""
         self.state = SearchState(self._plan)
         self.conclusion: str | None = None
         self._history = self.state.history

@@ -81,7 +81,7 @@ class Tuner:
         self._finals = Finals(self._state, takes_turns=pool.takes_turns)
         self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
         self._teller = Teller(self._finals, self._pace, observer)
-        self._running: dict[int, tuple[Purpose, Trial]] = {}  # by the number of the request
+        self._running: dict[int, Trial] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun
         self._write_after = float("-inf")
 
@@ -157,12 +157,11 @@ class Tuner:
         return found if found is not None and history.known(found) is None else None
 
     def _ask(self, purpose: Purpose) -> None:
-        """Ask the study for a configuration and begin a trial of it."""
         trial = self.study.ask()
         config = self._sampler.suggest(trial)
         request = self._begun(config, purpose)
-        self._running[request.number] = purpose, trial
-        self._count_running()
+        self._running[request.number] = trial
+        self._pace.running += purpose is Purpose.SEARCH
         self._pool.begin(request)
 
     def _pass_over_baseline(self, reason: str) -> None:
@@ -178,14 +177,11 @@ class Tuner:
     def _take_next(self) -> None:
         """Wait for the next trial to end, and learn from it."""
         result = self._pool.wait()
-        _, trial = self._running.pop(result.request.number)
-        self._count_running()
+        trial = self._running.pop(result.request.number)
+        self._pace.running -= result.request.purpose is Purpose.SEARCH
         self._sampler.tell(self.study, trial, result)
         self._ended(result)
         self._consult()
-
-    def _count_running(self) -> None:
-        self._pace.running = sum(purpose is Purpose.SEARCH for purpose, _ in self._running.values())
 
     def _consult(self) -> None:
         """Let the sampler learn from the lasting record, once the baseline is known."""
@@ -201,31 +197,23 @@ class Tuner:
         Each next trial is derived from all trials so far, so that an interrupted series can be resumed.
         """
         self._pace.choose_finalists()
+        finals = self._finals
         while True:
-            if configs := self._next_finals():
+            configs, further = finals.next_trials(), finals.further()
+            # A further round is begun only if it leaves time for the checks.
+            if not configs and self._pace.left_s() >= finals.expected_s(further) + finals.proof.expected_s():
+                configs = further
+            if configs:
                 if not self._pace.has_time_for(configs):
                     return
                 self._run_in_turn(configs)
                 continue
-            contenders = self._finals.contenders()
-            check = self._finals.proof.next(verdict.verdict_of(self._finals).best) if contenders else None
+            check = finals.proof.next(verdict.verdict_of(finals).best) if finals.contenders() else None
             if check is None or self._pace.left_s() < check.expected_s:
                 return
             self._run(check.config, check.purpose, check)
 
-    def _next_finals(self) -> list[TrainConfig]:
-        """Return the configurations of the next final trials, several if they run in turn; empty: the finals are over.
-
-        A further round is begun only if it leaves time for the checks.
-        """
-        finals = self._finals
-        configs, further = finals.next_trials(), finals.further()
-        if not configs and self._pace.left_s() >= finals.expected_s(further) + finals.proof.expected_s():
-            configs = further
-        return configs
-
     def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> None:
-        """Run one trial and add its result to the state."""
         result = self._pool.run(self._begun(config, purpose, check))
         self._state.take_in(result)
         self._ended(result)

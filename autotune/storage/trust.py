@@ -121,7 +121,6 @@ def check_within(run_dir: Path) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts in what JSON holds."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():

@@ -321,7 +321,7 @@ class RecordWriter:
         try:
             wait_s = min(4 * _WAIT_S, max(2.0, (self._ends_at - time.monotonic()) / 4))
             if not wait([reading], wait_s).done:
-                raise _no_answer(record, wait_s)
+                raise RecordError(f"{record.where}: no answer for {wait_s:.0f} s")
             return [search for search in reading.result() if search.id != self._search.id]
         except RecordError as error:
             self._fails(error)
@@ -345,7 +345,7 @@ class RecordWriter:
                 self._attempt = in_thread(functools.partial(_written, record, search, trials))
             if not wait([self._attempt], wait_s).done:
                 if wait_s:
-                    self._fails(_no_answer(record, wait_s))
+                    self._fails(RecordError(f"{record.where}: no answer for {wait_s:.0f} s"))
                 return
             attempt, self._attempt = self._attempt, None
             try:
@@ -371,10 +371,6 @@ def _written(
     record: Record, search: RecordedSearch, trials: tuple[FrozenTrial, ...]
 ) -> tuple[RecordedSearch, int, int]:
     return search, len(trials), record.write(search, trials)
-
-
-def _no_answer(record: Record, waited_s: float) -> RecordError:
-    return RecordError(f"{record.where}: no answer for {waited_s:.0f} s")
 
 
 def record_writer(

@@ -104,7 +104,6 @@ def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
 
 
 def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
-    """Whether a reader sees a higher rate."""
     mine, theirs = one.samples_per_second, other.samples_per_second
     return mine > theirs and show_rate(mine) != show_rate(theirs)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from factories import (
-    OUT_OF_MEMORY,
     Clock,
     make_budget,
     make_config,
@@ -21,14 +20,13 @@ from factories import (
 )
 from predicted_space import SPACE, make_model_of
 
-from autotune.errors import InfrastructureError, NothingFitsError
 from autotune.execution.runner import Runner
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
+from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.value import write_value
 from autotune.values.problem import Note, TrialEnded, TrialStarted
-from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialResult
 
 PLACES = 4
 BASE = make_config()
@@ -211,13 +209,6 @@ def as_predicted(model, request: TrialRequest) -> Measurement:
     return make_measurement(model.estimate(request.config).samples_per_second)
 
 
-def test_nothing_fits_is_known_once_the_lightest_was_tried(tmp_path):
-    search = Search(tmp_path, lambda request: OUT_OF_MEMORY)
-    with pytest.raises(NothingFitsError):
-        search.run()
-    assert not (tmp_path / ANSWER_FILE).exists()
-
-
 @pytest.mark.parametrize("stop_after", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 12))])
 def test_an_interrupted_search_goes_on_without_measuring_anything_again(tmp_path, stop_after):
     search = Search(tmp_path)
@@ -264,26 +255,3 @@ def test_the_limit_of_time_is_wall_time(tmp_path):
     assert search.clock.now_s <= 120.0
     assert sum(r.duration_s for r in search.finished) > 1.5 * search.clock.now_s
     assert result.best.confirmed
-
-
-def test_places_that_can_run_no_trial_any_more_leave_the_answer_so_far(tmp_path):
-    def breaks(request: TrialRequest) -> Outcome | float:
-        if request.number == 7:
-            raise InfrastructureError("the launcher is gone")
-        return rate(request)
-
-    search = Search(tmp_path)
-    with pytest.raises(InfrastructureError, match="the launcher is gone"):
-        search.run(outcome=breaks)
-    assert (tmp_path / ANSWER_FILE).exists()
-
-
-def test_a_trial_that_fails_costs_itself_alone(tmp_path):
-    def fails(request: TrialRequest) -> Outcome | float:
-        return OUT_OF_MEMORY if request.number in (2, 3) else rate(request)
-
-    search = Search(tmp_path)
-    search.run(outcome=fails)
-    statuses = [r.status for r in search.finished]
-    assert statuses.count(TrialStatus.OUT_OF_MEMORY) == 2
-    assert statuses.count(TrialStatus.COMPLETED) == len(statuses) - 2

@@ -250,14 +250,6 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
     assert neighbours >= 6
 
 
-def test_a_baseline_that_does_not_fit_is_made_lighter_until_it_does(search):
-    run = search(memory_bound, {**PARAMETERS, "checkpointing": ["none", "full"]}, baseline=make_config(16))
-    result = run.run()
-    assert result.verdict == "baseline_failed"
-    assert result.best.measurement is not None
-    assert result.baseline_cause == "out of memory: no memory left"
-
-
 def test_nothing_fits_is_an_error_once_the_lightest_was_tried(search):
     run = search(lambda request: OUT_OF_MEMORY, space=load_space("cpu"))
     with pytest.raises(NothingFitsError):

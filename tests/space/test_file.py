@@ -16,6 +16,62 @@ def of(parameters: str, rules: str = "") -> str:
     return f"{HEAD}parameters: {{{parameters}}}" + (f"\nrules: {rules}" if rules else "")
 
 
+CHOICES = [  # of a parameter, and the error's words after its name
+    ("tf32", "[]", "needs at least one choice"),
+    ("precision", "bf16", "expected a list, not 'bf16' (or 'lattice', for the micro-batch)"),
+    ("precision", "[bf16, bf16]", "has a choice twice"),
+    ("precision", "[[bf16]]", "['bf16'] is no text, number, true, false or null"),
+    ("precision", "[fp31]", "'fp31' is no value for it (expected fp32, fp16"),
+    (
+        "per_device_train_batch_size",
+        "[8, 9999999999999999999999999]",
+        "9999999999999999999999999 is no value for it (expected 10",
+    ),
+    ("per_device_train_batch_size", "[0]", "0 is no value for it (expected a number above 0)"),
+    ("per_device_train_batch_size", "['8']", "'8' is no value for it (did you mean 8?)"),
+    ("tf32", "[1]", "1 is no value for it (did you mean True?)"),
+    ("optim", "[adafactr]", "'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you"),
+    ("attn_implementation", "[spda]", "'spda' is unknown (did you mean 'sdpa'?)"),
+    ("torch_compile_backend", "[inducter]", "'inducter' is unknown (did you mean 'inductor'?)"),
+    ("adapter", "[lroa]", "'lroa' is unknown (did you mean 'lora'"),
+    ("quantization", "[qat]", "'qat': quantization-aware training is not offered"),
+    ("dataloader_num_workers", "lattice", "'lattice' is for the micro-batch only"),
+]
+RANK = "adapter: {choices: [lora]}, adapter.rank: {choices: [8]"
+WHEN = [  # of the rank
+    ("{adapter: lora}", ": adapter: expected a list, not 'lora'"),
+    ("{adapter: []}", ": adapter: needs at least one value"),
+    ("{adapter: [lroa]}", ".adapter: 'lroa' is unknown (did you mean 'lora'"),
+]
+PARAMETERS = [  # and the error's words after 'parameters.'
+    ("tf32: [true]", "tf32: expected names with their values"),
+    ("tf32: {from_effort: quick}", "tf32.choices: is missing"),
+    (
+        "tf32: {choices: [true], from_efort: quick}",
+        "tf32.from_efort: 'from_efort' is unknown (did you mean 'from_effort'?)",
+    ),
+    ("tf32: {choices: [true], from_effort: hard}", "tf32.from_effort: expected quick, standard or thorough"),
+    ("adapter: {choices: [lora]}, adapter.rank: {choices: [0]}", "adapter.rank.choices: 0 is no value for it"),
+    (
+        "adapter: {choices: [ia3]}, adapter.rank: {choices: [8], when: {adapter: [ia3]}}",
+        "adapter.rank.when.adapter: ia3 has no rank",
+    ),
+    ("adapter.rank: {choices: [8]}", "adapter.rank: there is no parameter 'adapter'"),
+    (
+        "tf32: {choices: [true], when: {precision: [fp32]}}, precision: {choices: [fp32]}",
+        "tf32.when: 'precision' is not a parameter above it",
+    ),
+    *((f"{name}: {{choices: {choices}}}", f"{name}.choices: {said}") for name, choices, said in CHOICES),
+    *((f"{RANK}, when: {when}}}", f"adapter.rank.when{said}") for when, said in WHEN),
+]
+RULES = [  # beside a parameter tf32
+    ("5", "rules: expected a list"),
+    ("[{forbid: {tf32: [true]}}]", "rules.0.reason: is missing"),
+    ("[{forbid: {}, reason: x}]", "rules.0.forbid: Dictionary should have at least 1 item"),
+    ("[{forbid: {tf23: [true]}, reason: x}]", "parameter 'tf23' is unknown (did you mean 'tf32'?)"),
+    ("[{forbid: {precision: [fp23]}, reason: x}]", "rules.0.forbid.precision: 'fp23' is no value for it"),
+    ("[{forbid: {tf32: true}, reason: x}]", "rules.0.forbid: tf32: expected a list, not True"),
+]
 MALFORMED = [
     ("", "expected a mapping with 'description' and 'parameters'"),
     ("- precision", "expected a mapping with 'description' and 'parameters'"),
@@ -33,111 +89,12 @@ MALFORMED = [
     (HEAD + "parameters: [tf32]", "parameters: expected names with their values"),
     (of("precison: {choices: [fp32]}"), "parameter 'precison' is unknown (did you mean 'precision'?)"),
     (of("adapter.rnak: {choices: [8]}"), "parameter 'adapter.rnak' is unknown (did you mean 'adapter.rank'"),
-    (of("tf32: [true]"), "parameters.tf32: expected names with their values"),
-    (of("tf32: {from_effort: quick}"), "parameters.tf32.choices: is missing"),
-    (
-        of("tf32: {choices: [true], from_efort: quick}"),
-        "parameters.tf32.from_efort: 'from_efort' is unknown (did you mean 'from_effort'?)",
-    ),
-    (
-        of("tf32: {choices: [true], from_effort: hard}"),
-        "parameters.tf32.from_effort: expected quick, standard or thorough",
-    ),
-    (of("tf32: {choices: []}"), "parameters.tf32.choices: needs at least one choice"),
-    (
-        of("precision: {choices: bf16}"),
-        "parameters.precision.choices: expected a list, not 'bf16' (or 'lattice', for the micro-batch)",
-    ),
-    (of("precision: {choices: [bf16, bf16]}"), "parameters.precision.choices: has a choice twice"),
-    (
-        of("precision: {choices: [[bf16]]}"),
-        "parameters.precision.choices: ['bf16'] is no text, number, true, false or null",
-    ),
-    (
-        of("precision: {choices: [fp31]}"),
-        "parameters.precision.choices: 'fp31' is no value for it (expected fp32, fp16",
-    ),
-    (
-        of("per_device_train_batch_size: {choices: [8, 9999999999999999999999999]}"),
-        "parameters.per_device_train_batch_size.choices: 9999999999999999999999999 is no value for it (expected 10",
-    ),
-    (
-        of("per_device_train_batch_size: {choices: [0]}"),
-        "parameters.per_device_train_batch_size.choices: 0 is no value for it (expected a number above 0)",
-    ),
-    (
-        of("per_device_train_batch_size: {choices: ['8']}"),
-        "parameters.per_device_train_batch_size.choices: '8' is no value for it (did you mean 8?)",
-    ),
-    (of("tf32: {choices: [1]}"), "parameters.tf32.choices: 1 is no value for it (did you mean True?)"),
-    (
-        of("optim: {choices: [adafactr]}"),
-        "parameters.optim.choices: 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you",
-    ),
-    (
-        of("attn_implementation: {choices: [spda]}"),
-        "parameters.attn_implementation.choices: 'spda' is unknown (did you mean 'sdpa'?)",
-    ),
-    (
-        of("torch_compile_backend: {choices: [inducter]}"),
-        "parameters.torch_compile_backend.choices: 'inducter' is unknown (did you mean 'inductor'?)",
-    ),
-    (of("adapter: {choices: [lroa]}"), "parameters.adapter.choices: 'lroa' is unknown (did you mean 'lora'"),
-    (
-        of("adapter: {choices: [lora]}, adapter.rank: {choices: [0]}"),
-        "parameters.adapter.rank.choices: 0 is no value for it",
-    ),
-    (
-        of("adapter: {choices: [ia3]}, adapter.rank: {choices: [8], when: {adapter: [ia3]}}"),
-        "parameters.adapter.rank.when.adapter: ia3 has no rank",
-    ),
-    (
-        of("quantization: {choices: [qat]}"),
-        "parameters.quantization.choices: 'qat': quantization-aware training is not offered",
-    ),
-    (of("adapter.rank: {choices: [8]}"), "parameters.adapter.rank: there is no parameter 'adapter'"),
-    (
-        of("dataloader_num_workers: {choices: lattice}"),
-        "parameters.dataloader_num_workers.choices: 'lattice' is for the micro-batch only",
-    ),
-    (
-        of("adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adapter: lora}}"),
-        "parameters.adapter.rank.when: adapter: expected a list, not 'lora'",
-    ),
-    (
-        of("adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adapter: []}}"),
-        "parameters.adapter.rank.when: adapter: needs at least one value",
-    ),
-    (
-        of("adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adapter: [lroa]}}"),
-        "parameters.adapter.rank.when.adapter: 'lroa' is unknown (did you mean 'lora'",
-    ),
     (
         of("adapter: {choices: [lora]}, adapter.rank: {choices: [8], when: {adaptor: [lora]}}"),
         "parameter 'adaptor' is unknown (did you mean 'adapter'",
     ),
-    (
-        of("tf32: {choices: [true], when: {precision: [fp32]}}, precision: {choices: [fp32]}"),
-        "parameters.tf32.when: 'precision' is not a parameter above it",
-    ),
-    (of("tf32: {choices: [true]}", "5"), "rules: expected a list"),
-    (of("tf32: {choices: [true]}", "[{forbid: {tf32: [true]}}]"), "rules.0.reason: is missing"),
-    (
-        of("tf32: {choices: [true]}", "[{forbid: {}, reason: x}]"),
-        "rules.0.forbid: Dictionary should have at least 1 item",
-    ),
-    (
-        of("tf32: {choices: [true]}", "[{forbid: {tf23: [true]}, reason: x}]"),
-        "parameter 'tf23' is unknown (did you mean 'tf32'?)",
-    ),
-    (
-        of("tf32: {choices: [true]}", "[{forbid: {precision: [fp23]}, reason: x}]"),
-        "rules.0.forbid.precision: 'fp23' is no value for it",
-    ),
-    (
-        of("tf32: {choices: [true]}", "[{forbid: {tf32: true}, reason: x}]"),
-        "rules.0.forbid: tf32: expected a list, not True",
-    ),
+    *((of(text), f"parameters.{said}") for text, said in PARAMETERS),
+    *((of("tf32: {choices: [true]}", text), said) for text, said in RULES),
 ]
 
 

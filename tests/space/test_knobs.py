@@ -1,4 +1,4 @@
-"""What a configuration changes and how deep; and its knobs as options, one for every field."""
+"""What a configuration changes and how deep; its knobs as options, one for every field; and points, plain values."""
 
 import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_problem
@@ -6,16 +6,23 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError
 from autotune.space.knobs import (
+    PARAMETERS,
     allowance_of,
     changes,
+    differing,
+    fitting,
     fixed_values,
     fixed_words,
+    has_field,
     in_words,
     knob_named,
     knobs,
+    make_point,
     refused,
     shown_changes,
 )
+from autotune.space.knobs import make_config as config_at
+from autotune.space.knobs import problem as problem_of
 from autotune.values.adapters import ADAPTERS, LoraAdapter
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 
@@ -65,7 +72,7 @@ GPU, OLD_GPU, CPU = make_gpu(), make_gpu(capability=(7, 5)), make_hardware()
 COUPLED, RANDOM = make_facts(batch_coupled="batch norm"), make_facts(has_dropout=True)
 
 
-def problem(baseline=BASE, facts=None, hardware=GPU):
+def compared(baseline=BASE, facts=None, hardware=GPU):
     return make_problem(baseline=baseline, facts=facts or make_facts(), hardware=hardware)
 
 
@@ -118,12 +125,12 @@ CLASSES = [
 
 @pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
 def test_the_class_of_a_single_change(knobs, facts, allowance):
-    assert allowance_of(make_config(**knobs), problem(BASE, facts)) is Allowance(allowance)
+    assert allowance_of(make_config(**knobs), compared(BASE, facts)) is Allowance(allowance)
 
 
 @pytest.mark.parametrize(("knobs", "facts", "allowance"), CLASSES)
 def test_undoing_a_change_is_as_deep_as_making_it(knobs, facts, allowance):
-    assert allowance_of(BASE, problem(make_config(**knobs), facts)) is Allowance(allowance)
+    assert allowance_of(BASE, compared(make_config(**knobs), facts)) is Allowance(allowance)
 
 
 ONE_ANOTHERS_TF32 = [  # of two configurations, whether a compiler or the user switches TF32 on in one of them alone
@@ -140,12 +147,12 @@ ONE_ANOTHERS_TF32 = [  # of two configurations, whether a compiler or the user s
 
 @pytest.mark.parametrize(("hardware", "before", "after", "allowance"), ONE_ANOTHERS_TF32)
 def test_compiling_changes_the_numerics_where_it_switches_tf32_on(hardware, before, after, allowance):
-    found = allowance_of(make_config(**after), problem(make_config(**before), make_facts(), hardware))
+    found = allowance_of(make_config(**after), compared(make_config(**before), make_facts(), hardware))
     assert found is Allowance(allowance)
 
 
 def test_every_knob_has_a_case():
-    found = (changes(make_config(**knobs), problem(BASE, facts)) for knobs, facts, _ in CLASSES)
+    found = (changes(make_config(**knobs), compared(BASE, facts)) for knobs, facts, _ in CLASSES)
     changed = {change.knob for one in found for change in one}
     of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
     assert changed == set(TrainConfig.model_fields) - {"parallelism"} | of_devices
@@ -167,19 +174,19 @@ def test_each_library_of_sharding_rounds_16_bits_its_own_way(before, after, in_1
         return make_config(precision=precision, parallelism=Parallelism(world_size=2, sharding=sharding))
 
     expected = "exact" if precision == "fp32" else in_16_bits
-    assert allowance_of(spread(after), problem(spread(before), RANDOM)) is Allowance(expected)
+    assert allowance_of(spread(after), compared(spread(before), RANDOM)) is Allowance(expected)
 
 
 def test_changes_are_told_in_the_order_of_the_fields_and_the_deepest_decides():
-    assert (changes(BASE, problem()), allowance_of(BASE, problem())) == ((), Allowance.EXACT)
+    assert (changes(BASE, compared()), allowance_of(BASE, compared())) == ((), Allowance.EXACT)
     config = make_config(16, optim="adafactor", torch_compile_backend="inductor", adapter={"rank": 4})
-    assert [(c.knob, c.before, c.after) for c in changes(config, problem())] == [
+    assert [(c.knob, c.before, c.after) for c in changes(config, compared())] == [
         ("per_device_train_batch_size", "8", "16"),
         ("optim", "adamw_torch_fused", "adafactor"),
         ("torch_compile_backend", "none", "inductor"),
         ("adapter", "none", "lora rank 4 on all-linear"),
     ]
-    assert allowance_of(make_config(16, precision="bf16", optim="adafactor"), problem()) is Allowance.OPTIMIZER
+    assert allowance_of(make_config(16, precision="bf16", optim="adafactor"), compared()) is Allowance.OPTIMIZER
 
 
 @pytest.mark.parametrize(
@@ -243,3 +250,59 @@ def test_a_knob_is_found_by_any_of_its_names():
     assert {knob_named(name, "--only").parameter for name in names} == {"attn_implementation"}
     with pytest.raises(InputError, match="--only optimiser: no such knob"):
         knob_named("optimiser", "--only")
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_every_kind_of_adapter_survives_the_way_to_a_point_and_back(kind):
+    config = make_config(adapter={"kind": kind}, quantization="nf4")
+    assert config_at(make_point(config)) == config
+
+
+def test_the_fields_of_every_kind_are_parameters_where_the_kind_has_them():
+    assert {"adapter.rank", "adapter.virtual_tokens", "adapter.encoder_hidden_size", "quantization"} <= PARAMETERS
+    assert "adapter.kind" not in PARAMETERS
+    found = [
+        ("prefix", "adapter.virtual_tokens"),
+        ("prefix", "adapter.rank"),
+        (None, "adapter.rank"),
+        (None, "precision"),
+    ]
+    assert [has_field(*each) for each in found] == [True, False, False, True]
+    with pytest.raises(ValidationError, match="rank"):
+        config_at({"per_device_train_batch_size": 1, "adapter": "ia3", "adapter.rank": 8})
+
+
+def test_a_search_that_changes_the_kind_leaves_out_what_the_new_one_has_not():
+    origin = make_point(make_config())
+    leader = {"adapter": "ia3", "adapter.rank": 8, "adapter.target_modules": "attention"}
+    assert config_at(fitting(leader, origin)).adapter == ADAPTERS["ia3"]()
+
+
+def test_another_kind_starts_from_its_own_defaults():
+    origin = make_point(make_config(adapter={"kind": "lora", "rank": 4}))
+    assert config_at(fitting({"adapter": "vera"}, origin)).adapter.rank == ADAPTERS["vera"]().rank
+    assert config_at(fitting({}, origin)).adapter.rank == 4
+    assert config_at(fitting({"adapter": None}, origin)).adapter is None
+
+
+def test_what_differs_from_the_baseline_makes_the_configuration_again():
+    baseline = make_config(8)
+    for config in (baseline, make_config(1, optim="adafactor"), make_config(8, adapter={"kind": "lora", "rank": 4})):
+        assert config_at(fitting(differing(config, baseline), make_point(baseline))) == config
+    lora = make_config(4, adapter={"kind": "lora"}, parallelism={"world_size": 2})
+    assert differing(lora, baseline) == {"per_device_train_batch_size": 4, "adapter": "lora"}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "said"),
+    [
+        ("adapter.virtual_tokens", 20, None),
+        ("adapter.virtual_tokens", 0, "0 is no value for it (expected a number above 0)"),
+        ("adapter", "lorra", "'lorra' is unknown (did you mean 'lora'"),
+        ("quantization", "nf5", "'nf5' is no value for it"),
+        ("adapter.target_modules", "all-linear+experts", None),
+    ],
+)
+def test_a_value_is_one_that_some_kind_takes(parameter, value, said):
+    found = problem_of(parameter, value)
+    assert found is None if said is None else said in found

@@ -284,16 +284,6 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(url):
 
 @pytest.mark.slow
 @server
-def test_tables_of_the_earlier_form_are_refused_in_a_line(place):
-    engine = sa.create_engine(place.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE autotune_searches (id integer)"))
-    with pytest.raises(RecordError, match="a record of an earlier form"):
-        Record(place).searches()
-
-
-@pytest.mark.slow
-@server
 def test_a_wrong_password_is_one_line_without_it(place):
     wrong = sa.make_url(place).set(password="s3cr3t-but-wrong")
     with pytest.raises(RecordError) as caught:

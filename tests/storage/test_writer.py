@@ -8,15 +8,19 @@ import time
 import optuna
 import pytest
 from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
     ScriptedRunner,
     make_budget,
     make_config,
+    make_measurement,
     make_plan,
     make_result,
     make_space_file,
 )
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 from search_events import Heard
 
 from autotune.errors import RecordError
@@ -24,12 +28,13 @@ from autotune.search.tuner import Tuner
 from autotune.storage import writer
 from autotune.storage.record import VARIABLE, Record
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import RecordWriter, record_writer
+from autotune.storage.writer import MEMORY, RecordWriter, TrialConverter, record_writer
+from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import SoakTask
 from autotune.values.problem import TrialEnded
 from autotune.values.result import ResultData
-from autotune.values.trial import Purpose, TrialResult
+from autotune.values.trial import Memory, Purpose, TrialResult, TrialStatus
 
 PLAN = make_plan(record=True)
 
@@ -277,29 +282,106 @@ class TestTheStudy:
         assert "the search goes on without it" in heard.notes[0]
 
 
-class TestSwitchedOff:
-    def run(self, plan, directory: RunDirectory, heard: Heard) -> list[str]:
-        with record_writer(plan, directory, heard) as recording:
-            recording(ended())
-            assert recording.earlier() == []
-        assert any(isinstance(event, TrialEnded) for event in heard)
-        return heard.notes
+@pytest.mark.parametrize(
+    ("url", "record", "said", "is_made"),
+    [
+        ("sqlite:///{}/record.db", False, [], False),
+        ("off", True, [], False),
+        ("nosuch://host/db", True, [f"{VARIABLE}: no URL"], False),
+        ("sqlite:///{}/record.db", True, [], True),
+    ],
+    ids=["by the user", "by the environment", "by a setting that can't be used", "on"],
+)
+def test_the_record_is_switched_off(directory, heard, monkeypatch, tmp_path, url, record, said, is_made):
+    monkeypatch.setenv(VARIABLE, url.format(tmp_path))
+    with record_writer(PLAN.model_copy(update={"record": record}), directory, heard) as recording:
+        recording(ended())
+        assert recording.earlier() == []
+    assert any(isinstance(event, TrialEnded) for event in heard)
+    assert [part for part in said for note in heard.notes if part in note] == said
+    assert len(heard.notes) == len(said)
+    assert (tmp_path / "record.db").exists() == is_made
 
-    def test_by_the_user(self, directory, heard, monkeypatch, tmp_path):
-        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
-        assert self.run(PLAN.model_copy(update={"record": False}), directory, heard) == []
-        assert not (tmp_path / "record.db").exists()
 
-    def test_by_the_environment(self, directory, heard, monkeypatch):
-        monkeypatch.setenv(VARIABLE, "off")
-        assert self.run(PLAN, directory, heard) == []
+# Trials of a study as results, and results as trials of a study.
 
-    def test_by_a_setting_that_can_not_be_used(self, directory, heard, monkeypatch):
-        monkeypatch.setenv(VARIABLE, "nosuch://host/db")
-        (note,) = self.run(PLAN, directory, heard)
-        assert f"{VARIABLE}: no URL" in note
+PARAMETERS = {
+    "precision": ["fp32", "bf16"],
+    "per_device_train_batch_size": {"choices": "lattice"},
+    "adapter": [None, "lora"],
+    "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},
+}
+CONFIG = make_config(2, precision="bf16", adapter={"rank": 64})
 
-    def test_otherwise_it_is_on(self, directory, heard, monkeypatch, tmp_path):
-        monkeypatch.setenv(VARIABLE, f"sqlite:///{tmp_path / 'record.db'}")
-        assert self.run(PLAN, directory, heard) == []
-        assert (tmp_path / "record.db").exists()
+
+@pytest.fixture
+def trials() -> TrialConverter:
+    plan = make_plan(space=make_space_file(PARAMETERS), memory_bytes=2 * GIB)
+    return TrialConverter(plan, plan.search_space)
+
+
+def test_every_legal_configuration_is_that_of_its_parameters():
+    plan = make_plan(space=make_space_file(PARAMETERS))
+    trials = TrialConverter(plan, plan.search_space)
+    for config in plan.every_config():
+        assert trials.config(trials.params(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "value", "constraints"),
+    [
+        (make_measurement(12.0, memory=Memory(resident_bytes=GIB)), TrialState.COMPLETE, 12.0, {"memory": -0.5}),
+        (OUT_OF_MEMORY, TrialState.PRUNED, None, {"memory": 0.01}),
+        (CRASHED, TrialState.FAIL, None, {}),
+    ],
+    ids=["completed", "out of memory", "crashed"],
+)
+def test_a_trial_is_told_with_its_throughput_and_its_headroom(trials, outcome, state, value, constraints):
+    frozen = trials.frozen(make_result(CONFIG, outcome))
+    assert (frozen.state, frozen.value, frozen.constraints) == (state, value, constraints)
+    assert frozen.params == trials.params(CONFIG)
+
+
+def told(trials: TrialConverter, state: TrialState, value: float | None = None, config=CONFIG, **constraints: float):
+    """A finished trial of a study that knows nothing of autotune."""
+    params = trials.params(config)
+    distributions = {name: trials.distributions[name] for name in params}
+    study = optuna.create_study(direction="maximize")
+    study.add_trial(
+        optuna.create_trial(
+            state=state, value=value, params=params, distributions=distributions, constraints=constraints
+        )
+    )
+    return study.trials[0]
+
+
+def test_value_and_constraint_are_samples_per_second_and_peak_memory(trials):
+    result = trials.result(told(trials, TrialState.COMPLETE, 8.0, **{MEMORY: -0.25}))
+    assert result.request.config == CONFIG
+    assert result.measurement.samples_per_second == 8.0
+    assert result.measurement.step_times_s == (2.0,)  # 16 samples
+    assert result.measurement.memory.peak_bytes == 1.5 * GIB
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "constraints", "status"),
+    [
+        (TrialState.PRUNED, None, {"memory": 0.1}, TrialStatus.OUT_OF_MEMORY),
+        (TrialState.PRUNED, None, {}, TrialStatus.TIMED_OUT),
+        (TrialState.COMPLETE, 8.0, {"memory": 0.1}, TrialStatus.OUT_OF_MEMORY),
+        (TrialState.FAIL, None, {}, TrialStatus.CRASHED),
+        (TrialState.COMPLETE, 0.0, {}, TrialStatus.CRASHED),
+    ],
+)
+def test_what_did_not_run_or_broke_a_constraint_has_failed(trials, state, value, constraints, status):
+    assert trials.result(told(trials, state, value, **constraints)).status is status
+
+
+def test_the_baseline_is_known_by_its_parameters(trials):
+    results = [trials.result(told(trials, TrialState.COMPLETE, 8.0, config)) for config in (make_config(), CONFIG)]
+    assert [result.request.purpose for result in results] == [Purpose.BASELINE, Purpose.SEARCH]
+
+
+def test_a_trial_without_a_parameter_of_the_space_is_not_ours(trials):
+    assert not trials.is_ours(optuna.create_trial(state=TrialState.FAIL))
+    assert trials.is_ours(told(trials, TrialState.FAIL))

@@ -193,12 +193,6 @@ def test_who_ran_short_in_a_final_is_out_and_the_next_takes_the_place():
     assert not search.finals.ran_short(BASE)
 
 
-def test_who_ran_short_in_the_search_alone_stays():
-    search = Search([(BASE, 10.0), (FAST, make_measurement(20.0, alloc_retries=2))])
-    search.measure(FAST, make_measurement(20.0, alloc_retries=0))
-    assert search.finals.contenders() == [BASE, FAST]
-
-
 def test_finals_before_a_trial_of_the_search_do_not_count_with_those_after_it():
     """A search that was given more time measures again in turn what it compares."""
     search = Search(SEARCHED, finalists=1)
