@@ -34,42 +34,51 @@ def key(workload=None, facts=None, hardware=None) -> str:
 USUAL = key()
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        make_workload(model=make_spec(name="another", reference="./another", source="directory", path="/another")),
-        make_workload(model=make_spec(revision="v2")),
-        make_workload(model=make_spec(config={"hidden_size": 64})),
-        make_workload(seed=7),
-        make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3}),
-    ],
-    ids=["name and path", "revision", "how its figures were written", "seed", "learning rate"],
-)
-def test_the_same_step_of_the_same_architecture_has_the_same_key(workload):
-    assert key(workload) == USUAL
+VERSIONS = make_hardware().versions
+ALIKE = {
+    "name and path": {
+        "workload": make_workload(
+            model=make_spec(name="another", reference="./another", source="directory", path="/another")
+        )
+    },
+    "revision": {"workload": make_workload(model=make_spec(revision="v2"))},
+    "how its figures were written": {"workload": make_workload(model=make_spec(config={"hidden_size": 64}))},
+    "seed": {"workload": make_workload(seed=7)},
+    "learning rate": {"workload": make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3})},
+    "what doesn't train": {"hardware": make_hardware(versions={**VERSIONS, "optuna": "6.0.0"})},
+}
 
 
-@pytest.mark.parametrize(
-    "workload",
-    [
-        make_workload(model=make_spec(model_type="gpt2")),
-        make_workload(model=make_spec(trust_remote_code=True)),
-        make_workload(task=Task.SEQUENCE_CLASSIFICATION),
-        make_workload(sequence_length=64),
-        make_workload(target_length=8),
-        make_workload(global_batch_size=32),
-        make_workload(global_batch_size=None),
-        make_workload(dataset="texts.jsonl", lengths=LENGTHS),
-        make_workload(fixed_arguments={"max_grad_norm": 0.0}),
-    ],
-)
-def test_another_step_has_another_key(workload):
-    assert key(workload) != USUAL
+@pytest.mark.parametrize("change", ALIKE.values(), ids=ALIKE)
+def test_the_same_step_of_the_same_architecture_has_the_same_key(change):
+    assert key(**change) == USUAL
 
 
-def test_another_architecture_has_another_key():
-    assert key(facts=make_facts(architecture="abd")) != USUAL
-    assert key(facts=make_facts(architecture="abc", parameters=2)) != USUAL
+WORKLOADS = {
+    "model type": {"model": make_spec(model_type="gpt2")},
+    "code": {"model": make_spec(trust_remote_code=True)},
+    "task": {"task": Task.SEQUENCE_CLASSIFICATION},
+    "sequence": {"sequence_length": 64},
+    "target": {"target_length": 8},
+    "batch": {"global_batch_size": 32},
+    "free batch": {"global_batch_size": None},
+    "data": {"dataset": "texts.jsonl", "lengths": LENGTHS},
+    "arguments": {"fixed_arguments": {"max_grad_norm": 0.0}},
+}
+OTHERS = {
+    **{name: {"workload": make_workload(**fields)} for name, fields in WORKLOADS.items()},
+    "architecture": {"facts": make_facts(architecture="abd")},
+    "size": {"facts": make_facts(architecture="abc", parameters=2)},
+    "device": {"hardware": make_hardware(name="another CPU")},
+    "cores": {"hardware": make_hardware(cores=8)},
+    "memory": {"hardware": make_hardware(memory_bytes=1 << 30)},
+    "torch": {"hardware": make_hardware(versions={**VERSIONS, "torch": "2.14.0"})},
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_another_step_architecture_device_or_version_has_another_key(change):
+    assert key(**change) != USUAL
 
 
 def test_without_a_digest_of_the_architecture_the_figures_as_written_count():
@@ -86,17 +95,6 @@ def test_code_of_its_own_is_known_by_name_and_revision():
 def test_what_is_free_now_and_the_number_of_the_device_make_no_other_key():
     gpu = make_gpu()
     assert key(hardware=gpu) == key(hardware=make_gpu(free_bytes=1, device="cuda:3"))
-
-
-@pytest.mark.parametrize("change", [{"name": "another CPU"}, {"cores": 8}, {"memory_bytes": 1 << 30}])
-def test_another_device_has_another_key(change):
-    assert key(hardware=make_hardware(**change)) != USUAL
-
-
-def test_other_versions_of_what_trains_make_another_key():
-    versions = make_hardware().versions
-    assert key(hardware=make_hardware(versions={**versions, "torch": "2.14.0"})) != USUAL
-    assert key(hardware=make_hardware(versions={**versions, "optuna": "6.0.0"})) == USUAL
 
 
 def test_a_trial_is_recorded_with_its_whole_outcome_but_the_log():
