@@ -19,12 +19,7 @@ from autotune.values.workload import Workload
 
 # Measuring ends after two steps: the interval is always narrow enough.
 LIMITS = Limits(
-    memory_bytes=1 << 30,
-    timeout_s=120,
-    discarded_steps=1,
-    measure_steps=2,
-    measure_time_s=60,
-    relative_interval=1e9,
+    memory_bytes=1 << 30, timeout_s=120, discarded_steps=1, measure_steps=2, measure_time_s=60, relative_interval=1e9
 )
 
 

@@ -24,16 +24,10 @@ ROOT = Path(__file__).parents[1]
 LONG = ("test_api.py", "test_examples.py", "test_tuner.py")
 
 TINY_LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
 
 
 def pytest_addoption(parser):
@@ -79,9 +73,10 @@ def _no_fsync():
         yield
 
 
-def write_model(directory: Path, config: dict) -> Path:
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(config))
+def write_model(directory: Path, config: dict | str | bytes) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config) if isinstance(config, dict) else config
+    (directory / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     return directory
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+from tiny_models import TOKENS
 
 from autotune.errors import InputError
 from autotune.training.dataset import training_data
@@ -16,49 +17,32 @@ from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import LengthProfile, Workload
 
 VOCABULARY = 300
-
-
 TINY = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-
+BOTH = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in {"layers": 1, "ffn_dim": 16, "attention_heads": 2}.items()
+}
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": VOCABULARY, **TINY},
     "bert": {"vocab_size": VOCABULARY, **TINY},
-    "gpt2": {
-        "vocab_size": VOCABULARY, "n_layer": 1, "n_embd": 16, "n_head": 2, "eos_token_id": 299,
-        "bos_token_id": 299,
-    },
-    "t5": {
-        "vocab_size": VOCABULARY, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2,
-        "decoder_start_token_id": 0,
-    },
-    "bart": {
-        "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16, "num_labels": 2,
-    },
+    "gpt2": {"vocab_size": VOCABULARY, "n_layer": 1, "n_embd": 16, "n_head": 2, "eos_token_id": 299,
+             "bos_token_id": 299},
+    "t5": {"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2,
+           "decoder_start_token_id": 0},
+    "bart": {"vocab_size": VOCABULARY, "d_model": 16, **BOTH, "num_labels": 2},
     "vit": {"image_size": 32, "patch_size": 16, **TINY},
     "resnet": {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8], "depths": [1]},
-    "wav2vec2": {
-        "vocab_size": 16, **TINY, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 8,
-        "num_conv_pos_embedding_groups": 2,
-    },
-    "whisper": {
-        "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
-        "num_mel_bins": 4, "max_source_positions": 24, "max_target_positions": 24, "pad_token_id": 0,
-        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
-    },
+    "wav2vec2": {"vocab_size": 16, **TINY, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 8,
+                 "num_conv_pos_embedding_groups": 2},
+    "whisper": {"vocab_size": VOCABULARY, "d_model": 16, **BOTH, "num_mel_bins": 4, "max_source_positions": 24,
+                "max_target_positions": 24, **TOKENS, "decoder_start_token_id": 1},
     "llava": {
         "image_token_id": 90,
-        "text_config": {
-            "model_type": "llama", "vocab_size": 96, "hidden_size": 16, "intermediate_size": 16,
-            "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 0,
-        },
-        "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "image_size": 16, "patch_size": 8,
-        },
+        "text_config": {"model_type": "llama", "vocab_size": 96, **TINY, "pad_token_id": 0},
+        "vision_config": {"model_type": "clip_vision_model", **TINY, "num_hidden_layers": 2, "image_size": 16,
+                          "patch_size": 8},
     },
 }  # fmt: skip
 

@@ -84,11 +84,7 @@ def answer_with(
         model=make_spec(name=name, kind=knobs.pop("kind", "decoder")), task=task, fixed_arguments=own or {}
     )
     parallel = Parallelism(**spread)
-    return answer_of(
-        make_config(micro_batch, parallelism=parallel, **knobs),
-        workload=workload,
-        hardware=hardware,
-    )
+    return answer_of(make_config(micro_batch, parallelism=parallel, **knobs), workload=workload, hardware=hardware)
 
 
 def drafted(target: str, **answer: Any) -> Draft:

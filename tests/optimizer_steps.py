@@ -194,17 +194,17 @@ def arguments_for(directory, micro_batch, accumulation, **arguments):
     return TrainingArguments(**{**usual, **arguments})
 
 
-def one_step(model, name, directory, micro_batch, accumulation, samples=None, **arguments):
+def step_taken(model, arguments, rows, collator=None):
     """Return loss and gradients of one optimizer step of the real Trainer."""
     reader = GradientReader()
-    trainer = Trainer(
-        model=model,
-        args=arguments_for(directory, micro_batch, accumulation, **arguments),
-        train_dataset=samples or samples_for(name),
-        data_collator=collator_for(name),
-        callbacks=[reader],
-    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=[reader])
     return trainer.train().training_loss, reader.gradients
+
+
+def one_step(model, name, directory, micro_batch, accumulation, samples=None, **arguments):
+    """Return loss and gradients of one optimizer step of a case."""
+    made = arguments_for(directory, micro_batch, accumulation, **arguments)
+    return step_taken(model, made, samples or samples_for(name), collator_for(name))
 
 
 def distance(gradients, expected):

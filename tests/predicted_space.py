@@ -10,11 +10,7 @@ from profiles import MB, make_family, make_group, make_model, make_profile, make
 from autotune.cost.model import CostModel
 
 SPACE = make_space_file(
-    {
-        "precision": ["fp32", "bf16"],
-        "checkpointing": ["none", "full"],
-        "per_device_train_batch_size": "lattice",
-    }
+    {"precision": ["fp32", "bf16"], "checkpointing": ["none", "full"], "per_device_train_batch_size": "lattice"}
 )
 GB = 1000 * MB
 

@@ -41,11 +41,7 @@ def make_started(number: int = 7, **fields: Any) -> TrialStarted:
 def make_ended(number: int = 7, *, standing: Standing | None = None, **fields: Any) -> TrialEnded:
     """Other fields are those of `make_result`."""
     result = make_result(number=number, **fields)
-    return TrialEnded(
-        result=result,
-        changes=(BF16, MICRO_BATCH),
-        standing=standing or make_standing(),
-    )
+    return TrialEnded(result=result, changes=(BF16, MICRO_BATCH), standing=standing or make_standing())
 
 
 class Heard(list[Event]):

@@ -58,16 +58,12 @@ def found(thin_llama, little, tmp_path_factory) -> tuple[TuningResult, Path, lis
     return result, run, events
 
 
-def test_the_users_baseline_is_trial_0_and_every_trial_does_the_same_optimisation_step(found):
+def test_the_users_baseline_is_trial_0_every_trial_does_the_same_step_and_samples_together_are_faster(found):
     result, run, _ = found
     first = results(run)[0]["request"]
     assert (first["purpose"], first["config"]["precision"]) == ("baseline", "fp32")
     assert first["config"]["per_device_train_batch_size"] == 1
     assert {result.workload.samples_per_step(trial.config) for trial in result.trials} == {4}
-
-
-def test_samples_together_are_faster_than_one_by_one(found):
-    result, _, _ = found
     assert result.verdict == "faster"
     assert result.speedup.interval.low > 1
     assert result.best.config.per_device_train_batch_size > 1
@@ -184,20 +180,15 @@ def test_a_free_global_batch_never_accumulates_and_one_sample_has_one_micro_batc
 
 
 @pytest.mark.slow
-def test_the_users_own_arguments_are_the_baseline_and_survive(search, tmp_path):
+def test_the_users_own_arguments_are_the_baseline_and_real_data_have_their_own_lengths(search, tmp_path):
     own = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 3e-4, "optim": "sgd"}
     (tmp_path / "args.json").write_text(json.dumps(own))
-    result = search(baseline=tmp_path / "args.json", max_trials=1)
+    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
+    result = search(baseline=tmp_path / "args.json", data=tmp_path / "texts.jsonl", max_trials=1, seq_len=None)
     assert result.workload.global_batch_size == 8
     assert result.baseline.config.optim == "sgd"
     assert result.training_arguments("out").learning_rate == 3e-4
-
-
-@pytest.mark.slow
-def test_real_data_are_trained_with_their_own_lengths(search, tmp_path):
-    texts = [{"text": "word " * (1 + i % 40)} for i in range(200)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(t) for t in texts))
-    result = search(data=tmp_path / "texts.jsonl", max_trials=1, seq_len=None)
     assert result.workload.lengths.minimum < result.workload.lengths.maximum <= 128
     assert any("ByT5" in note for note in result.notes)
 

@@ -18,6 +18,7 @@ from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks
 from conftest import write_model
 from factories import make_plan, make_space_file
 from pydantic import TypeAdapter
+from tiny_models import TINY
 from typer.testing import CliRunner
 
 import autotune as package
@@ -54,9 +55,6 @@ CHECKS = {
     "space": lambda name: name in {*builtin_spaces(), *READERS} or pytest.fail(f"no space {name}"),
     "model": lambda name: name.startswith("./") or resolve(name),
 }
-
-# Files of the reader's own that commands name.
-READERS_OWN = {"./my-model", "texts.jsonl", "best-config.json"}
 
 
 def named(found: list[Block]) -> list[object]:
@@ -247,17 +245,8 @@ def test_a_command_that_can_run_runs(desk, words):
     assert "Traceback" not in done.output
 
 
-TINY_T5 = {
-    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 512, "d_model": 64, "d_ff": 128,
-    "d_kv": 16, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0,
-}  # fmt: skip
-
 # What is too large for a test, and what takes its place: names of models by tiny ones, and searches made shorter.
-SMALLER = {
-    "google-t5/t5-small": "tiny-t5",
-    "t5-small": "./tiny-t5",
-    'effort="quick"': 'effort="quick", max_trials=1',
-}
+SMALLER = {"google-t5/t5-small": "tiny-t5", "t5-small": "./tiny-t5", 'effort="quick"': 'effort="quick", max_trials=1'}
 
 # What a page says the reader has at hand.
 AT_HAND = {
@@ -276,7 +265,9 @@ AT_HAND = {
 def test_python_runs(desk, request, block):
     import transformers
 
-    config = write_model(desk / "tiny-t5", TINY_T5)
+    config = write_model(
+        desk / "tiny-t5", {**TINY["t5"], "architectures": ["T5ForConditionalGeneration"], "vocab_size": 512}
+    )
     transformers.T5ForConditionalGeneration(transformers.T5Config.from_pretrained(config)).save_pretrained(config)
     if "best-config.json" in block.text:
         (desk / "best-config.json").write_bytes(request.getfixturevalue("answer").read_bytes())

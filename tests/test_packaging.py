@@ -1,6 +1,5 @@
 """The built wheel and sdist: what is in them, and that the wheel's command runs from another directory."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from test_architecture import imported
 
 from autotune import __version__
 
@@ -20,12 +20,9 @@ ROOT = Path(__file__).parents[1]
 # Imports whose package is called otherwise, that come with another dependency, or that are only looked for.
 OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 BROUGHT_BY_OTHERS = {
-    "tokenizers": "transformers",
-    "huggingface_hub": "transformers",
-    "markupsafe": "jinja2",
-    "pyarrow": "datasets",
+    "tokenizers": "transformers", "huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets",
     "triton": "torch",
-}
+}  # fmt: skip
 NOT_REQUIRED = {"liger_kernel"}
 
 
@@ -37,21 +34,10 @@ def test_what_is_imported_is_declared():
     extras = project()["optional-dependencies"].values()
     requirements = [*project()["dependencies"], *(r for extra in extras for r in extra)]
     declared = {re.match(r"[\w.-]+", r)[0].lower() for r in requirements}
-    for name in sorted({name.split(".")[0] for path in (ROOT / "autotune").rglob("*.py") for name in imports_of(path)}):
-        if name not in sys.stdlib_module_names | {"autotune"} | NOT_REQUIRED:
-            package = OTHERWISE.get(name) or BROUGHT_BY_OTHERS.get(name) or name.replace("_", "-")
-            assert package in declared, f"{name} is imported, and pyproject.toml names no {package}"
-
-
-def imports_of(path: Path) -> set[str]:
-    """What a module imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+    names = {name.split(".")[0] for path in (ROOT / "autotune").rglob("*.py") for name in imported(path)}
+    for name in sorted(names - sys.stdlib_module_names - {"autotune"} - NOT_REQUIRED):
+        package = OTHERWISE.get(name) or BROUGHT_BY_OTHERS.get(name) or name.replace("_", "-")
+        assert package in declared, f"{name} is imported, and pyproject.toml names no {package}"
 
 
 @pytest.fixture(scope="module")
@@ -91,37 +77,22 @@ def command(wheel, tmp_path_factory):
     alone = {"PATH": "/usr/bin:/bin", "HOME": str(home), "COLUMNS": "200", "AUTOTUNE_HOME": str(home / "kept")}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [home / "venv" / "bin" / "autotune", *arguments],
-            cwd=elsewhere,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            env=alone,
-        )
+        called = [home / "venv" / "bin" / "autotune", *arguments]
+        done = subprocess.run(called, cwd=elsewhere, capture_output=True, text=True, timeout=200, env=alone)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = subprocess.run(
-        [python, "-c", "import autotune; print(autotune.__file__)"],
-        cwd=elsewhere,
-        capture_output=True,
-        text=True,
-        env=alone,
+    told = subprocess.run(
+        [python, "-c", "import autotune; print(autotune.__file__)"], cwd=elsewhere, capture_output=True, env=alone
     )
-    assert Path(where.stdout.strip()).parent == packages / "autotune"
+    assert Path(told.stdout.decode().strip()).parent == packages / "autotune"
     return run
 
 
 def package_files() -> set[str]:
     """What git knows of the package, or would if it were added."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "autotune"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "autotune"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
 
 
@@ -159,18 +130,10 @@ def test_the_sdist_holds_what_tests_and_documents_need(built):
 
 
 @pytest.mark.slow
-def test_the_installed_command_tells_its_version(command):
+def test_the_installed_command_tells_its_version_finds_its_search_spaces_and_estimates(command):
     assert command("--version").splitlines()[0] == f"autotune {__version__}"
-
-
-@pytest.mark.slow
-def test_the_installed_command_finds_its_search_spaces(command):
     assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == set(command("spaces", "--quiet").split())
     assert "default" in command("spaces")
-
-
-@pytest.mark.slow
-def test_the_installed_command_estimates(command):
     text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--fix", "micro-batch=8")
     assert text.startswith("google-t5/t5-small (seq2seq-lm), global batch 64, sequence 512 + 512, on a100-80gb")
     assert "fits 79.15 GiB" in text

@@ -5,7 +5,6 @@ path, the batch file is checked by that.
 """
 
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from code_blocks import autotune_calls
 
 from autotune.cli.main import app
 from autotune.errors import InputError, MachineError, NothingFitsError
@@ -36,29 +36,19 @@ def script() -> str:
     return text
 
 
-def commands(text: str) -> list[list[str]]:
-    """Return each call of `autotune` in a shell script, as words."""
-    whole = text.replace("\\\n", " ")
-    return [shlex.split(found) for found in re.findall(r"^\s*(?:srun |exec )(autotune .*)$", whole, re.MULTILINE)]
-
-
 @pytest.mark.parametrize("text", [BATCH.read_text, script], ids=["slurm", "kubernetes"])
-def test_the_options_exist_and_what_is_needed_is_given(text):
+def test_the_shell_can_read_it_the_options_exist_and_what_is_needed_is_given(text):
+    checked = subprocess.run(["bash", "-n"], input=text(), capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
     known = typer.main.get_command(app).commands
-    called = commands(text())
-    assert [words[1] for words in called] == ["resume", "find"]
-    for _, name, *words in called:
+    called = autotune_calls(text())
+    assert [words[0] for words in called] == ["resume", "find"]
+    for name, *words in called:
         parameters = known[name].get_params(known[name].make_context(name, [], resilient_parsing=True))
         options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
         given = {word for word in words if word.startswith("--")}
         assert given <= options
         assert given >= {p.opts[0] for p in parameters if p.required and p.param_type_name == "option"}
-
-
-@pytest.mark.parametrize("text", [BATCH.read_text, script], ids=["slurm", "kubernetes"])
-def test_the_shell_can_read_it(text):
-    checked = subprocess.run(["bash", "-n"], input=text(), capture_output=True, text=True)
-    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_every_option_of_slurm_comes_before_the_first_command():
@@ -86,13 +76,8 @@ def test_a_batch_job_goes_on_where_it_was(tmp_path):
     stand_in.chmod(0o755)
     (tmp_path / ".config" / "autotune").mkdir(parents=True)
     (tmp_path / ".config" / "autotune" / "record-url").write_text("sqlite:////data/record.db\n")
-    environment = {
-        "PATH": f"{stand_in.parent}:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_ARRAY_TASK_ID": "1",
-        "SLURM_ARRAY_JOB_ID": "7",
-    }
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
+    environment = {"PATH": f"{stand_in.parent}:/usr/bin:/bin", "HOME": str(tmp_path), **slurm}
 
     def run() -> str:
         return subprocess.run(["bash", BATCH], env=environment, capture_output=True, text=True, check=True).stdout

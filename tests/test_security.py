@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import TINY_LLAMA
 from exporting import answer_of
 from factories import make_config, make_plan, make_spec
 from typer.testing import CliRunner
@@ -24,11 +25,6 @@ from autotune.training.resolve import resolve
 ROOT = Path(__file__).parents[1]
 SOURCES = {path.relative_to(ROOT / "autotune").as_posix(): path.read_text() for path in ROOT.glob("autotune/**/*.py")}
 
-CONFIG = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 256, "_attn_implementation": "owner/kernel",
-}  # fmt: skip
-
 
 def using(pattern: str) -> set[str]:
     return {name for name, text in SOURCES.items() if re.search(pattern, text)}
@@ -39,31 +35,17 @@ def test_no_shell_is_started_and_no_text_is_run(pattern):
     assert using(pattern) == set()
 
 
-def test_pickled_code_is_loaded_where_its_digest_is_compared():
+def test_pickled_code_is_loaded_where_its_digest_is_compared_and_yaml_by_safe_loaders():
     assert using(r"pickle\.loads?\(") == {"execution/user_code.py", "training/trainer_pickle.py"}
     assert "pickle.loads(read_unchanged(" in SOURCES["execution/user_code.py"]
-
-
-def test_yaml_is_read_by_safe_loaders():
     assert using(r"yaml\.(unsafe_|full_)?load\(") == {"space/file.py"}
     assert "class _StrictLoader(yaml.SafeLoader)" in SOURCES["space/file.py"]
-
-
-def test_kernels_of_the_hub_need_the_users_word(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with pytest.raises(InputError, match=r"kernels of a repository on the hub \(owner/kernel\).*--trust-remote-code"):
-        resolve(str(tmp_path))
-    assert resolve(str(tmp_path), trust_remote_code=True).hub_kernels == ("owner/kernel",)
-    assert make_spec(config={"attn_implementation": "sdpa"}).hub_kernels == ()
-
-
-def test_code_of_a_model_is_off_by_default():
-    assert SearchOptions(model="m").trust_remote_code is False
 
 
 @pytest.mark.parametrize(
     "named",
     [
+        {"_attn_implementation": "owner/kernel"},
         {"attn_implementation": {"": "owner/kernel"}},
         {"_attn_implementation": {"text_config": "owner/kernel", "": "sdpa"}},
         {"text_config": {"_attn_implementation": {"": ["owner/kernel"]}}},
@@ -71,16 +53,17 @@ def test_code_of_a_model_is_off_by_default():
         {"layers": [{"attn_implementation": "owner/kernel"}]},
     ],
 )
-def test_kernels_of_the_hub_are_found_wherever_a_config_names_them(tmp_path, named):
-    plain = {name: value for name, value in CONFIG.items() if name != "_attn_implementation"}
-    (tmp_path / "config.json").write_text(json.dumps({**plain, **named}))
-    with pytest.raises(InputError, match=r"kernels of a repository on the hub \(owner/kernel\)"):
+def test_kernels_of_the_hub_need_the_users_word_wherever_a_config_names_them(tmp_path, named):
+    (tmp_path / "config.json").write_text(json.dumps({**TINY_LLAMA, **named}))
+    with pytest.raises(InputError, match=r"kernels of a repository on the hub \(owner/kernel\).*--trust-remote-code"):
         resolve(str(tmp_path))
+    assert resolve(str(tmp_path), trust_remote_code=True).hub_kernels == ("owner/kernel",)
+    assert make_spec(config={"attn_implementation": "sdpa"}).hub_kernels == ()
 
 
 def test_a_project_runs_none_of_its_code(tmp_path, monkeypatch):
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps({**CONFIG, "_attn_implementation": "sdpa"}))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(TINY_LLAMA))
     (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\ndef f(**_): return [0.0]\n")
     (tmp_path / "pyproject.toml").write_text('[tool.autotune]\nmodel = "m"\nrecipe = "grpo"\nreward = "evil:f"\n')
     monkeypatch.chdir(tmp_path)
@@ -89,9 +72,10 @@ def test_a_project_runs_none_of_its_code(tmp_path, monkeypatch):
     assert (done.exit_code, "[tool.autotune] reward: say it on the command line" in done.stderr) == (2, True)
 
 
-def test_what_listens_is_on_loopback_by_default():
+def test_what_listens_is_on_loopback_and_code_of_a_model_is_off_by_default():
     assert is_loopback(ADDRESS)
     assert is_loopback(inspect.signature(reports.dashboard).parameters["host"].default)
+    assert SearchOptions(model="m").trust_remote_code is False
 
 
 def test_trials_get_neither_the_record_nor_the_token():

@@ -106,9 +106,8 @@ def test_model_and_adapter_are_those_that_were_measured(result):
 
 
 def test_an_adapter_that_peft_has_not_is_put_on_all_the_same(result):
-    biases = changed(result, arguments={"adapter": {"peft_type": "BITFIT"}})
+    biases, layer = changed(result, arguments={"adapter": {"peft_type": "BITFIT"}}), torch.nn.Linear(2, 2)
     assert biases.peft_config() is None
-    layer = torch.nn.Linear(2, 2)
     assert biases.prepare_model(layer) is layer
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
 
@@ -138,22 +137,16 @@ def test_a_file_that_is_no_result_is_one_line_with_the_place(result, tmp_path, s
         load(path)
     assert str(error.value).startswith(f"{path}: not a result of autotune (schema 1): {said}")
     assert "\n" not in str(error.value)
+    for place, what in ((tmp_path / "nothing.json", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InputError, match=what):
+            load(place)
 
 
-def test_a_missing_file_and_a_directory_are_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        load(tmp_path / "nothing.json")
-    with pytest.raises(InputError, match="Is a directory"):
-        load(tmp_path)
-
-
-def test_the_class_of_a_contender_is_that_of_its_deepest_change():
-    def contender(*classes: Allowance) -> Contender:
-        changes = tuple(Change(knob="k", before="a", after="b", allowance=c) for c in classes)
-        return Contender(config=make_config(), changes=changes, measurement=None, trials=())
-
-    assert contender().allowance is Allowance.EXACT
-    assert contender(Allowance.EXACT, Allowance.OPTIMIZER, Allowance.NUMERICS).allowance is Allowance.OPTIMIZER
+@pytest.mark.parametrize(("classes", "deepest"), [((), "exact"), (("exact", "optimizer", "numerics"), "optimizer")])
+def test_the_class_of_a_contender_is_that_of_its_deepest_change(classes, deepest):
+    changes = tuple(Change(knob="k", before="a", after="b", allowance=c) for c in classes)
+    found = Contender(config=make_config(), changes=changes, measurement=None, trials=())
+    assert found.allowance is Allowance(deepest)
 
 
 def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result):

@@ -10,16 +10,7 @@ import pytest
 from factories import make_config, make_workload
 from pydantic import ValidationError
 
-from autotune.value import (
-    Value,
-    check_savable,
-    open_own,
-    read_named,
-    read_value,
-    save_bytes,
-    write_text,
-    write_value,
-)
+from autotune.value import Value, check_savable, open_own, read_named, read_value, save_bytes, write_text, write_value
 from autotune.values.config import TrainConfig
 
 
@@ -44,27 +35,21 @@ def test_a_file_that_can_not_be_finished_leaves_the_old_one(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_what_the_user_has_named_is_written_through_a_link(tmp_path):
+def test_what_the_user_has_named_is_written_through_a_link_and_a_private_file_stays_private(tmp_path):
     (tmp_path / "folder").mkdir()
-    target = tmp_path / "folder" / "target"
-    target.write_text("old")
-    before = target.stat().st_ino
-    link = tmp_path / "link"
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
     link.symlink_to(Path("folder") / "target")
+    check_savable(link)
+    assert not target.exists()
+    save_bytes(b"old", link)
+    target.chmod(0o600)
+    before = target.stat().st_ino
     save_bytes(b"new", link)
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert target.stat().st_ino != before  # replaced at once, as ever
+    assert target.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in target.parent.iterdir()] == ["target"]
-
-
-def test_a_link_to_nothing_yet_makes_its_target(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    check_savable(tmp_path / "link")
-    assert not (tmp_path / "target").exists()
-    save_bytes(b"new", tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text() == "new"
 
 
 def test_a_file_of_ours_follows_no_link_nor_a_temporary_name_that_was_guessed(tmp_path):
@@ -78,13 +63,9 @@ def test_a_file_of_ours_follows_no_link_nor_a_temporary_name_that_was_guessed(tm
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_private_file_that_the_user_has_named_stays_private(tmp_path):
-    (tmp_path / "secret").touch(mode=0o600)
-    save_bytes(b"text", tmp_path / "secret")
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("make", [os.link, os.symlink, lambda target, path: os.mkfifo(path)])
+@pytest.mark.parametrize(
+    "make", [os.link, os.symlink, lambda target, path: os.mkfifo(path)], ids=["hard", "symbolic", "pipe"]
+)
 def test_a_file_that_is_written_in_place_is_no_link(tmp_path, make):
     (tmp_path / "target").write_text("another's")
     make(tmp_path / "target", tmp_path / "log")
@@ -93,28 +74,14 @@ def test_a_file_that_is_written_in_place_is_no_link(tmp_path, make):
     assert (tmp_path / "target").read_text() == "another's"
 
 
-def test_a_pipe_that_the_user_has_named_is_read_to_its_end(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    content = b"0123456789abcdef" * 10_000
-    with ThreadPoolExecutor() as others:
-        written = others.submit(pipe.write_bytes, content)
-        assert read_named(pipe) == content
-        written.result()
-
-
-def test_a_pipe_to_which_nobody_writes_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="a pipe to which nobody writes"):
-        read_named(tmp_path / "pipe")
-
-
-def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+def test_a_pipe_that_the_user_has_named_is_read_to_its_end_and_written_to(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     content = b"0123456789abcdef" * 10_000  # more than a pipe holds
     with ThreadPoolExecutor() as others:
+        written = others.submit(pipe.write_bytes, content)
+        assert read_named(pipe) == content
+        written.result()
         read = others.submit(pipe.read_bytes)
         save_bytes(content, pipe)
         assert read.result() == content
@@ -122,9 +89,11 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_a_pipe_that_nobody_reads_is_given_up(tmp_path, monkeypatch):
+def test_a_pipe_to_which_nobody_writes_or_which_nobody_reads_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe to which nobody writes"):
+        read_named(tmp_path / "pipe")
     check_savable(tmp_path / "pipe")  # nobody has to read yet
     with pytest.raises(OSError, match="a pipe that nobody reads"):
         save_bytes(b"text", tmp_path / "pipe")
@@ -155,11 +124,9 @@ def test_standard_output_gets_what_is_printed_before_and_after(tmp_path, is_file
 
 
 def test_a_folder_is_no_file(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        check_savable(tmp_path / "folder")
-    with pytest.raises(IsADirectoryError):
-        save_bytes(b"text", tmp_path / "folder")
+    for write in (check_savable, lambda path: save_bytes(b"text", path)):
+        with pytest.raises(IsADirectoryError):
+            write(tmp_path)
 
 
 class Pair(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from conftest import write_model
 
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
@@ -51,13 +51,6 @@ NO_DROPOUT = (
     "hidden_dropout", "activation_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "layerdrop",
     "mask_feature_prob",
 )  # fmt: skip
-
-
-def write_model(folder, config):
-    folder.mkdir(parents=True, exist_ok=True)
-    text = config if isinstance(config, str) else json.dumps(config)
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    return folder
 
 
 def tiny(tmp_path, name, **changes):

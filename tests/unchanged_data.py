@@ -168,23 +168,15 @@ def _speech(folder: Path, words: list[str]) -> None:
 
 def _models(folder: Path) -> None:
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModel,
-        AutoModelForImageClassification,
-        AutoModelForMaskedLM,
-        AutoModelForSeq2SeqLM,
-        PreTrainedTokenizerFast,
-        TrainerControl,
-        TrainerState,
-        ViTImageProcessor,
-        Wav2Vec2FeatureExtractor,
-    )
+    import transformers
+    from transformers import AutoConfig, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "bert")
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    masked = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder / "bert", vocab_size=len(tokenizer)))
+    masked = transformers.AutoModelForMaskedLM.from_config(
+        AutoConfig.from_pretrained(folder / "bert", vocab_size=len(tokenizer))
+    )
     figures = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 2000}
     t5 = AutoConfig.for_model("t5", **figures, decoder_start_token_id=0, pad_token_id=0, eos_token_id=3)
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -193,12 +185,18 @@ def _models(folder: Path) -> None:
     wav2vec2 = AutoConfig.for_model("wav2vec2", **small, **heard)
     made = {
         "masked": (masked, tokenizer),
-        "t5": (AutoModelForSeq2SeqLM.from_config(t5), PreTrainedTokenizerFast.from_pretrained(folder / "llama")),
-        "vit": (
-            AutoModelForImageClassification.from_config(vit),
-            ViTImageProcessor(size={"height": 32, "width": 32}),
+        "t5": (
+            transformers.AutoModelForSeq2SeqLM.from_config(t5),
+            PreTrainedTokenizerFast.from_pretrained(folder / "llama"),
         ),
-        "wav2vec2": (AutoModel.from_config(wav2vec2), Wav2Vec2FeatureExtractor(return_attention_mask=False)),
+        "vit": (
+            transformers.AutoModelForImageClassification.from_config(vit),
+            transformers.ViTImageProcessor(size={"height": 32, "width": 32}),
+        ),
+        "wav2vec2": (
+            transformers.AutoModel.from_config(wav2vec2),
+            transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False),
+        ),
         "whisper": _whisper(folder),
         "vlm": _vlm(folder),
     }
@@ -206,48 +204,39 @@ def _models(folder: Path) -> None:
         for part in parts:
             part.save_pretrained(folder / name)
     # run_speech_recognition_ctc.py takes a local model for a checkpoint to go on from.
-    TrainerState(train_batch_size=4, stateful_callbacks=[TrainerControl()]).save_to_json(
+    control = [transformers.TrainerControl()]
+    transformers.TrainerState(train_batch_size=4, stateful_callbacks=control).save_to_json(
         str(folder / "wav2vec2" / "trainer_state.json")
     )
 
 
 def _whisper(folder: Path) -> tuple:
-    from transformers import (
-        AutoConfig,
-        AutoModelForSpeechSeq2Seq,
-        WhisperFeatureExtractor,
-        WhisperProcessor,
-        WhisperTokenizer,
-    )
+    import transformers
 
     model = json.loads((folder / "llama" / "tokenizer.json").read_text())["model"]
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = WhisperTokenizer(vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]], **special)
+    tokenizer = transformers.WhisperTokenizer(
+        vocab=model["vocab"], merges=[tuple(m) for m in model["merges"]], **special
+    )
     figures = {
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_mel_bins": 8, "max_source_positions": 50,
         "max_target_positions": 64, "vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 2,
         "eos_token_id": 3, "decoder_start_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None,
     }  # fmt: skip
-    features = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
-    return AutoModelForSpeechSeq2Seq.from_config(AutoConfig.for_model("whisper", **figures)), WhisperProcessor(
-        feature_extractor=features, tokenizer=tokenizer
-    )
+    features = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    config = transformers.AutoConfig.for_model("whisper", **figures)
+    processor = transformers.WhisperProcessor(feature_extractor=features, tokenizer=tokenizer)
+    return transformers.AutoModelForSpeechSeq2Seq.from_config(config), processor
 
 
 def _vlm(folder: Path) -> tuple:
-    from transformers import (
-        AutoConfig,
-        AutoModelForImageTextToText,
-        CLIPImageProcessor,
-        LlavaProcessor,
-        PreTrainedTokenizerFast,
-    )
+    import transformers
 
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "llama")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "llama")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         "llava",
         text_config={"model_type": "llama", **small, "vocab_size": len(tokenizer), "num_key_value_heads": 2},
         vision_config={"model_type": "clip_vision_model", **small, "image_size": 32, "patch_size": 8},
@@ -257,14 +246,14 @@ def _vlm(folder: Path) -> tuple:
         "{% for message in messages %}<s>{{ message['role'] }}\n{% for part in message['content'] %}"
         "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}</s>\n{% endfor %}"
     )
-    processor = LlavaProcessor(
-        image_processor=CLIPImageProcessor(
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
             size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
         ),
         tokenizer=tokenizer, patch_size=8, vision_feature_select_strategy="default", chat_template=template,
         num_additional_image_tokens=1,
     )  # fmt: skip
-    return AutoModelForImageTextToText.from_config(config), processor
+    return transformers.AutoModelForImageTextToText.from_config(config), processor
 
 
 if __name__ == "__main__":

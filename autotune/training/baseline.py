@@ -113,7 +113,10 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
         if name not in known:
             near = suggestion(name, known)
             raise InputError(f"{source}: {name!r} is no argument of the installed TrainingArguments{near}")
-        reason = None if value is None else _mistyped(types[name], value) or _out_of_range(name, value)
+        reason = None if value is None else _mistyped(types[name], value)
+        least, most = _RANGES.get(name, (-math.inf, math.inf))
+        if reason is None and isinstance(value, int | float) and not least <= value <= most:
+            reason = f"expected {least:.10g} or more" if most == math.inf else f"expected {least:.10g} to {most:.10g}"
         if name == "lr_scheduler_type" and value in BY_EVALUATION:
             raise InputError(f"{source}: {name}: {value} waits for evaluations, of which a trial has none")
         if reason is not None:
@@ -146,13 +149,6 @@ def _mistyped(kind: Any, value: Any) -> str | None:
     except PydanticUserError:
         return None
     return None
-
-
-def _out_of_range(name: str, value: Any) -> str | None:
-    least, most = _RANGES.get(name, (-math.inf, math.inf))
-    if not isinstance(value, int | float) or least <= value <= most:
-        return None
-    return f"expected {least:.10g} or more" if most == math.inf else f"expected {least:.10g} to {most:.10g}"
 
 
 def _try_out(given: dict[str, Any]) -> None:

@@ -163,15 +163,11 @@ class ImageText(NamedTuple):
             return (1, self.images * first, *rest)
         return (self.images * first, *rest)
 
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """Beginnings and ends of the runs of placeholders in a sample."""
-        starts = itertools.accumulate((run + 1 for run in self.image.runs * self.images), initial=1)
-        return [(start, start + run) for start, run in zip(starts, self.image.runs * self.images, strict=False)]
-
     def positions(self) -> list[int]:
         """Return the positions of the placeholders in a sample."""
-        return [position for start, end in self.ranges for position in range(start, end)]
+        runs = self.image.runs * self.images
+        starts = itertools.accumulate((run + 1 for run in runs), initial=1)
+        return [position for start, run in zip(starts, runs, strict=False) for position in range(start, start + run)]
 
 
 def takes_images(model_type: str) -> bool:

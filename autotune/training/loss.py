@@ -37,8 +37,14 @@ def normalize_loss(model: Model) -> Model:
     Call it on the model or on its peft wrapper, before handing it to a `transformers.Trainer`. Outside a Trainer (no
     `num_items_in_batch`) the model's loss stays as it was. A second call changes nothing.
     """
-    base = base_model(model)
-    _align_count(base, prepended=_prepends_labels(model))
+    base, peft = base_model(model), getattr(model, "active_peft_config", None)
+    # With virtual tokens prepended the first real label has something before it that predicts it, and counts.
+    prepends = peft is not None and peft.is_prompt_learning and peft.peft_type != "PREFIX_TUNING"
+    # The Trainer is to leave out the first label of each row where, and only where, the model's loss does. It decides
+    # by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, since they fall back to the
+    # causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
+    if _trainer_shifts(base) != (shifts := loss_shifts(base) and not prepends):
+        base.loss_type = "ForCausalLM" if shifts else None
     if not getattr(base, "_autotune_normalized", False):
         # A subclass and not a hook or a patched method: it has no state, so copies of the model are right too, and it
         # can't be bypassed (peft before 0.21 calls `forward` itself, without hooks).
@@ -94,17 +100,6 @@ def _scaled(output: Any, labels: torch.Tensor, total: torch.Tensor | int) -> Any
     return output
 
 
-def _align_count(model: Any, *, prepended: bool) -> None:
-    """Have the Trainer leave out the first label of each row where, and only where, the model's loss does.
-
-    With virtual tokens `prepended` the first real label has something before it that predicts it, and counts. The
-    Trainer decides by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, since they fall
-    back to the causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
-    """
-    if _trainer_shifts(model) != (shifts := loss_shifts(model) and not prepended):
-        model.loss_type = "ForCausalLM" if shifts else None
-
-
 def _trainer_shifts(model: Any) -> bool:
     """Return whether the Trainer leaves out the first label of each row."""
     return _is_causal(getattr(model, "loss_type", None)) and not _is_encoder_decoder(model)
@@ -115,12 +110,6 @@ def loss_shifts(model: Any) -> bool:
     loss_type = getattr(model, "loss_type", None)
     names = inspect.unwrap(type(model).forward).__code__.co_names
     return "loss_function" in names and _is_causal(loss_type or "ForCausalLM") and not _is_encoder_decoder(model)
-
-
-def _prepends_labels(model: Any) -> bool:
-    """Return whether peft's wrapper puts virtual tokens, and labels that don't count, before those it is given."""
-    config = getattr(model, "active_peft_config", None)
-    return config is not None and config.is_prompt_learning and config.peft_type != "PREFIX_TUNING"
 
 
 def _is_causal(loss_type: str | None) -> bool:

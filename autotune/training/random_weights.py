@@ -102,10 +102,24 @@ def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: st
 
 
 def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> None:
-    """Quantize a model that is on the meta device, and make the rest of its weights: random, on `device`."""
+    """Quantize a model that is on the meta device, and make the rest of its weights: random, on `device`.
+
+    Weights are quantized as `from_pretrained` does: transformers/integrations/bitsandbytes.py.
+    """
+    from bitsandbytes.nn import Int8Params, Params4bit
+
     quantizer = replace_layers(model, arguments, device)
     for _, layer in quantized_layers(model):
-        _fill(layer, model.config, torch.device(device))
+        old = layer.weight
+        # Activations keep their scale from layer to layer with the deviation that most configs name, or the usual one.
+        deviation = getattr(model.config, "initializer_range", None) or layer.in_features**-0.5
+        value = torch.empty(old.shape, dtype=old.dtype, device=device).normal_(std=deviation)
+        if isinstance(old, Int8Params):
+            options = {k: v for k, v in vars(old).items() if k != "SCB"}
+            layer.weight = Int8Params(value.to("cpu"), requires_grad=False, **options).to(device)
+        else:
+            layer.weight = Params4bit(value, requires_grad=False, **vars(old)).to(device)
+        layer.weight._is_hf_initialized = True
     _make_the_rest(model, torch.device(device))
     model.tie_weights()
     with torch.no_grad():
@@ -128,24 +142,6 @@ def quantization_of(layer: Any) -> str:
     if type(weight).__name__ == "Int8Params":
         return "int8"
     return f"{weight.quant_type}-double" if weight.compress_statistics else str(weight.quant_type)
-
-
-def _fill(layer: Any, config: Any, device: torch.device) -> None:
-    """Give a layer random weights, quantized as `from_pretrained` does: transformers/integrations/bitsandbytes.py.
-
-    Activations keep their scale from layer to layer with the deviation that most configs name, or the usual one.
-    """
-    from bitsandbytes.nn import Int8Params, Params4bit
-
-    old = layer.weight
-    deviation = getattr(config, "initializer_range", None) or layer.in_features**-0.5
-    value = torch.empty(old.shape, dtype=old.dtype, device=device).normal_(std=deviation)
-    if isinstance(old, Int8Params):
-        options = {k: v for k, v in vars(old).items() if k != "SCB"}
-        layer.weight = Int8Params(value.to("cpu"), requires_grad=False, **options).to(device)
-    else:
-        layer.weight = Params4bit(value, requires_grad=False, **vars(old)).to(device)
-    layer.weight._is_hf_initialized = True
 
 
 def _make_the_rest(model: Any, device: torch.device) -> None:

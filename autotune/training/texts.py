@@ -152,9 +152,15 @@ def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> 
 
 def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoTokenizer
 
-    name = _tokenizer_name(spec)
+    name = None  # for `from_pretrained`, if the tokenizer's files are on this machine
+    if spec.path is not None and any((Path(spec.path) / file).is_file() for file in _VOCABULARIES):
+        name = spec.path
+    elif spec.source != "directory":
+        found = (try_to_load_from_cache(spec.name, file, revision=spec.revision) for file in _VOCABULARIES)
+        name = spec.name if any(isinstance(path, str) for path in found) else None
     if name is None:
         notes.append(
             f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
@@ -183,18 +189,6 @@ def _byte_tokenizer() -> Any:
             return text
 
     return ByteTokenizer(split_special_tokens=True)
-
-
-def _tokenizer_name(spec: ModelSpec) -> str | None:
-    """Return the path or id of the tokenizer for `from_pretrained`; None if its files aren't on this machine."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if spec.path is not None and any((Path(spec.path) / name).is_file() for name in _VOCABULARIES):
-        return spec.path
-    if spec.source == "directory":
-        return None
-    found = (try_to_load_from_cache(spec.name, name, revision=spec.revision) for name in _VOCABULARIES)
-    return spec.name if any(isinstance(path, str) for path in found) else None
 
 
 # The file

@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 
 import pytest
+from conftest import write_model
 from factories import make_config, make_facts
 from plans import planned
-from tiny_models import write_model
 from vision_language import vision_language
 
 from autotune.errors import InputError

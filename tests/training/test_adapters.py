@@ -9,28 +9,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_hardware
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from optimizer_steps import arguments_for, step_taken
+from tiny_models import TINY
 
 from autotune.execution.effects import EffectsProbe
-from autotune.training.adapters import (
-    CLASSIFICATION_HEADS,
-    adapter_arguments,
-    peft_config,
-    prepare_model,
-)
+from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, peft_config, prepare_model
 from autotune.training.build import build_model
 from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelSpec, Task
 
-SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
-T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
-BERT = {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BERT = {**TINY["bert"], "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {
-    "llama": (Task.CAUSAL_LM, "decoder", {**SIZES, "num_key_value_heads": 2}),
-    "t5": (Task.SEQ2SEQ_LM, "encoder-decoder", {**T5, "decoder_start_token_id": 0, "num_decoder_layers": 3}),
+    "llama": (Task.CAUSAL_LM, "decoder", TINY["llama"]),
+    "t5": (Task.SEQ2SEQ_LM, "encoder-decoder", {**TINY["t5"], "dropout_rate": 0.0, "num_decoder_layers": 3}),
     "bert": (Task.SEQUENCE_CLASSIFICATION, "encoder", BERT),
-    "mixtral": (Task.CAUSAL_LM, "decoder", {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "mixtral": (Task.CAUSAL_LM, "decoder", TINY["mixtral"]),
 }
 LENGTH = 6
 
@@ -63,23 +57,9 @@ def samples(name):
         yield {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-class _Gradients(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.seen = {n: p.grad.clone() for n, p in kwargs["model"].named_parameters() if p.grad is not None}
-
-
-def step(model, name, folder, micro_batch=8, **arguments):
+def step(model, name, folder, micro_batch=8):
     """Return loss and gradients of one optimizer step."""
-    watch = _Gradients()
-    options = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, max_steps=1, optim="sgd", report_to="none", disable_tqdm=True,
-        per_device_train_batch_size=micro_batch, gradient_accumulation_steps=8 // micro_batch, save_strategy="no",
-        logging_strategy="no", max_grad_norm=1e9, remove_unused_columns=False, train_sampling_strategy="sequential",
-        dataloader_pin_memory=False, **arguments,
-    )  # fmt: skip
-    trainer = Trainer(model=model, args=options, train_dataset=list(samples(name)), callbacks=[watch])
-    trainer.pop_callback(PrinterCallback)
-    return trainer.train().training_loss, watch.seen
+    return step_taken(model, arguments_for(folder, micro_batch, 8 // micro_batch, optim="sgd"), list(samples(name)))
 
 
 CASES = [

@@ -20,7 +20,7 @@ from autotune.training.arguments import (
     plan,
 )
 from autotune.values.budget import Effort
-from autotune.values.config import Parallelism
+from autotune.values.config import Parallelism, Precision
 from autotune.values.hardware import installed_versions
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
@@ -58,29 +58,24 @@ def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments)
     assert different <= set(arguments)
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("fp32", "float32"), ("bf16", "float32"), ("fp16", "float32"), ("pure_bf16", "bfloat16")],
-)
-def test_weights_are_fp32_unless_training_is_pure(precision, dtype):
-    assert mapped(precision=precision).model["dtype"] == dtype
+def test_weights_are_fp32_unless_training_is_pure():
+    found = {precision: mapped(precision=precision).model["dtype"] for precision in Precision}
+    assert found == {**dict.fromkeys(Precision, "float32"), Precision.PURE_BF16: "bfloat16"}
 
 
 @pytest.mark.parametrize(
     ("hardware", "name"), [(OLD_GPU, "gradient_checkpointing"), (NEW_GPU, "activation_checkpointing")]
 )
-def test_checkpointing_goes_by_the_name_that_the_installed_version_has(hardware, name):
-    off = mapped(hardware, checkpointing="none").tuned
-    on = mapped(hardware, checkpointing="full").tuned
+def test_checkpointing_goes_by_the_name_that_the_installed_version_has_and_fsdp_checkpoints_its_units_itself(
+    hardware, name
+):
+    off, on = (mapped(hardware, checkpointing=kind).tuned for kind in ("none", "full"))
     assert {k: v for k, v in off.items() if "checkpointing" in k} == {name: False}
-    assert {k: v for k, v in on.items() if "checkpointing" in k} == {
-        name: True,
-        f"{name}_kwargs": {"use_reentrant": False},
-    }
-
-
-def test_tf32_is_left_to_torch_where_it_is_not_wanted():
-    assert "tf32" not in mapped(make_gpu(), tf32=False).tuned
+    told = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+    assert {k: v for k, v in on.items() if "checkpointing" in k} == told
+    tuned = spread(sharding="fsdp_full", knobs={"checkpointing": "full"}, hardware=hardware).tuned
+    assert (tuned["fsdp_config"]["activation_checkpointing"], tuned[name]) == (True, False)
+    assert spread(sharding="zero_3", knobs={"checkpointing": "full"}, hardware=hardware).tuned[name] is True
 
 
 EFFECTIVE_TF32 = [
@@ -107,6 +102,7 @@ def test_tf32_is_on_as_asked_for_from_the_start_or_beside_a_compiler(hardware, k
 
 def test_inductors_autotuning_in_mixed_precision_has_tf32_switched_off_which_it_could_not_ask_for():
     """transformers switches it on by torch's newer interface, inductor asks by the older one, which then raises."""
+    assert "tf32" not in mapped(make_gpu(), tf32=False).tuned  # it is left to torch where it is not wanted
     assert mapped(**AUTOTUNED, precision="bf16").tuned["tf32"] is False
     for fine in ({"precision": "fp32"}, {"precision": "pure_bf16"}, {"precision": "fp16"}):
         assert "tf32" not in mapped(**AUTOTUNED, **fine).tuned
@@ -120,32 +116,21 @@ def test_the_filter_of_nan_which_waits_for_the_device_is_that_of_the_exported_tr
     assert mapping.tuned.get("logging_nan_inf_filter") == fixed.get("logging_nan_inf_filter")
 
 
-def test_fixed_arguments_of_the_user_survive_in_what_is_exported():
+def test_fixed_arguments_of_the_user_survive_and_prefetching_is_dropped_where_no_worker_could_do_it():
     fixed = {"learning_rate": 3e-4, "num_train_epochs": 7, "save_strategy": "epoch", "seed": 7, "max_grad_norm": 0.5}
     assert fixed.items() <= mapped(fixed=fixed).tuned.items()
-
-
-def test_prefetching_is_dropped_where_no_worker_could_do_it():
     ahead = {"dataloader_prefetch_factor": 4}
     assert mapped(dataloader_num_workers=2, **ahead).tuned["dataloader_prefetch_factor"] == 4
     assert "dataloader_prefetch_factor" not in mapped(dataloader_num_workers=0, **ahead).tuned
 
 
-def test_what_only_a_trial_needs_is_not_exported():
-    mapping = mapped()
-    assert not set(mapping.harness) & set(mapping.tuned)
-    assert not set(mapping.harness) & SEARCHED_ARGUMENTS
-
-
-def test_a_trial_neither_saves_nor_pushes_nor_evaluates_nor_reports_whatever_the_user_does(tmp_path):
+def test_what_only_a_trial_needs_is_not_exported_and_neither_saves_nor_evaluates_whatever_the_user_does(tmp_path):
     fixed = {
-        "save_strategy": "epoch",
-        "eval_strategy": "epoch",
-        "load_best_model_at_end": True,
-        "eval_on_start": True,
-        "push_to_hub": True,
-        "report_to": ["tensorboard"],
-    }
+        "save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True, "eval_on_start": True,
+        "push_to_hub": True, "report_to": ["tensorboard"],
+    }  # fmt: skip
+    mapping = mapped()
+    assert not set(mapping.harness) & (set(mapping.tuned) | SEARCHED_ARGUMENTS)
     mapping = mapped(make_hardware(versions=installed_versions()), fixed=fixed)
     arguments = TrainingArguments(str(tmp_path), **{**mapping.tuned, **mapping.harness})
     assert arguments.save_strategy == arguments.eval_strategy == "no"
@@ -219,6 +204,7 @@ def spread(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None =
 
 
 FSDP = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+DDP = {"ddp_bucket_cap_mb": 100, "ddp_static_graph": True}
 BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS, "reshard_after_forward": False}
 
 
@@ -228,15 +214,7 @@ BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMET
         ({"world_size": 1}, {}),
         ({}, {"gradient_accumulation_steps": 4}),
         ({"world_size": 4, "tensor_parallel": 4}, {"save_only_model": True}),
-        (
-            {"ddp_bucket_cap_mb": 100, "ddp_static_graph": True},
-            {
-                "ddp_bucket_cap_mb": 100,
-                "ddp_static_graph": True,
-                "ddp_find_unused_parameters": False,
-                "gradient_accumulation_steps": 4,
-            },
-        ),
+        (DDP, {**DDP, "ddp_find_unused_parameters": False, "gradient_accumulation_steps": 4}),
         ({"sharding": "fsdp_full"}, {"fsdp": True, "fsdp_config": FSDP, "gradient_accumulation_steps": 4}),
         (
             {"sharding": "fsdp_grad_op", "wrapping": "size"},
@@ -252,17 +230,6 @@ def test_several_devices_are_told_what_one_is_and_how_they_share_it(parallelism,
     assert spread(**parallelism).tuned == {**spread(1).tuned, **told}
 
 
-@pytest.mark.parametrize(
-    ("version", "name"), [("5.17.2", "gradient_checkpointing"), ("5.23.0", "activation_checkpointing")]
-)
-def test_fsdp_checkpoints_its_units_itself(version, name):
-    gpu = make_gpu(versions={"transformers": version})
-    tuned = spread(sharding="fsdp_full", knobs={"checkpointing": "full"}, hardware=gpu).tuned
-    assert tuned["fsdp_config"]["activation_checkpointing"] is True
-    assert tuned[name] is False
-    assert spread(sharding="zero_3", knobs={"checkpointing": "full"}, hardware=gpu).tuned[name] is True
-
-
 @pytest.mark.parametrize(("precision", "enabled"), [("fp32", None), ("bf16", "bf16"), ("fp16", "fp16")])
 def test_deepspeed_has_the_precision_of_the_trainer(precision, enabled):
     tuned = spread(sharding="zero_2", knobs={"precision": precision}).tuned
@@ -270,25 +237,17 @@ def test_deepspeed_has_the_precision_of_the_trainer(precision, enabled):
     assert [name for name in ("bf16", "fp16") if tuned[name]] == [enabled] * bool(enabled)
 
 
+@pytest.mark.parametrize("hardware", [make_gpu(), make_hardware()], ids=["gpu", "cpu"])
 @pytest.mark.parametrize(
-    ("parallelism", "parts"),
-    [
-        ({}, {}),
-        ({"offload": "optimizer"}, {"offload_optimizer": "cpu"}),
-        ({"offload": "parameters"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}),
-    ],
+    ("offload", "parts"),
+    [("none", set()), ("optimizer", {"offload_optimizer"}), ("parameters", {"offload_optimizer", "offload_param"})],
 )
-def test_zero_offloads_what_it_is_told_to(parallelism, parts):
-    settings = spread(sharding="zero_3", **parallelism).tuned["deepspeed"]["zero_optimization"]
-    assert {name: settings[name]["device"] for name in settings if name.startswith("offload")} == parts
-    assert all(settings[name]["pin_memory"] for name in parts)
-
-
-def test_on_a_cpu_nothing_is_pinned_or_overlapped():
-    tuned = spread(sharding="zero_2", offload="optimizer", hardware=make_hardware()).tuned
+def test_zero_offloads_what_it_is_told_to_and_pins_and_overlaps_on_gpus(offload, parts, hardware):
+    tuned = spread(sharding="zero_3", offload=offload, hardware=hardware).tuned
     settings = tuned["deepspeed"]["zero_optimization"]
-    assert settings["offload_optimizer"]["pin_memory"] is False
-    assert settings["overlap_comm"] is False
+    told = {"device": "cpu", "pin_memory": not hardware.is_cpu}
+    assert {name: value for name, value in settings.items() if "offload" in name} == dict.fromkeys(parts, told)
+    assert settings["overlap_comm"] is not hardware.is_cpu
 
 
 def test_tensor_parallel_is_the_models():

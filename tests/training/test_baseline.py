@@ -38,13 +38,6 @@ def test_tf32_that_torch_begins_with_is_the_baselines(read, capability, is_on):
     assert baseline_config(read({"tf32": False}), 64, make_facts(), hardware).tf32 is is_on
 
 
-@pytest.mark.parametrize(("hardware", "steps"), [(make_gpu(), 4), (make_hardware(), None)])
-def test_a_cache_that_the_user_has_emptied_is_the_baselines_where_there_is_one(read, hardware, steps):
-    arguments = read({"torch_empty_cache_steps": 4})
-    assert arguments.fixed == {}
-    assert baseline_config(arguments, 64, make_facts(), hardware).torch_empty_cache_steps == steps
-
-
 @pytest.mark.parametrize(("hardware", "expands"), [(make_gpu(), True), (make_hardware(), False)])
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_expandable_segments_of_the_users_environment_are_the_baselines(monkeypatch, hardware, expands, variable):
@@ -110,27 +103,15 @@ def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(rea
     assert "\n" not in str(error.value)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path):
-    path = tmp_path / "args.json"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not JSON"):
-        read_arguments(path)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        read_arguments(tmp_path / "nothing.json")
+def test_bytes_that_are_no_text_and_a_missing_file_are_refused(tmp_path):
+    (tmp_path / "args.json").write_bytes(b"\xff\xfe\x00")
+    for name, said in (("args.json", "not JSON"), ("nothing.json", "No such file")):
+        with pytest.raises(InputError, match=said):
+            read_arguments(tmp_path / name)
 
 
 def test_switches_that_are_off_are_no_reason_to_refuse(read):
     assert read({"fsdp": "", "deepspeed": None, "auto_find_batch_size": False}).fixed == {}
-
-
-def test_an_argument_that_does_not_exist_is_named_with_a_suggestion():
-    check_arguments({"learning_rate": 1}, "args.json")
-    said = r"args.json: 'evaluation_strategy' is no argument .* \(did you mean 'eval_strategy'"
-    with pytest.raises(InputError, match=said):
-        check_arguments({"evaluation_strategy": "no"}, "args.json")
 
 
 @pytest.mark.parametrize(
@@ -145,6 +126,10 @@ def test_an_argument_that_does_not_exist_is_named_with_a_suggestion():
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "waits for evaluations"),
         ({"bf16": "perhaps"}, "bf16: expected true or false"),
         ({"optim": "adamw_torc"}, "(did you mean 'adamw_torch'"),
+        (
+            {"evaluation_strategy": "no"},
+            "'evaluation_strategy' is no argument of the installed TrainingArguments (did you",
+        ),
     ],
 )
 def test_a_value_that_no_training_takes_is_named(given, said):
@@ -158,7 +143,7 @@ def test_a_value_that_no_training_takes_is_named(given, said):
 @pytest.mark.parametrize(
     "given",
     [
-        {"ddp_backend": "gloo", "ddp_timeout": 60},
+        {"ddp_backend": "gloo", "ddp_timeout": 60, "learning_rate": 1},
         {"bf16": True, "tf32": True, "bf16_full_eval": True, "torch_compile": True},
         {"eval_strategy": "steps", "load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 500},
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}, "warmup_steps": 0.1},
@@ -184,16 +169,15 @@ def test_the_default_micro_batch_is_the_largest_up_to_the_trainers_that_divides_
 def test_without_arguments_the_baseline_is_the_trainers_defaults():
     config = baseline_config(None, 64, make_facts(attn_implementations=("eager", "sdpa")), make_gpu())
     assert config == TrainConfig(per_device_train_batch_size=8, attn_implementation="eager")
+    assert baseline_config(None, 64, make_facts(attn_implementations=()), make_gpu()).attn_implementation is None
 
 
-def test_a_model_without_attention_has_none_in_its_baseline():
-    config = baseline_config(None, 64, make_facts(attn_implementations=()), make_gpu())
-    assert config.attn_implementation is None
-
-
-def test_nothing_is_pinned_without_an_accelerator():
-    assert baseline_config(None, 8, make_facts(), make_gpu()).dataloader_pin_memory
-    assert not baseline_config(None, 8, make_facts(), make_hardware()).dataloader_pin_memory
+def test_without_an_accelerator_nothing_is_pinned_and_there_is_no_cache_to_empty(read):
+    arguments = read({"torch_empty_cache_steps": 4})
+    assert arguments.fixed == {}
+    for hardware, pins, steps in ((make_gpu(), True, 4), (make_hardware(), False, None)):
+        found = baseline_config(arguments, 8, make_facts(), hardware)
+        assert (found.dataloader_pin_memory, found.torch_empty_cache_steps) == (pins, steps)
 
 
 @pytest.mark.parametrize(

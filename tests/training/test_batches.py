@@ -7,23 +7,16 @@ import pytest
 import torch
 import transformers
 from factories import make_config
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from optimizer_steps import arguments_for, assert_same_step, step_taken
+from tiny_models import TINY, TOKENS
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from autotune.training.dataset import (
-    micro_batches,
-    padded_batch,
-    padding_share,
-    positioned_batch,
-    row_order,
-)
+from autotune.training.dataset import micro_batches, padded_batch, padding_share, positioned_batch, row_order
 from autotune.training.facts import PACKED
 from autotune.training.loss import normalize_loss
 
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "max_position_embeddings": 64, **TOKENS,
-}  # fmt: skip
+SIZES = {**TINY["llama"], **TOKENS, "vocab_size": 64, "num_key_value_heads": 4}
+SIZES.pop("model_type")
 EXPERTS = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4,
     "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
@@ -94,51 +87,24 @@ def test_samples_of_a_packed_row_do_not_see_each_other(model_type):
     assert torch.allclose(packed, alone, atol=1e-4)
 
 
-class GradientReader(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def step_of(rows, output, collator=None, **arguments):
+def step_of(rows, directory, micro_batch, collator=None, **arguments):
     """The loss and the gradients of one step."""
-    reader = GradientReader()
-    trainer = Trainer(
-        model=normalize_loss(tiny("llama")),
-        args=TrainingArguments(
-            output_dir=str(output), max_grad_norm=0, max_steps=1, use_cpu=True, dataloader_pin_memory=False,
-            remove_unused_columns=False, report_to="none", disable_tqdm=True, save_strategy="no",
-            logging_strategy="no", **arguments,
-        ),
-        train_dataset=rows,
-        data_collator=collator or partial(padded_batch, pad_id=0),
-        callbacks=[reader],
-    )  # fmt: skip
-    return trainer.train().training_loss, reader.gradients
-
-
-def assert_same_step(one, other):
-    assert one[0] == pytest.approx(other[0], rel=1e-5)
-    for name, gradient in one[1].items():
-        assert torch.allclose(other[1][name], gradient, atol=1e-5)
+    made = arguments_for(directory, micro_batch, len(rows) // micro_batch, **arguments)
+    return step_taken(normalize_loss(tiny("llama")), made, rows, collator or partial(padded_batch, pad_id=0))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_packed_step_is_the_padded_one(accumulation, tmp_path):
-    arguments = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
-    rows = samples(5, 14, 3, 9)
-    padded, packed = (
-        step_of(rows, tmp_path, collator, train_sampling_strategy="sequential", **arguments)
-        for collator in (None, transformers.DataCollatorWithFlattening())
-    )
+    collators = (None, transformers.DataCollatorWithFlattening())
+    padded, packed = (step_of(samples(5, 14, 3, 9), tmp_path, 4 // accumulation, collator) for collator in collators)
     assert_same_step(padded, packed)
 
 
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_a_step_of_balanced_micro_batches_is_that_of_random_ones(accumulation, tmp_path):
-    arguments = {"per_device_train_batch_size": 8 // accumulation, "gradient_accumulation_steps": accumulation}
     rows = samples(5, 14, 3, 9, 60, 6, 4, 22)
     random, balanced = (
-        step_of(rows, tmp_path, train_sampling_strategy=strategy, **arguments)
+        step_of(rows, tmp_path, 8 // accumulation, train_sampling_strategy=strategy)
         for strategy in ("random", "batch_rebalance")
     )
     assert_same_step(random, balanced)
@@ -148,13 +114,9 @@ def test_a_step_of_balanced_micro_batches_is_that_of_random_ones(accumulation, t
 
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length", "batch_rebalance"])
-def test_the_longest_rows_come_first(strategy):
-    assert sorted(LENGTHS[order(strategy)[:16]]) == sorted(LENGTHS)[-16:]
-
-
-@pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length", "batch_rebalance"])
-def test_the_longest_rows_come_again_when_there_are_optimizer_states(strategy):
+def test_the_longest_rows_come_first_and_again_when_there_are_optimizer_states(strategy):
     rows = order(strategy)
+    assert sorted(LENGTHS[rows[:16]]) == sorted(LENGTHS)[-16:]
     assert (rows[:16] == rows[16:32]).all()
     assert (np.sort(LENGTHS[rows[32:48]]) != np.sort(LENGTHS[rows[:16]])).any()
 
@@ -173,8 +135,9 @@ def test_micro_batches_by_length_are_those_of_the_trainers_sampler():
     assert {tuple(batch) for batch in ours.reshape(-1, 4)} == {tuple(batch) for batch in theirs.reshape(-1, 4)}
 
 
-def test_grouping_by_length_saves_padding():
+def test_grouping_by_length_saves_padding_by_an_order_that_depends_on_the_seed_alone():
     assert padded(order("group_by_length")[32:]) < 0.8 * padded(order("random")[32:])
+    assert (order("group_by_length") == order("group_by_length")).all()
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "group_by_length"])
@@ -182,10 +145,6 @@ def test_grouping_by_length_saves_padding():
 def test_a_few_micro_batches_stand_for_all(strategy, micro_batches):
     rows = order(strategy, rows=10**6)[32:]
     assert padded(rows[: 4 * micro_batches]) == pytest.approx(padded(rows), rel=0.12)
-
-
-def test_the_order_depends_on_the_seed_alone():
-    assert (order("group_by_length") == order("group_by_length")).all()
 
 
 # --- micro-batches and padding
@@ -215,13 +174,10 @@ def test_the_padding_of_balanced_micro_batches_is_counted():
     assert padding_share([lengths[:3]], BALANCED, 4) is None, "no whole step"
 
 
-def test_the_share_of_padding_is_that_of_the_micro_batches():
+def test_the_share_of_padding_is_that_of_the_micro_batches_and_of_a_decoders_targets_too():
     lengths = [np.array([4, 8, 6, 6])]
     assert padding_share(lengths, make_config(2), 4) == pytest.approx(4 / 28)
     assert padding_share([lengths[0][2:]], make_config(2), 4) == 0
     assert padding_share(lengths, make_config(2, packing=True), 4) == 0
-
-
-def test_targets_of_a_decoder_are_padded_too():
-    lengths = [np.array([4, 8]), np.array([1, 3])]
-    assert padding_share(lengths, make_config(2), 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
+    of_both = [np.array([4, 8]), np.array([1, 3])]
+    assert padding_share(of_both, make_config(2), 2) == pytest.approx(1 - (12 + 4) / (16 + 6))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tiny_models import on_cpu, tiny, write_model
+import torch
+import transformers
+from conftest import write_model
+from tiny_models import on_cpu, tiny
 
 from autotune.errors import InputError
 from autotune.training.build import build_config, describe
@@ -15,27 +18,20 @@ from autotune.values.model import ModelSpec, Task
 # Tasks and configs
 
 
-@pytest.mark.parametrize(("name", "labels"), [("bert-base-uncased", 2), ("bart-base", 2), ("llama-2-7b", 2)])
-def test_sequence_classification_has_two_labels_unless_told_otherwise(name, labels):
-    assert build_config(resolve(name), Task.SEQUENCE_CLASSIFICATION).num_labels == labels
-
-
-def test_labels_of_a_local_model_are_kept(tmp_path):
-    labels = {"0": "bad", "1": "fair", "2": "good"}
-    spec = tiny(tmp_path, "bert", id2label=labels)
+def test_sequence_classification_has_two_labels_unless_told_otherwise(tmp_path):
+    for name in ("bert-base-uncased", "bart-base", "llama-2-7b"):
+        assert build_config(resolve(name), Task.SEQUENCE_CLASSIFICATION).num_labels == 2
+    spec = tiny(tmp_path, "bert", id2label={"0": "bad", "1": "fair", "2": "good"})
     assert build_config(spec, Task.SEQUENCE_CLASSIFICATION).num_labels == 3
     assert build_config(tiny(tmp_path, "vit"), Task.IMAGE_CLASSIFICATION).num_labels == 3
     assert build_config(resolve("vit-base"), Task.IMAGE_CLASSIFICATION).num_labels == 1000
+    assert build_config(tiny(tmp_path, "bert"), Task.CAUSAL_LM).is_decoder  # an encoder that generates
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-2-7b", "falcon-7b", "qwen2.5-0.5b"])
 def test_a_decoder_that_classifies_knows_what_padding_is(name):
     config = build_config(resolve(name), Task.SEQUENCE_CLASSIFICATION)
     assert 0 <= config.pad_token_id < config.vocab_size
-
-
-def test_an_encoder_that_generates_is_a_decoder(tmp_path):
-    assert build_config(tiny(tmp_path, "bert"), Task.CAUSAL_LM).is_decoder
 
 
 def test_infinity_is_read_as_either_version_of_the_library_writes_it(tmp_path):
@@ -50,8 +46,6 @@ def test_infinity_is_read_as_either_version_of_the_library_writes_it(tmp_path):
 
 
 def batch_for(task, config):
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     if task is Task.IMAGE_CLASSIFICATION:
         pixels = torch.randn(2, 3, config.image_size, config.image_size, generator=generator)
@@ -66,8 +60,6 @@ def batch_for(task, config):
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "bert", "roberta", "t5", "vit", "wav2vec2", "whisper"])
 def test_a_built_model_trains(tmp_path, name):
-    import torch
-
     spec = tiny(tmp_path, name)
     task = default_task(spec)
     model = on_cpu(spec, task)
@@ -81,17 +73,12 @@ def test_a_built_model_trains(tmp_path, name):
 @pytest.mark.parametrize("task", [Task.SEQUENCE_CLASSIFICATION, Task.CAUSAL_LM])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
 def test_another_head_than_the_usual_trains_too(tmp_path, name, task):
-    import torch
-
     model = on_cpu(tiny(tmp_path, name), task)
     assert torch.isfinite(model(**batch_for(task, model.config)).loss)
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "bert", "t5", "vit"])
 def test_building_on_the_device_gives_what_the_library_builds(tmp_path, name):
-    import torch
-    import transformers
-
     spec = tiny(tmp_path, name)
     task = default_task(spec)
     torch.manual_seed(0)
@@ -127,10 +114,7 @@ def test_running_out_of_memory_is_not_mistaken_for_bad_input(tmp_path):
         on_cpu(spec, Task.CAUSAL_LM)
 
 
-def test_output_weights_apart_in_the_config_are_apart_in_the_model(tmp_path):
-    import torch
-    from transformers import AutoModelForSeq2SeqLM
-
+def test_output_weights_are_apart_or_tied_as_the_config_says(tmp_path):
     spec = tiny(tmp_path, "t5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     model = on_cpu(spec, Task.SEQ2SEQ_LM)
     assert model.lm_head.weight is not model.shared.weight
@@ -138,11 +122,8 @@ def test_output_weights_apart_in_the_config_are_apart_in_the_model(tmp_path):
     with torch.no_grad():
         model.lm_head.weight.add_(1.0)
     model.save_pretrained(tmp_path / "saved")
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved")
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved")
     assert loaded.num_parameters() == model.num_parameters()
     assert describe(spec, Task.SEQ2SEQ_LM).parameters == model.num_parameters()
-
-
-def test_output_weights_tied_in_the_config_are_tied_in_the_model(tmp_path):
-    model = on_cpu(tiny(tmp_path, "t5", tie_word_embeddings=True), Task.SEQ2SEQ_LM)
-    assert model.lm_head.weight is model.shared.weight
+    tied = on_cpu(tiny(tmp_path, "t5", tie_word_embeddings=True), Task.SEQ2SEQ_LM)
+    assert tied.lm_head.weight is tied.shared.weight

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from conftest import write_model
 from factories import make_spec
-from tiny_models import NO_DROPOUT, TINY, on_cpu, tiny, without_dropout, write_model
+from tiny_models import NO_DROPOUT, SIZES, T5, TINY, on_cpu, tiny, without_dropout
 
 from autotune.training.build import describe
 from autotune.training.heads import default_task
@@ -127,11 +128,7 @@ def test_the_kernels_named_can_be_built(tmp_path, name):
             assert on_cpu(spec, task, attn_implementation=kernel).config._attn_implementation == kernel
 
 
-LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 64}
-T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 64}
-BERT = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
-}  # fmt: skip
+LLAMA = {**SIZES, "num_attention_heads": 8}
 
 
 def facts_of_config(model_type: str, config: dict, task: Task, kind: str = "decoder"):
@@ -139,23 +136,16 @@ def facts_of_config(model_type: str, config: dict, task: Task, kind: str = "deco
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_decoder_is_split_by_fsdp_tied_or_not(tied):
+def test_a_decoder_is_split_by_fsdp_and_t5_has_its_embedding_in_several_units_tied_or_not(tied):
     assert facts_of_config("llama", {**LLAMA, "tie_word_embeddings": tied}, Task.CAUSAL_LM).not_fsdp is None
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_t5_has_its_embedding_in_several_units(tied):
     found = facts_of_config("t5", {**T5, "tie_word_embeddings": tied}, Task.SEQ2SEQ_LM, "encoder-decoder")
-    assert found.not_fsdp is not None
     assert "shared.weight" in found.not_fsdp
     assert "encoder.embed_tokens.weight" in found.not_fsdp
 
 
 def test_berts_language_head_shares_its_bias_and_its_classifier_shares_nothing():
-    reason = facts_of_config("bert", BERT, Task.MASKED_LM, "encoder").not_fsdp
-    assert reason is not None
-    assert "bias" in reason
-    assert facts_of_config("bert", BERT, Task.SEQUENCE_CLASSIFICATION, "encoder").not_fsdp is None
+    assert "bias" in facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder").not_fsdp
+    assert facts_of_config("bert", SIZES, Task.SEQUENCE_CLASSIFICATION, "encoder").not_fsdp is None
 
 
 @pytest.mark.parametrize(("keys", "heads"), [(8, 8), (2, 2), (6, 2)])
@@ -166,4 +156,4 @@ def test_tensor_parallel_deals_out_query_and_key_heads(keys, heads):
 
 def test_a_class_without_a_plan_has_no_tensor_parallel():
     assert facts_of_config("t5", T5, Task.SEQ2SEQ_LM, "encoder-decoder").tensor_parallel_heads is None
-    assert facts_of_config("bert", BERT, Task.MASKED_LM, "encoder").tensor_parallel_heads is None
+    assert facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder").tensor_parallel_heads is None

@@ -126,28 +126,19 @@ def test_a_step_without_labels_leaves_the_gradients_at_zero(tmp_path):
     assert all(not g.any() for g in gradients.values())
 
 
-def test_outside_a_trainer_the_loss_stays_as_it_was():
-    batch = collator_for("T5")(samples_for("T5"))
-    assert torch.equal(normalize_loss(build("T5"))(**batch).loss, build("T5")(**batch).loss)
-
-
-def test_a_tuple_is_scaled_like_a_named_output():
+def test_outside_a_trainer_the_loss_stays_as_it_was_and_a_tuple_is_scaled_like_a_named_output():
     batch = collator_for("T5")(samples_for("T5"))
     model = normalize_loss(build("T5"))
-    total = 2 * batch["labels"].ne(-100).sum()
-    assert torch.equal(
-        model(**batch, num_items_in_batch=total, return_dict=False)[0], model(**batch, num_items_in_batch=total).loss
-    )
+    assert torch.equal(model(**batch).loss, build("T5")(**batch).loss)
+    batch["num_items_in_batch"] = 2 * batch["labels"].ne(-100).sum()
+    assert torch.equal(model(**batch, return_dict=False)[0], model(**batch).loss)
 
 
-def test_calling_it_twice_changes_nothing(tmp_path):
+def test_calling_it_twice_changes_nothing_and_a_copy_of_the_model_computes_with_its_own_weights(tmp_path):
     once = one_step(normalize_loss(build("T5")), "T5", tmp_path, 2, 4)
     twice = one_step(normalize_loss(normalize_loss(build("T5"))), "T5", tmp_path, 2, 4)
     assert once[0] == twice[0]
     assert all(torch.equal(twice[1][name], g) for name, g in once[1].items())
-
-
-def test_a_copy_of_the_model_computes_with_its_own_weights():
     model = normalize_loss(build("T5"))
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -265,33 +256,23 @@ def test_a_step_of_the_trainer_is_that_of_the_whole_batch(micro_batch, accumulat
     assert_same_step(one_step(model, "Llama", tmp_path, micro_batch, accumulation), expected)
 
 
-def test_the_trainers_count_of_labels_is_divided_by(tmp_path):
-    inputs = torch.randint(3, 128, (2, 16))
-    model = tiny("Llama")
-    expected = model(input_ids=inputs, labels=inputs, num_items_in_batch=7).loss
-    assert torch.allclose(chunk_loss(model)(input_ids=inputs, labels=inputs, num_items_in_batch=7).loss, expected)
-
-
-def test_a_copy_has_its_own_head():
-    copied = copy.deepcopy(chunk_loss(tiny("Llama")))
-    stepped(copied)
-    assert copied.get_output_embeddings().weight.grad is not None
-
-
-def test_an_evaluation_has_logits():
+def test_the_trainers_count_of_labels_is_divided_by_and_an_evaluation_has_logits():
     model, inputs = tiny("Llama"), torch.randint(3, 128, (2, 16))
+    expected = model(input_ids=inputs, labels=inputs, num_items_in_batch=7).loss
     with torch.no_grad():
-        expected = model.eval()(input_ids=inputs, labels=inputs)
+        evaluated = model.eval()(input_ids=inputs, labels=inputs)
         found = chunk_loss(model)(input_ids=inputs, labels=inputs)
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.loss, expected.loss)
+    assert torch.equal(found.logits, evaluated.logits)
+    assert torch.equal(found.loss, evaluated.loss)
+    assert torch.allclose(model.train()(input_ids=inputs, labels=inputs, num_items_in_batch=7).loss, expected)
 
 
-def test_a_frozen_head_has_no_gradient():
-    model = chunk_loss(tiny("Llama"))
-    model.get_output_embeddings().weight.requires_grad_(False)
-    stepped(model)
-    assert model.get_output_embeddings().weight.grad is None
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_copy_has_its_own_head_and_a_frozen_one_no_gradient(is_trained):
+    copied = copy.deepcopy(chunk_loss(tiny("Llama")))
+    copied.get_output_embeddings().weight.requires_grad_(is_trained)
+    stepped(copied)
+    assert (copied.get_output_embeddings().weight.grad is not None) is is_trained
 
 
 @pytest.mark.parametrize("name", ["Gemma", "BART's decoder alone", "T5"])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from tiny_models import SIZES, T5, TINY
 from transformers import BitsAndBytesConfig
 
 from autotune.cost.tape import Recorder
@@ -35,23 +36,17 @@ def test_large_tensors_have_the_distribution_that_was_asked_for():
         standard = torch.empty(LARGE).normal_()
         half_named = torch.empty(LARGE).normal_(std=0.5)
         linear = torch.nn.Linear(700, 450)
+        rows = torch.empty(2 * BLOCK // 512, 512).normal_()
+    assert len(torch.unique(rows, dim=0)) == len(rows)
     assert (normal.mean().item(), normal.std().item()) == (pytest.approx(0.5, abs=1e-3), pytest.approx(0.02, rel=0.02))
     assert (named.mean().item(), named.std().item()) == (pytest.approx(-1.0, abs=0.05), pytest.approx(2.0, rel=0.02))
     assert uniform.min() >= -0.1
     assert uniform.max() <= 0.3
     assert uniform.mean().item() == pytest.approx(0.1, abs=2e-3)
-    assert (half_named.mean().item(), half_named.std().item()) == (
-        pytest.approx(0.0, abs=0.01),
-        pytest.approx(0.5, rel=0.02),
-    )
+    half = (half_named.mean().item(), half_named.std().item())
+    assert half == (pytest.approx(0.0, abs=0.01), pytest.approx(0.5, rel=0.02))
     assert standard.std().item() == pytest.approx(1.0, rel=0.02)
     assert linear.weight.std().item() == pytest.approx(700**-0.5 / 3**0.5, rel=0.02)
-
-
-def test_rows_differ():
-    with quick_weights():
-        weights = torch.empty(2 * BLOCK // 512, 512).normal_()
-    assert len(torch.unique(weights, dim=0)) == len(weights)
 
 
 def test_equal_seeds_give_equal_weights_and_small_tensors_are_torchs_own():
@@ -95,11 +90,7 @@ def test_torch_is_as_before_afterwards_even_after_an_error():
 def test_transformers_knows_of_deepspeed_again_afterwards():
     from transformers.integrations import deepspeed
 
-    class Configuration:
-        def is_zero3(self) -> bool:
-            return True
-
-    configuration = Configuration()
+    configuration = type("Configuration", (), {"is_zero3": lambda self: True})()
     deepspeed.set_hf_deepspeed_config(configuration)
     try:
         assert deepspeed.is_deepspeed_zero3_enabled()
@@ -110,17 +101,14 @@ def test_transformers_knows_of_deepspeed_again_afterwards():
         deepspeed.unset_hf_deepspeed_config()
 
 
-SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 MODELS = {
-    "llama": (Task.CAUSAL_LM, {**SIZES, "num_key_value_heads": 2}),
-    "t5": (Task.SEQ2SEQ_LM, {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
+    "llama": (Task.CAUSAL_LM, TINY["llama"]),
+    "t5": (Task.SEQ2SEQ_LM, T5),
     "bert": (Task.SEQUENCE_CLASSIFICATION, SIZES),
     "gpt2": (Task.CAUSAL_LM, {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "eos_token_id": 1}),
 }
 # peft asks for it where a model is wrapped for its task.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
-KINDS = ("int8", "nf4", "nf4-double", "fp4", "fp4-double")
 
 
 def spec_of(name):
@@ -159,7 +147,7 @@ def test_the_layers_are_those_that_a_loaded_model_has(name, tmp_path):
     assert json.loads(built.config.to_json_string(use_diff=False))["quantization_config"]["load_in_4bit"]
 
 
-@pytest.mark.parametrize("quantization", KINDS)
+@pytest.mark.parametrize("quantization", ["int8", "nf4", "nf4-double", "fp4", "fp4-double"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_is_there_and_finite(name, quantization):
     model = build(name, quantization)

@@ -71,27 +71,20 @@ def test_an_adapter_is_trained_alone(bench, name):
     assert outcome.effects["precision"].endswith("layer outputs bfloat16")
 
 
-@pytest.mark.parametrize("name", ["dpo", "sft", "reward"])
-def test_what_is_scheduled_otherwise_has_the_same_losses(bench, name):
+WHOLE = {"per_device_train_batch_size": 8, "attn_implementation": "eager"}
+SPLIT = {"per_device_train_batch_size": 2, "checkpointing": "full", "optim": "adamw_torch"}
+BEFORE = {"precompute_ref_log_probs": True}  # the reference is worked out before training
+
+
+@pytest.mark.parametrize(
+    ("name", "configs"),
+    [*((name, (WHOLE, SPLIT)) for name in ("dpo", "sft", "reward")), *((n, ({}, BEFORE)) for n in ("dpo", "kto"))],
+)
+def test_what_is_scheduled_otherwise_has_the_same_losses(bench, name, configs):
     task = LossTask(steps=4, pass_steps=4, seed=1)
-    one, other = (
-        run(bench, name, task=task, **config).curve.losses
-        for config in (
-            {"per_device_train_batch_size": 8, "attn_implementation": "eager"},
-            {"per_device_train_batch_size": 2, "checkpointing": "full", "optim": "adamw_torch"},
-        )
-    )
+    one, other = (run(bench, name, task=task, **config).curve.losses for config in configs)
     assert one == pytest.approx(other, rel=1e-5)
     assert len(set(one)) == 4
-
-
-@pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_the_reference_may_be_worked_out_before(bench, name):
-    task = LossTask(steps=4, pass_steps=4, seed=1)
-    with_it, before = (
-        run(bench, name, task=task, precompute_ref_log_probs=before).curve.losses for before in (False, True)
-    )
-    assert with_it == pytest.approx(before, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OFFLINE)
@@ -105,7 +98,7 @@ def test_a_soak_saves_a_checkpoint_and_evaluates(bench, name):
     ("name", "knobs", "reason"),
     [
         ("grpo", {}, "not evaluated, which would generate completions"),
-        ("dpo", {"precompute_ref_log_probs": True}, "not evaluated: the reference ran before training"),
+        ("dpo", BEFORE, "not evaluated: the reference ran before training"),
     ],
 )
 def test_what_is_not_evaluated_is_said(bench, name, knobs, reason):
@@ -115,8 +108,13 @@ def test_what_is_not_evaluated_is_said(bench, name, knobs, reason):
 
 
 def test_completions_may_be_generated_in_parts(bench):
-    outcome = run(bench, "grpo", generation_batch_size=4)
-    assert outcome.effects["recipe"] == "2 prompts x 4 generations a step"
+    assert run(bench, "grpo", generation_batch_size=4).effects["recipe"] == "2 prompts x 4 generations a step"
+
+
+def rows_file(folder, rows):
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
 
 
 @pytest.fixture
@@ -192,9 +190,7 @@ def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tm
         rows[20].update(chosen="c" * 30, rejected="r" * 30)
     for n, row in enumerate(rows):
         row.update({"label": n % 2 == 0} if name == "kto" else {})
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = workload_of(name, dataset=str(file), sequence_length=128)
+    changes = workload_of(name, dataset=rows_file(tmp_path, rows), sequence_length=128)
     workload = Workload(model=resolve(str(tiny_llama)), **changes)
     recipes.checked_data(workload, tmp_path / "data")
     made = TrainConfig(per_device_train_batch_size=4, optim="adamw_torch", dataloader_pin_memory=False)
@@ -216,9 +212,8 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     rows = [
         {c: c[0] * (4 + n) for c in columns} | ({"label": n % 2 == 0} if "label" in columns else {}) for n in (0, 9)
     ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    workload = Workload(model=resolve(str(tiny_llama)), **workload_of(name, dataset=str(file), sequence_length=20))
+    fields = workload_of(name, dataset=rows_file(tmp_path, rows), sequence_length=20)
+    workload = Workload(model=resolve(str(tiny_llama)), **fields)
     lengths, _ = recipes.checked_data(workload, tmp_path / "data")
     # Bytes, and "</s>" and the end that TRL and the tokenizer add: of prompt and completion together, cut at 20, of a
     # pair without a prompt, or of a prompt alone. KTO pairs the short prompt with the long completion as well.
@@ -228,17 +223,12 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     assert (lengths.samples, lengths.minimum, lengths.maximum) == (2, shortest, longest)
 
 
-def test_a_file_of_rows_that_are_all_too_long_is_refused(tiny_llama, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps({"chosen": "c" * 30, "rejected": "r" * 30}) + "\n")
-    workload = Workload(model=resolve(str(tiny_llama)), **workload_of("reward", dataset=str(file)))
+def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(bench, tiny_llama, tmp_path):
+    file = rows_file(tmp_path, [{"chosen": "c" * 30, "rejected": "r" * 30}])
+    workload = Workload(model=resolve(str(tiny_llama)), **workload_of("reward", dataset=file))
     with pytest.raises(InputError, match="all rows are too long"):
         recipes.checked_data(workload, tmp_path / "data")
-
-
-def test_columns_that_are_missing_are_named(bench, tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps({"prompt": "a", "choosen": "b", "rejected": "c"}) + "\n")
-    request = bench.request(workload=workload_of("dpo", dataset=str(file)))
+    file = rows_file(tmp_path, [{"prompt": "a", "choosen": "b", "rejected": "c"}])
+    request = bench.request(workload=workload_of("dpo", dataset=file))
     with pytest.raises(InputError, match="dpo needs the columns prompt, chosen, rejected; there is no chosen"):
         bench.runner.describe(DescribeRequest(workload=request.workload))

@@ -42,14 +42,11 @@ def test_kinds_of_files(name: str, content: str, mark: str, tmp_path: Path) -> N
     assert tokens(workload_of(dataset=str(tmp_path / name)), tmp_path / "run") == [3, 5]
 
 
-def test_parquet_files(tmp_path: Path) -> None:
+def test_parquet_and_compressed_files(tmp_path: Path) -> None:
     from datasets import Dataset
 
     Dataset.from_dict({"text": ["one", "three"]}).to_parquet(tmp_path / "a.parquet")
     assert tokens(workload_of(dataset=str(tmp_path / "a.parquet")), tmp_path / "run") == [3, 5]
-
-
-def test_compressed_content_is_read_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'{"text": "one"}\n'))
     assert tokens(workload_of(dataset=str(tmp_path / "a.jsonl")), tmp_path / "run") == [3]
 
@@ -59,14 +56,10 @@ def test_file_names_are_taken_literally(name: str, tmp_path: Path) -> None:
     assert tokens(workload_of(dataset=texts(tmp_path / name, "one")), tmp_path / "run [*] ü") == [3]
 
 
-def test_links_are_read_by_their_own_name(tmp_path: Path) -> None:
+def test_links_are_read_by_their_own_name_and_relative_ones_are_found(tmp_path, monkeypatch) -> None:
     texts(tmp_path / "0a1b2c", "one")
     (tmp_path / "a.jsonl").symlink_to("0a1b2c")
     assert tokens(workload_of(dataset=str(tmp_path / "a.jsonl")), tmp_path / "run") == [3]
-
-
-def test_relative_names_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts(tmp_path / "a.jsonl", "one")
     monkeypatch.chdir(tmp_path)
     assert tokens(workload_of(dataset="a.jsonl"), Path("run")) == [3]
 
@@ -116,37 +109,33 @@ def test_unusable_files_are_named_with_the_reason(name: str, content: bytes, exp
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
-def test_a_missing_file_gets_a_suggestion(tmp_path: Path) -> None:
-    texts(tmp_path / "train.jsonl", "one")
-    message = refusal(workload_of(dataset=str(tmp_path / "trian.jsonl")), tmp_path / "run")
-    assert "no such file (did you mean 'train.jsonl'?)" in message
-
-
-@pytest.mark.parametrize("name", ["data", "data.jsonl"])
-def test_a_directory_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    assert "is a directory" in refusal(workload_of(dataset=str(tmp_path / name)), tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".jsonl", "nul\0.jsonl", "~nobody-here/a.jsonl"])
-def test_impossible_names_are_refused(name: str, tmp_path: Path) -> None:
-    assert refusal(workload_of(dataset=name), tmp_path / "run")
-
-
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.jsonl")
-    assert "not a regular file" in refusal(workload_of(dataset=str(tmp_path / "a.jsonl")), tmp_path / "run")
-
-
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("make", "name", "said"),
     [
-        (Task.SPEECH_CTC, "recordings are not read from files"),
-        (Task.IMAGE_CLASSIFICATION, "images are not read from files"),
-        (Task.IMAGE_TEXT_TO_TEXT, "images are not read from files"),
+        (
+            lambda folder: texts(folder / "train.jsonl", "one"),
+            "trian.jsonl",
+            "no such file (did you mean 'train.jsonl'?)",
+        ),
+        (lambda folder: (folder / "data").mkdir(), "data", "is a directory"),
+        (lambda folder: (folder / "data.jsonl").mkdir(), "data.jsonl", "is a directory"),
+        (lambda folder: os.mkfifo(folder / "a.jsonl"), "a.jsonl", "not a regular file"),
+        (lambda folder: None, "x" * 5000, ""),
+        (lambda folder: None, "x" * 5000 + ".jsonl", ""),
+        (lambda folder: None, "nul\0.jsonl", ""),
+        (lambda folder: None, "~nobody-here/a.jsonl", ""),
     ],
+    ids=["misspelt", "folder", "folder.jsonl", "pipe", "long", "long.jsonl", "nul", "nobody"],
 )
-def test_images_and_recordings_are_not_read_from_files(tmp_path: Path, task: Task, said: str) -> None:
+def test_a_name_that_leads_to_no_file_is_refused(make, name: str, said: str, tmp_path: Path, monkeypatch) -> None:
+    make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert said in refusal(workload_of(dataset=name), tmp_path / "run")
+
+
+@pytest.mark.parametrize("task", [Task.SPEECH_CTC, Task.IMAGE_CLASSIFICATION, Task.IMAGE_TEXT_TO_TEXT])
+def test_images_and_recordings_are_not_read_from_files(tmp_path: Path, task: Task) -> None:
+    said = f"{'recordings' if task is Task.SPEECH_CTC else 'images'} are not read from files"
     assert said in refusal(workload_of(task, dataset="a.parquet"), tmp_path)
 
 
@@ -175,20 +164,22 @@ def test_an_unknown_column_gets_a_suggestion(tmp_path: Path) -> None:
     assert "no column 'sentense' (did you mean 'sentence'?); the columns are sentence, id" in message
 
 
-def test_a_target_column_is_used_and_counts_among_the_tokens_of_a_sample(tmp_path: Path) -> None:
-    rows = [{"text": "x" * 9, "target": "y" * 3}, {"text": "x" * 9, "target": "y" * 5}]
-    workload = workload_of(Task.SEQ2SEQ_LM, dataset=jsonl(tmp_path / "a.jsonl", rows), target_length=24)
+@pytest.mark.parametrize(
+    ("rows", "target_length", "means", "is_own"),
+    [
+        ([{"text": "x" * 9, "target": "y" * 3}, {"text": "x" * 9, "target": "y" * 5}], 24, (10, 5), False),
+        ([{"text": "a text"}], 4, (7, 4), True),
+    ],
+)
+def test_a_target_column_counts_among_the_tokens_and_without_one_the_text_is_its_own_target(
+    tmp_path, rows, target_length, means, is_own
+):
+    dataset = jsonl(tmp_path / "a.jsonl", rows)
+    workload = workload_of(Task.SEQ2SEQ_LM, dataset=dataset, target_length=target_length)
     lengths, said = prepared(workload, tmp_path / "run")
-    assert (lengths.mean, lengths.mean_target) == (10, 5)  # an end token each
-    assert workload.model_copy(update={"lengths": lengths}).tokens_per_sample == 15
-    assert "target is the text itself" not in said
-
-
-def test_without_a_target_column_the_text_is_its_own_target(tmp_path: Path) -> None:
-    workload = workload_of(Task.SEQ2SEQ_LM, dataset=texts(tmp_path / "a.jsonl", "a text"), target_length=4)
-    lengths, said = prepared(workload, tmp_path / "run")
-    assert (lengths.mean, lengths.mean_target) == (7, 4)
-    assert "the target is the text itself" in said
+    assert (lengths.mean, lengths.mean_target) == means  # an end token each
+    assert workload.model_copy(update={"lengths": lengths}).tokens_per_sample == sum(means)
+    assert ("the target is the text itself" in said) is is_own
 
 
 # The lengths
@@ -208,20 +199,15 @@ def test_the_profile_tells_the_lengths(tmp_path: Path) -> None:
     assert said.startswith("11 samples of 2 to 12 tokens, 7 on average (tokenizer: byte-level ByT5)")
 
 
-def test_long_texts_are_cut(tmp_path: Path) -> None:
-    dataset = texts(tmp_path / "a.jsonl", "x" * 100_000, "ü" * 30)
+def test_long_texts_are_cut_rows_without_text_left_out_and_a_large_file_is_sampled(tmp_path: Path) -> None:
+    dataset = texts(tmp_path / "long.jsonl", "x" * 100_000, "ü" * 30)
     assert tokens(workload_of(dataset=dataset), tmp_path / "run") == [23, 23]
-
-
-def test_rows_without_text_are_left_out_and_counted(tmp_path: Path) -> None:
-    workload = workload_of(dataset=texts(tmp_path / "a.jsonl", "a", None, "", " \t", "b"))
-    lengths, said = prepared(workload, tmp_path / "run")
+    lengths, said = prepared(
+        workload_of(dataset=texts(tmp_path / "a.jsonl", "a", None, "", " \t", "b")), tmp_path / "run"
+    )
     assert lengths.samples == 2
     assert "3 of 5 rows are left out" in said
-
-
-def test_a_large_file_is_sampled(tmp_path: Path) -> None:
-    dataset = texts(tmp_path / "a.jsonl", *(f"{i}" for i in range(MAX_SAMPLES + 5)))
+    dataset = texts(tmp_path / "large.jsonl", *(f"{i}" for i in range(MAX_SAMPLES + 5)))
     lengths, said = prepared(workload_of(dataset=dataset), tmp_path / "run")
     assert lengths.samples == MAX_SAMPLES
     assert "10,000 of 10,005 rows" in said
@@ -233,12 +219,9 @@ def test_nothing_but_the_lengths_stays_behind_and_they_are_replaced(tmp_path: Pa
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["lengths.npy"]
 
 
-def test_missing_lengths_are_an_error_of_the_run_directory(tmp_path: Path) -> None:
+def test_lengths_that_are_missing_or_can_not_be_written_are_errors_of_the_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no tokenized data"):
         training_data(workload_of(dataset="a.jsonl"), config_of("llama"), samples=1, directory=tmp_path)
-
-
-def test_a_directory_that_cannot_be_made_is_an_error_of_the_run_directory(tmp_path: Path) -> None:
     dataset = texts(tmp_path / "a.jsonl", "one")
     with pytest.raises(RunDirectoryError, match="can't be written"):
         prepare(workload_of(dataset=dataset), tmp_path / "a.jsonl" / "run")
@@ -270,15 +253,11 @@ def word_tokenizer(directory: Path, words: list[str]) -> str:
     return str(directory)
 
 
-def test_the_tokenizer_of_the_model_is_used(tmp_path: Path) -> None:
+def test_the_tokenizer_of_the_model_is_used_and_texts_of_one_token_teach_a_causal_model_nothing(tmp_path: Path) -> None:
     path = word_tokenizer(tmp_path / "model", ["alpha", "beta"])
     workload = workload_of(dataset=texts(tmp_path / "a.jsonl", "beta alpha beta"), path=path)
     lengths, said = prepared(workload, tmp_path / "run")
     assert (lengths.maximum, said) == (3, f"1 samples of 3 to 3 tokens, 3 on average (tokenizer: {path})")
-
-
-def test_texts_of_one_token_teach_a_causal_model_nothing(tmp_path: Path) -> None:
-    path = word_tokenizer(tmp_path / "model", ["alpha"])
     dataset = texts(tmp_path / "a.jsonl", "alpha", "alpha alpha")
     assert prepared(workload_of(dataset=dataset, path=path), tmp_path / "run")[0].samples == 1
 
@@ -318,18 +297,14 @@ def test_ids_that_are_no_bytes_are_no_text() -> None:
     assert tokenizer.decode([*tokenizer("Ab").input_ids[:2], 5_000, 40_000]) == "Ab"
 
 
-def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_and_ids_beyond_the_vocabulary_are_named(tmp_path: Path) -> None:
     path = word_tokenizer(tmp_path / "model", ["alpha"])
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     message = refusal(workload_of(dataset=texts(tmp_path / "a.jsonl", "a b"), path=path), tmp_path / "run")
     assert message.startswith(path)
     assert "tokenizer can't be loaded" in message
-
-
-def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     workload = workload_of(dataset=texts(tmp_path / "a.jsonl", "zzz"), changes={"vocab_size": 100})
-    message = refusal(workload, tmp_path / "run")
-    assert "makes token id 125, but the model's vocabulary ends at 99" in message
+    assert "makes token id 125, but the model's vocabulary ends at 99" in refusal(workload, tmp_path / "run")
 
 
 def test_sequences_may_be_shorter_than_what_a_tokenizer_adds(tmp_path: Path) -> None:

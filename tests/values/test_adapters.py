@@ -15,15 +15,12 @@ def test_a_kind_is_read_back_from_its_json(kind):
     assert adapter.kind == kind
 
 
-def test_a_field_that_a_kind_has_not_is_refused():
-    with pytest.raises(ValidationError, match="rank"):
-        UNION.validate_python({"kind": "prefix", "rank": 8})
-
-
-def test_kinds_are_told_in_words():
+def test_kinds_are_told_in_words_and_a_field_that_a_kind_has_not_is_refused():
     assert UNION.validate_python({"kind": "dora", "rank": 4}).shown == "dora rank 4 on all-linear"
     assert UNION.validate_python({"kind": "prompt", "virtual_tokens": 5}).shown == "prompt of 5 virtual tokens"
     assert ADAPTERS["ia3"]().shown == "ia3"
+    with pytest.raises(ValidationError, match="rank"):
+        UNION.validate_python({"kind": "prefix", "rank": 8})
 
 
 def test_virtual_tokens_take_positions_and_weights_do_not():

@@ -11,18 +11,26 @@ from factories import make_gpu, make_hardware
 from autotune.values import conditions
 from autotune.values.conditions import Conditions, other_processes, throttle_reasons, worst_of
 
-
-def test_a_quiet_machine_is_worth_no_word():
-    assert Conditions().warnings() == ()
-    assert Conditions(others_share=0.01, stolen_share=0.0, waited_share=0.4).warnings() == ()
-    assert Conditions(clock_mhz=1900, max_clock_mhz=1980, temperature_c=60).warnings() == ()
+SLOW = {"clock_mhz": 900, "max_clock_mhz": 1980}
 
 
-def test_other_processes_and_the_hypervisor_are_told_apart():
-    assert Conditions(others_share=0.31).warnings() == (
-        "other processes took 31% of the cores' time while it was measured",
-    )
-    assert "hypervisor took 7%" in Conditions(stolen_share=0.07).warnings()[0]
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        ({}, ()),
+        ({"others_share": 0.01, "stolen_share": 0.0, "waited_share": 0.4}, ()),
+        ({"clock_mhz": 1900, "max_clock_mhz": 1980, "temperature_c": 60}, ()),
+        ({"others_share": 0.31}, ("other processes took 31% of the cores' time while it was measured",)),
+        ({"stolen_share": 0.07}, ("the hypervisor took 7% of the cores' time while it was measured",)),
+        (
+            {"throttled": {"heat": 0.5, "power cap": 1.0}, "temperature_c": 91, **SLOW},
+            ("the GPU was slowed down by heat (50% of the time), power cap (100% of the time), at 91 °C",),
+        ),
+        (SLOW, ("the GPU ran at 900 of 1980 MHz without saying why",)),
+    ],
+)
+def test_disturbances_are_worth_a_line_each(found, lines):
+    assert Conditions(**found).warnings() == lines
 
 
 @pytest.mark.parametrize(("idle", "taken"), [(0.0, 0.0), (0.02, 0.02), (0.5, 0.31), (None, 0.31)])
@@ -37,19 +45,6 @@ def test_of_several_ranks_the_worst_of_each_kind_counts():
     worst = worst_of([*ranks, Conditions(clock_mhz=1000, throttled={"heat": 0.2, "power cap": 0.1})])
     assert worst == Conditions(idle_share=0.4, clock_mhz=900, throttled={"heat": 0.5, "power cap": 0.1})
     assert worst_of([]) is None
-
-
-def test_throttling_is_told_with_its_reason_its_extent_and_the_heat():
-    (line,) = Conditions(
-        throttled={"heat": 0.5, "power cap": 1.0}, temperature_c=91, clock_mhz=900, max_clock_mhz=1980
-    ).warnings()
-    assert line == "the GPU was slowed down by heat (50% of the time), power cap (100% of the time), at 91 °C"
-
-
-def test_a_slow_clock_without_a_reason_is_told():
-    assert Conditions(clock_mhz=900, max_clock_mhz=1980).warnings() == (
-        "the GPU ran at 900 of 1980 MHz without saying why",
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,7 @@ from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
 from autotune.execution.noise import HostWatch, watch
 from autotune.values.conditions import other_processes
-from autotune.values.hardware import (
-    TF32_VARIABLE,
-    cuda_count,
-    cuda_used_bytes,
-    detect,
-    like_devices,
-    used_bytes,
-)
+from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices, used_bytes
 
 UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
 INSTANCES: dict[str, list[str]] = {}  # of devices in MIG mode
@@ -99,14 +92,10 @@ def test_without_a_driver_the_device_is_the_cpu_and_another_one_is_named():
 
 
 @pytest.mark.usefixtures("driver")
-def test_with_a_driver_the_device_is_the_first_gpu():
+def test_with_a_driver_the_device_is_the_first_gpu_and_one_beyond_the_last_is_refused():
     hardware = detect("auto")
     assert (hardware.device, hardware.name, hardware.capability) == ("cuda:0", "name of gpu 0", (8, 0))
     assert used_bytes(hardware) == 1 << 30
-
-
-@pytest.mark.usefixtures("driver")
-def test_a_gpu_beyond_the_last_is_refused_with_their_number():
     with pytest.raises(MachineError, match=r"--device cuda:3: this machine has 3 CUDA device\(s\)"):
         detect("cuda:3")
 
@@ -127,14 +116,11 @@ def test_a_device_of_another_name_is_refused(device):
 
 
 def test_the_fingerprint_is_the_machines_and_not_the_moments():
-    assert make_gpu(free_bytes=1, count=1).fingerprint == make_gpu(free_bytes=2, count=8).fingerprint
-    for changed in ({"driver": "590"}, {"name": "other"}, {"versions": {}}, {"cores": 3}):
-        assert make_gpu(**changed).fingerprint != make_gpu().fingerprint
-
-
-def test_what_was_measured_before_holds_with_or_without_a_compiler_but_not_where_torch_begins_with_tf32():
-    assert make_gpu(has_cc=False).fingerprint == make_gpu().fingerprint
-    assert make_gpu(starts_with_tf32=True).fingerprint != make_gpu().fingerprint
+    usual = make_gpu()
+    for same in ({"free_bytes": 1, "count": 1}, {"free_bytes": 2, "count": 8}, {"has_cc": False}):
+        assert make_gpu(**same).fingerprint == usual.fingerprint
+    for changed in ({"driver": "590"}, {"name": "other"}, {"versions": {}}, {"cores": 3}, {"starts_with_tf32": True}):
+        assert make_gpu(**changed).fingerprint != usual.fingerprint
 
 
 @pytest.mark.usefixtures("driver")
@@ -234,17 +220,14 @@ def test_a_driver_that_does_not_answer_is_one_line(driver, name):
     assert "Traceback" not in done.output
 
 
-def test_a_gpu_that_was_lost_is_one_line(driver):
+def test_a_gpu_that_was_lost_or_is_no_longer_visible_is_one_line(driver, monkeypatch):
     found = detect("cuda:0")
+    with monkeypatch.context() as hidden:
+        hidden.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        with pytest.raises(MachineError, match=r"cuda:0: no such device is visible \(CUDA_VISIBLE_DEVICES=-1\)"):
+            cuda_used_bytes("cuda:0")
     driver("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST)
     with pytest.raises(MachineError, match="GPU is lost"):
         cuda_used_bytes("cuda:0")
     assert other_processes(found) == []
     assert isinstance(watch("cuda:0"), HostWatch)
-
-
-@pytest.mark.usefixtures("driver")
-def test_a_device_that_is_no_longer_visible_is_one_line(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    with pytest.raises(MachineError, match=r"cuda:0: no such device is visible \(CUDA_VISIBLE_DEVICES=-1\)"):
-        cuda_used_bytes("cuda:0")

@@ -15,20 +15,12 @@ def measured(step_s: float, first_step_s: float, samples: int = 16):
 PLAIN, COMPILED = measured(1.0, 1.5), measured(0.8, 40.8)
 
 
-def test_the_steady_state_forgets_the_start():
+def test_the_steady_state_forgets_the_start_a_run_pays_for_it_and_compiling_pays_in_long_runs_alone():
     assert Objective().rate(COMPILED) == COMPILED.samples_per_second
-
-
-def test_a_run_pays_for_its_start():
-    steps = 100
-    whole = Objective(run_samples=16 * steps)
-    assert whole.rate(COMPILED) == pytest.approx(16 * steps / (40.0 + steps * 0.8))
-
-
-@pytest.mark.parametrize(("steps", "pays"), [(190, False), (210, True)])
-def test_compiling_pays_in_long_runs_alone(steps, pays):
-    whole = Objective(run_samples=16 * steps)
-    assert (whole.rate(COMPILED) > whole.rate(PLAIN)) is pays
+    for steps, pays in ((100, False), (190, False), (210, True)):
+        whole = Objective(run_samples=16 * steps)
+        assert whole.rate(COMPILED) == pytest.approx(16 * steps / (40.0 + steps * 0.8))
+        assert (whole.rate(COMPILED) > whole.rate(PLAIN)) is pays
 
 
 def test_the_start_is_won_back_by_faster_steps():

@@ -12,12 +12,9 @@ from autotune.values.result import Contribution, Explanation, TrialRow, rows_of
 from autotune.values.trial import Interval, Purpose, TrialStatus
 
 
-def test_trials_ended_one_after_the_other_where_they_do_not_tell():
+def test_trials_ended_one_after_the_other_where_they_do_not_tell_else_pauses_are_left_out():
     trials = [make_result(number=n, duration_s=s) for n, s in enumerate((3.0, 4.0, 5.0))]
     assert [row.ended_s for row in rows_of(trials)] == [3.0, 7.0, 12.0]
-
-
-def test_pauses_are_left_out_and_what_ran_at_once_counts_once():
     began = [(100.0, 10.0), (102.0, 4.0), (110.0, 5.0), (9000.0, 2.0)]  # at once, after it, and the day after
     trials = [make_result(number=n, duration_s=s).model_copy(update={"began": b}) for n, (b, s) in enumerate(began)]
     assert [row.ended_s for row in rows_of(trials)] == [10.0, 6.0, 15.0, 17.0]
@@ -66,16 +63,19 @@ def explained(total: float | None, *parts: Contribution, half: float | None = No
     )
 
 
-def test_together_is_what_the_total_has_beyond_the_product_of_the_parts():
-    assert explained(6.0, part(2.0), part(2.0)).together == pytest.approx(1.5)
-    assert explained(3.0, part(2.0), part(2.0)).together == pytest.approx(0.75)
-    assert explained(3.0, part(2.0), part(None, basis="fails")).together == pytest.approx(1.5)
-
-
-def test_a_single_knob_is_the_whole_and_without_a_total_or_a_ratio_nothing_is_known():
-    assert explained(2.0, part(2.0)).together is None
-    assert explained(None, part(2.0), part(2.0)).together is None
-    assert explained(2.0, part(None), part(None)).together is None
+@pytest.mark.parametrize(
+    ("total", "parts", "together"),
+    [
+        (6.0, [part(2.0), part(2.0)], 1.5),
+        (3.0, [part(2.0), part(2.0)], 0.75),
+        (3.0, [part(2.0), part(None, basis="fails")], 1.5),
+        (2.0, [part(2.0)], None),
+        (None, [part(2.0), part(2.0)], None),
+        (2.0, [part(None), part(None)], None),
+    ],
+)
+def test_together_is_what_the_total_has_beyond_the_product_of_the_parts_if_there_are_several(total, parts, together):
+    assert explained(total, *parts).together == (together and pytest.approx(together))
 
 
 @pytest.mark.parametrize("knobs", [2, 6])

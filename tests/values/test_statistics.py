@@ -108,16 +108,9 @@ def by_students_t(noise, theirs, ours):
     return interval.low, interval.high
 
 
-def test_intervals_of_ratios_cover_the_truth_where_trials_spread_as_much_as_steps():
-    assert covered(0.05, by_students_t) >= 0.95
-
-
-def test_intervals_of_ratios_cover_the_truth_nearly_as_often_where_trials_spread_twice_as_much():
-    assert covered(0.10, by_students_t) >= 0.85
-
-
-def test_a_machine_that_changes_from_round_to_round_does_not_spoil_the_interval():
-    assert covered(0.03, by_students_t, drift_by=0.3) >= 0.95
+@pytest.mark.parametrize(("between", "drift_by", "least"), [(0.05, 0.0, 0.95), (0.10, 0.0, 0.85), (0.03, 0.3, 0.95)])
+def test_intervals_of_ratios_cover_the_truth_however_trials_spread_and_the_machine_changes(between, drift_by, least):
+    assert covered(between, by_students_t, drift_by=drift_by) >= least
 
 
 def test_the_bootstrap_would_promise_too_much_of_two_trials():
@@ -125,14 +118,11 @@ def test_the_bootstrap_would_promise_too_much_of_two_trials():
     assert covered(0.05, lambda noise, a, b: resampled(noise, a, b, trials=False)) < 0.7
 
 
-def test_what_a_round_has_in_common_is_no_spread_of_trials():
+def test_what_a_round_has_in_common_is_no_spread_of_trials_and_more_configurations_tell_more():
     rounds = [0.0, 0.4]
     steady = [[[math.exp(c) * (1 + d) for d in (-0.01, 0.0, 0.01)] for c in rounds] for _ in range(2)]
     assert trial_spread(steady).deviation < 0.02
     assert trial_spread(steady, by_round=False).deviation > 0.1
-
-
-def test_more_configurations_tell_more_about_the_spread():
     sides = [[[1.0, 1.1], [1.05, 1.0]] for _ in range(3)]
     assert trial_spread(sides).degrees > trial_spread(sides[:2]).degrees > trial_spread(sides[:1]).degrees - 1
 
@@ -168,16 +158,13 @@ def test_the_next_run_falls_into_the_interval_of_two_trials_in_turn_on_a_machine
     assert 1.4 < statistics.median(widths) < 1.7
 
 
-def test_a_trial_of_few_steps_has_one_part():
-    assert parts_of([1.0] * 9) == [[1.0] * 9]
-    assert [len(part) for part in parts_of([1.0] * 13)] == [2, 2, 2, 2, 5]
-
-
-def test_the_next_run_is_less_sure_than_the_mean():
+def test_the_next_run_is_less_sure_than_the_mean_and_a_trial_of_few_steps_has_one_part():
     trials = [[1.0, 1.02, 0.98, 1.01], [1.01, 0.99, 1.0, 1.02]]
     mean = rate_interval([t for trial in trials for t in trial], 1)
     following = next_run_interval(trials, trial_spread([trials]), 1)
     assert following.high - following.low > mean.high - mean.low
+    assert parts_of([1.0] * 9) == [[1.0] * 9]
+    assert [len(part) for part in parts_of([1.0] * 13)] == [2, 2, 2, 2, 5]
 
 
 def test_drift_is_what_the_steps_do_not_explain():
@@ -193,17 +180,14 @@ def test_what_both_of_a_pair_share_cancels_out():
     assert interval.low == pytest.approx(2.0 * math.exp(-1.96 * PROCESS_SPREAD))
 
 
-def test_of_twelve_pairs_one_may_be_disturbed_however_much():
+def test_of_twelve_pairs_one_may_be_disturbed_however_much_and_few_have_no_interval():
     pairs = [(2.0 + 0.01 * n, 1.0) for n in range(11)]
     for disturbed in (4.0, 400.0):
         _, interval = paired_ratio([[*pairs, (disturbed, 1.0)]])
         assert 2.0 < interval.low < 2.05 < interval.high < 2.15
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_few_pairs_have_no_interval(count):
-    _, interval = paired_ratio([[(2.0, 1.0)] * count])
-    assert (interval.low, interval.high) == (0.0, math.inf)
+    for few in (0, 5):
+        _, interval = paired_ratio([[(2.0, 1.0)] * few])
+        assert (interval.low, interval.high) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize("least", [8, 19])

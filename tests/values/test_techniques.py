@@ -1,6 +1,12 @@
 """Tables of techniques: checkpointing and backends of torch.compile as libraries know them, optimizers as they run."""
 
+import typing
+
 import pytest
+import torch
+import transformers
+from torch._inductor import list_mode_options
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from autotune.values.hardware import installed_versions
@@ -24,27 +30,18 @@ def test_a_kind_is_recognised_by_its_own_arguments(kind):
     assert checkpointing_of(checkpointing_arguments(kind, NEW)["activation_checkpointing_kwargs"]) == kind
 
 
-def test_older_versions_have_the_older_name():
+def test_older_versions_have_the_older_name_and_options_of_no_kind_are_refused():
     assert checkpointing_arguments("none", OLD) == {"gradient_checkpointing": False}
     assert checkpointing_arguments("full", OLD)["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
     assert checkpointing_arguments("none", NEW) == {"activation_checkpointing": False}
-
-
-def test_no_options_are_those_of_the_library():
     assert checkpointing_of({}) == "full"
-
-
-@pytest.mark.parametrize("options", [{"every_n_layers": 3}, {"preserve_rng_state": False}])
-def test_options_of_no_kind_are_refused(options):
-    with pytest.raises(ValueError, match="none of full, every-2nd"):
-        checkpointing_of(options)
+    for options in ({"every_n_layers": 3}, {"preserve_rng_state": False}):
+        with pytest.raises(ValueError, match="none of full, every-2nd"):
+            checkpointing_of(options)
 
 
 @pytest.mark.parametrize("kind", [k for k in CHECKPOINTING if not CHECKPOINTING[k].offload])
 def test_the_installed_trainer_checkpoints_the_layers_of_a_kind(kind, tmp_path):
-    import transformers
-    from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
-
     row, installed = CHECKPOINTING[kind], tuple(int(part) for part in transformers.__version__.split(".")[:2])
     made = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **checkpointing_arguments(kind, installed))
     config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=8, num_attention_heads=1)
@@ -56,19 +53,9 @@ def test_the_installed_trainer_checkpoints_the_layers_of_a_kind(kind, tmp_path):
     assert sum(layer.gradient_checkpointing for layer in model.model.layers) == 8 // row.every
 
 
-def test_modes_are_inductors():
-    import typing
-
-    from torch._inductor import list_mode_options
-
+def test_modes_and_backends_are_those_that_torch_knows():
     assert set(typing.get_args(Mode)) <= set(list_mode_options())
-
-
-def test_what_trains_is_known_to_torch():
-    import torch
-
-    known = torch._dynamo.list_backends(exclude_tags=())
-    assert set(BACKENDS) <= set(known)
+    assert set(BACKENDS) <= set(torch._dynamo.list_backends(exclude_tags=()))
 
 
 # Packages whose optimizers have groups of their own, or need a GPU.
@@ -81,16 +68,10 @@ RUN_HERE = sorted(
 )
 
 
-def test_every_optimizer_of_the_installed_transformers_has_a_row_and_no_other():
+def test_every_optimizer_of_the_installed_transformers_has_a_row_that_says_what_runs_or_why_nothing_does():
     assert {str(name.value) for name in OptimizerNames} == OPTIMIZERS.keys()
-
-
-def test_removed_names_are_gone_and_their_successors_are_there():
     assert not SUCCESSORS.keys() & OPTIMIZERS.keys()
     assert set(SUCCESSORS.values()) <= OPTIMIZERS.keys()
-
-
-def test_a_row_says_what_runs_or_why_nothing_does():
     for name, row in OPTIMIZERS.items():
         assert bool(row.class_name) != bool(row.unusable), name
         assert row.package is None or row.package in PACKAGES, name
@@ -99,9 +80,6 @@ def test_a_row_says_what_runs_or_why_nothing_does():
 @pytest.mark.parametrize("name", RUN_HERE)
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_the_trainer_makes_the_class_of_the_row(name, tmp_path):
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
     config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     arguments = TrainingArguments(str(tmp_path), optim=name, use_cpu=True, report_to="none", weight_decay=0.1)
     optimizer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=[{}]).create_optimizer()

@@ -1,7 +1,7 @@
 """Where the time of a search went."""
 
 import pytest
-from factories import make_measurement, make_request
+from factories import Clock, make_measurement, make_request
 
 from autotune.values.time_spent import Stopwatch, spent_on, wall_s
 from autotune.values.trial import Failure, Phases, TrialResult, TrialStatus
@@ -39,16 +39,14 @@ def test_the_first_trial_does_not_count_for_what_a_trial_usually_takes():
     results = [completed(0, duration_s=15.0), completed(1), completed(2, duration_s=9.5), completed(3, duration_s=9.6)]
     assert spent_on(results, 50.0, {}).overhead_per_trial_s == pytest.approx(0.6)
     assert spent_on(results[:1], 15.0, {}).overhead_per_trial_s is None
-
-
-def test_outside_is_neither_step_nor_check():
-    spent = spent_on([completed(0)], 12.0, {"launching": 8.0})
-    assert spent.outside_share == pytest.approx((8.0 + 1.0 + 2.0) / 20.0)
+    old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)  # without phases
+    assert spent_on([old], 11.0, {}).lost_s == 10.0
 
 
 def test_waiting_for_a_quiet_machine_is_no_part_of_the_shares():
     spent = spent_on([completed(0)], 12.0, {"launching": 8.0, "waiting": 30.0})
     without = spent_on([completed(0)], 12.0, {"launching": 8.0})
+    assert without.outside_share == pytest.approx((8.0 + 1.0 + 2.0) / 20.0)  # neither step nor check
     assert spent.shares() == without.shares()
     assert spent.outside_share == without.outside_share
     assert spent.elapsed_s == pytest.approx(without.elapsed_s + 30.0)
@@ -56,38 +54,24 @@ def test_waiting_for_a_quiet_machine_is_no_part_of_the_shares():
     assert spent_on([completed(0)], 12.0, {"waiting": 1.2}).waited == ""  # the look at a quiet machine
 
 
-def test_what_was_measured_before_this_was_recorded_is_lost_time_and_no_error():
-    old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)
-    assert spent_on([old], 11.0, {}).lost_s == 10.0
-
-
 def spans(*spans):
     return [completed(n, duration_s=d).model_copy(update={"began": b}) for n, (b, d) in enumerate(spans)]
 
 
-def test_the_wall_time_of_trials_at_once_is_that_in_which_any_ran():
-    assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
-
-
 def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_told():
+    assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
     spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
     assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
     assert spent.total_s - spent.at_once_s == pytest.approx(13.0)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def test_every_moment_belongs_to_one_lap():
     clock = Clock()
+    clock.now_s = 100.0
     stopwatch = Stopwatch("model", clock=clock)
     for lap, seconds in (("data", 2.0), ("model", 3.0), ("steps", 5.0)):
-        clock.now += seconds
+        clock.now_s += seconds
         stopwatch.enter(lap)
-    clock.now += 7.0
+    clock.now_s += 7.0
     assert stopwatch.laps() == {"model": 2.0 + 5.0, "data": 3.0, "steps": 7.0}
-    assert sum(stopwatch.laps().values()) == pytest.approx(clock.now - stopwatch.started_at)
+    assert sum(stopwatch.laps().values()) == pytest.approx(clock.now_s - stopwatch.started_at)

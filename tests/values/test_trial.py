@@ -7,11 +7,6 @@ from autotune.values.conditions import Conditions
 from autotune.values.trial import Failure, Interval, Memory, Phases, Purpose, TrialResult, TrialStatus, worst_memory
 
 
-def test_a_whole_trial_survives_json():
-    result = make_result()
-    assert TrialResult.model_validate_json(result.model_dump_json()) == result
-
-
 @pytest.mark.parametrize(
     ("figures", "peak"),
     [
@@ -27,13 +22,10 @@ def test_the_peak_is_the_most_complete_figure_that_is_known(figures, peak):
     assert Memory(**figures).peak_bytes == peak
 
 
-def test_without_a_figure_there_is_no_peak():
+def test_without_a_figure_there_is_no_peak_and_of_several_ranks_the_highest_of_each_kind_counts():
     assert not Memory().is_known
     with pytest.raises(ValueError, match="without any memory figure"):
         _ = Memory().peak_bytes
-
-
-def test_of_several_ranks_the_highest_figure_of_each_kind_counts():
     ranks = [Memory(allocated_bytes=5, reserved_bytes=6), Memory(allocated_bytes=4, reserved_bytes=9), Memory()]
     assert worst_memory(ranks) == Memory(allocated_bytes=5, reserved_bytes=9)
     assert worst_memory([]) == Memory()
@@ -48,6 +40,7 @@ def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_what_they
 
 def test_what_took_place_decides_how_a_trial_ended():
     completed = make_result()
+    assert TrialResult.model_validate_json(completed.model_dump_json()) == completed
     assert (completed.status, completed.has_failed) == (TrialStatus.COMPLETED, False)
     for status, has_failed in ((TrialStatus.TIMED_OUT, False), (TrialStatus.OUT_OF_MEMORY, True)):
         failed = completed.model_copy(update={"outcome": Failure(status=status, cause="x")})

@@ -20,12 +20,9 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_is_an_error(micro_b
         make_workload(global_batch_size=16).accumulation_steps(make_config(micro_batch))
 
 
-def test_tokens_of_a_synthetic_sample_are_source_and_target():
+def test_tokens_of_a_sample_are_source_and_target_of_real_ones_their_mean():
     assert make_workload(sequence_length=100).tokens_per_sample == 100
     assert make_workload(sequence_length=100, target_length=20, task=Task.SEQ2SEQ_LM).tokens_per_sample == 120
-
-
-def test_tokens_of_real_samples_are_their_mean():
     lengths = LengthProfile(samples=3, mean=40.5, minimum=1, median=40, p95=90, maximum=99, mean_target=9.5)
     assert make_workload(lengths=lengths).tokens_per_sample == 50
     assert make_workload(task=Task.IMAGE_CLASSIFICATION).tokens_per_sample is None
