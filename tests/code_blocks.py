@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import typer
+
+from autotune.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,3 +79,15 @@ def autotune_calls(script: str) -> list[list[str]]:
     """Return the arguments of each call of `autotune` in a script, behind whatever launcher; not those handed on."""
     calls = [words[words.index("autotune") + 1 :] for words in commands(script) if "autotune" in words]
     return [[word for word in call if not word.startswith("${@")] for call in calls]
+
+
+def every_command() -> Iterator[tuple[str, list[Any]]]:
+    """Yield the words and the parameters of each command of the command line, a group's before those in it."""
+    root = typer.main.get_command(app)
+    pending = [(root, root.make_context("autotune", [], resilient_parsing=True))]
+    while pending:
+        group, context = pending.pop()
+        for name, command in getattr(group, "commands", {}).items():
+            own = command.make_context(name, [], parent=context, resilient_parsing=True)
+            yield own.command_path, command.get_params(own)
+            pending.append((command, own))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from factories import make_config, make_gpu, make_hardware, make_plan, make_result, make_spec, make_workload
+from answers import BASE, answer
+from factories import make_config, make_gpu, make_hardware, make_plan, make_spec, make_workload
 
 from autotune.exports.targets import draft
 from autotune.exports.winner import Draft
-from autotune.planning.plan import SearchState
 from autotune.training.arguments import plan as mapped
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.model import Task
 from autotune.values.result import Arguments
-from autotune.values.trial import Purpose
-from autotune.verification.finals import Finals
-from autotune.verification.verdict import assemble
 
 GPU = make_gpu(cores=8)
 
@@ -62,9 +59,7 @@ def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
 @functools.cache
 def _assembled() -> TuningResult:
     """Any answer; its intervals take some tenths of a second."""
-    made = make_plan()
-    trials = [make_result(made.baseline, purpose=Purpose.BASELINE), make_result(make_config(4), 20.0, number=1)]
-    found = assemble(Finals(SearchState(made, trials)), 1.0)
+    found = answer([(BASE, 10.0), (make_config(4), 20.0)])
     assert found is not None
     return with_methods(found)
 

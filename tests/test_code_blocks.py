@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks
+from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks, every_command
 from conftest import write_model
 from factories import make_plan, make_space_file
 from pydantic import TypeAdapter
@@ -130,16 +130,10 @@ def test_commands_in_running_text_exist_with_their_options(page):
 
 @functools.cache
 def options_by_command() -> dict[str, set[str]]:
-    root = command_line()
-    context = root.make_context("autotune", [], resilient_parsing=True)
-    found = {}
-    for name, command in root.commands.items():
-        own = command.make_context(name, [], parent=context, resilient_parsing=True)
-        parameters = [
-            *command.get_params(own),
-            *(p for c in getattr(command, "commands", {}).values() for p in c.params),
-        ]
-        found[name] = {option for p in parameters for option in (*p.opts, *p.secondary_opts)}
+    found: dict[str, set[str]] = {}
+    for path, parameters in every_command():
+        options = {option for p in parameters for option in (*p.opts, *p.secondary_opts)}
+        found.setdefault(path.split()[1], set()).update(options)
     return found
 
 

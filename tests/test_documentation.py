@@ -9,8 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import typer
-from code_blocks import ROOT
+from code_blocks import ROOT, every_command
 from finished_searches import make_search
 
 import autotune
@@ -37,18 +36,9 @@ def page(site: Path, name: str) -> str:
     return whole[whole.index("<article") : whole.index("</article>")]
 
 
-def every_command(group, context):
-    for name, command in group.commands.items():
-        own = command.make_context(name, [], parent=context, resilient_parsing=True)
-        yield own.command_path, command.get_params(own)
-        if hasattr(command, "commands"):
-            yield from every_command(command, own)
-
-
 def test_every_command_has_a_section_with_all_its_options(site):
     text = html.unescape(page(site, "commands"))
-    root = typer.main.get_command(app)
-    found = list(every_command(root, root.make_context("autotune", [], resilient_parsing=True)))
+    found = list(every_command())
     assert len(found) > 10
     for path, parameters in found:
         section = re.split(r"<h[2-4]", text[text.index(f'id="{path.replace(" ", "-")}"') :])[0]

@@ -5,19 +5,17 @@ import math
 
 import pytest
 import torch
-from factories import OUT_OF_MEMORY, make_config, make_measurement, make_plan, make_problem, make_result
+from answers import BASE, answer
+from factories import OUT_OF_MEMORY, make_config, make_measurement, make_problem
 
 from autotune.errors import InputError
-from autotune.planning.plan import SearchState
 from autotune.training.arguments import parallel_variables, plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance, Parallelism
 from autotune.values.hardware import detect
 from autotune.values.problem import Change
 from autotune.values.result import Contender
-from autotune.values.trial import Interval, Purpose
-from autotune.verification.finals import Finals
-from autotune.verification.verdict import assemble
+from autotune.values.trial import Interval
 
 BEST = make_config(16, precision="bf16", optim="adafactor", adapter={"rank": 4})
 
@@ -26,14 +24,7 @@ BEST = make_config(16, precision="bf16", optim="adafactor", adapter={"rank": 4})
 def result() -> TuningResult:
     """The answer of a search on this machine's CPU in which BEST was seen once, with an interval without an end."""
     unsure = make_measurement(20.0, samples_per_second_interval=Interval(low=0.0, high=math.inf))
-    trials = [
-        make_result(make_config(), purpose=Purpose.BASELINE),
-        make_result(BEST, unsure, number=1),
-        make_result(make_config(16), OUT_OF_MEMORY, number=2),
-    ]
-    search = make_plan(hardware=detect("cpu"))
-    found = assemble(Finals(SearchState(search, trials, {make_config(4): "hopeless"})), 12.5)
-    assert found is not None
+    found = answer([(BASE, 10.0), (BEST, unsure), (make_config(16), OUT_OF_MEMORY)], hardware=detect("cpu"))
     assert found.best.config == BEST
     return with_methods(found)
 

@@ -132,9 +132,8 @@ def detect(device: str = "auto") -> Hardware:
     host: dict[str, Any] = {
         "cores": len(os.sched_getaffinity(0)),
         "host_memory_bytes": memory.total,
-        "cxx": next(
-            filter(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++")), None
-        ),  # as torch's inductor looks
+        # As torch's inductor looks for it.
+        "cxx": next(filter(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++")), None),
         "versions": installed_versions(),
     }
     if device == "cpu":
