@@ -28,24 +28,18 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
 from autotune.execution.failures import first_line, is_out_of_memory
-from autotune.execution.gradients import is_random, randomness_off
+from autotune.execution.gradients import randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.ranks import agree, own_rank, wait_for_all
 from autotune.execution.user_code import theirs
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 
-# Draws of dropout whose spread is looked at.
-_DRAWS = 8
-
-# Disk that a checkpoint must leave free: the rest of the search writes some, and a full disk ends more than a trial.
-_SPARE_DISK_BYTES = 512 << 20
-
 # Batches of an evaluation that the model computes: two, so that one is there while the next comes.
 _COMPUTED = 2
 
-# Reading a large data set must not use up the time of the whole check.
-_LONGEST_S = 30.0
+_DRAWS = 8  # of dropout, whose spread is looked at
+_LONGEST_S = 30.0  # reading a large data set must not use up the time of the whole check
 
 
 class CheckError(Exception):
@@ -149,7 +143,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
         tensors = tree_leaves([dict(states), list(weights) if weights is not None else dict(model.state_dict())])
         needed = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
         free = shutil.disk_usage(Path(args.output_dir).parent).free
-        if not agree(free >= needed + _SPARE_DISK_BYTES):
+        if not agree(free >= needed + (512 << 20)):  # the rest of the search writes some
             self.not_saved = (
                 f"no checkpoint was saved: it takes {show_memory(needed)}, and {show_memory(free)} of disk are free"
             )
@@ -174,8 +168,9 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     args, data = trainer.args, trainer.train_dataset
     if hasattr(trainer.model_wrapped, "_orig_mod"):
         return None
-    if not is_random(trainer.model):
-        return 0.0
+    with randomness_off(trainer.model) as is_random:
+        if not is_random:
+            return 0.0
     if isinstance(data, IterableDataset):  # whose first samples are gone
         return None
     trainer.model.train()

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import textwrap
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
 from traceback import walk_tb
@@ -44,31 +43,22 @@ _FATAL_MESSAGES = (
 # torch's CUDA allocator says '2.00 GiB', the one of the CPU '8388608 bytes', numpy 'Unable to allocate 2.00 GiB'.
 _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)", re.IGNORECASE)
 
-_LONGEST = 200  # characters of a cause
-
-# Whose frames are innermost where another package's code fails to load.
-_IMPORTING = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
-
 # Of a log, from its beginning and from its end.
-HEAD_BYTES = 1 << 20
-TAIL_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 16
-
-_HEADING = "(most recent call first):"
-_FRAME = re.compile(r'^\s*File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)')
-
-# Frames that only hand on what is called, or wait for whoever was called.
-_PASSING = ("wrapper", "<lambda>", "__exit__", "__call__", "_wrapped_call_impl", "_call_impl", "decorate_context")
+HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error`, or one that caused it, is an allocation that failed."""
-    for current in _with_causes(error):
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        text = str(current).lower()
         if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
             return True
-        text = str(current).lower()
         if any(message in text for message in _ALLOCATION_MESSAGES):
             return True
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
     return False
 
 
@@ -76,16 +66,6 @@ def is_out_of_memory_log(tail: str) -> bool:
     """Return whether the log of a process that died without writing an outcome ends in a failed allocation."""
     text = tail.lower()
     return any(message in text for message in _FATAL_MESSAGES)
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error`, and those that caused it, each once."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def first_line(error: BaseException) -> str:
@@ -97,7 +77,7 @@ def first_line(error: BaseException) -> str:
         return f"{show_memory(int(amount.split()[0])) if amount.endswith('bytes') else amount} were asked for"
     worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
     line = next(worded, type(error).__name__)
-    return textwrap.shorten(line, _LONGEST, placeholder=" ...")
+    return textwrap.shorten(line, 200, placeholder=" ...")
 
 
 def asked_bytes(error: BaseException) -> int:
@@ -112,7 +92,9 @@ def import_failure(error: BaseException) -> str:
         error = cause
     said = f"{type(error).__name__}: {first_line(error)}"
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
-    package = next((name for name in reversed(names) if name not in _IMPORTING), None)
+    # Whose frames are innermost where another package's code fails to load.
+    importing = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
+    package = next((name for name in reversed(names) if name not in importing), None)
     if package is None or package in ("autotune", "transformers"):
         return said
     with contextlib.suppress(PackageNotFoundError):
@@ -158,7 +140,7 @@ class BoundedLog:
     def copy_from(self, descriptor: int) -> bool:
         """Take what the non-blocking `descriptor` holds now; return False at its end or when nothing is there."""
         try:
-            chunk = os.read(descriptor, _CHUNK_BYTES)
+            chunk = os.read(descriptor, 1 << 16)
         except BlockingIOError:
             return False
         head, rest = chunk[: self._head_left], chunk[self._head_left :]
@@ -186,14 +168,14 @@ def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
 
 def place_in(log: str) -> str:
     """Return the innermost call of the last stack in a log, such as 'broadcast (distributed_c10d.py:3098)'; or ''."""
-    _, heading, stack = log.rpartition(_HEADING)
-    if not heading:
-        return ""
+    _, heading, stack = log.rpartition("(most recent call first):")
     frames = []
-    for line in stack.strip("\n").splitlines():
-        frame = _FRAME.match(line)
+    for line in stack.strip("\n").splitlines() if heading else ():
+        frame = re.match(r'^\s*File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)', line)
         if frame is None:
             break
         frames.append(frame)
-    telling = next((f for f in frames if f["name"] not in _PASSING), frames[0] if frames else None)
+    # Frames that only hand on what is called, or wait for whoever was called.
+    passing = ("wrapper", "<lambda>", "__exit__", "__call__", "_wrapped_call_impl", "_call_impl", "decorate_context")
+    telling = next((f for f in frames if f["name"] not in passing), frames[0] if frames else None)
     return f"{telling['name']} ({PurePath(telling['path']).name}:{telling['line']})" if telling is not None else ""

@@ -40,17 +40,6 @@ _COMPARED = 1 << 16
 # by the micro-batches 0.50 to 0.70.
 ROUNDING, SHORT_ROUNDING = 5e-3, 0.05
 
-# A router's loss looks at all tokens of a micro-batch: the distance that it may make (as the first loss in
-# `autotune.verification.loss_check`).
-_ROUTER = 0.1
-
-# Of gradients of different samples the norms alone are compared. A loop that feeds one micro-batch again and again has
-# half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
-_OTHER_SAMPLES = 0.4
-
-# Multiples of what another seed changes that the split may change: a single pair shows chance but roughly.
-_SPREADS = 3.0
-
 # Samples of a Trainer's step whose gradients are compared, and of a micro-batch of it.
 _SAMPLES, _SPLIT_SAMPLES = 4, 2
 
@@ -111,10 +100,11 @@ def compared(
         return Split(unknown="all gradients are zero")
     if whole.elements.shape != split.elements.shape:
         return Split(unknown="other weights get gradients with another split")
-    measure = _distance if same_samples else _distance_of_norms
-    apart, allowed = measure(whole, split), rounding if same_samples else _OTHER_SAMPLES
-    if apart > allowed:
-        allowed += _SPREADS * measure(whole, again())
+    # Of gradients of different samples the norms alone are compared. A loop that feeds one micro-batch again and again
+    # has half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
+    apart, allowed = _distance(whole, split, same_samples), rounding if same_samples else 0.4
+    if apart > allowed:  # a single pair shows but roughly what chance changes
+        allowed += 3.0 * _distance(whole, again(), same_samples)
     if apart <= allowed:
         return Split() if same_samples else Split(unknown="other samples are read with another split")
     return Split(
@@ -124,13 +114,11 @@ def compared(
     )
 
 
-def _distance(one: Gradient, other: Gradient) -> float:
-    """Return how far two gradients are apart, relative to the longer one."""
+def _distance(one: Gradient, other: Gradient, same_samples: bool = True) -> float:
+    """Return how far two gradients are apart, relative to the longer one; of different samples, their norms."""
     largest = max(float(one.elements.norm()), float(other.elements.norm()))
-    return float((one.elements - other.elements).norm()) / largest if largest else _distance_of_norms(one, other)
-
-
-def _distance_of_norms(one: Gradient, other: Gradient) -> float:
+    if same_samples and largest:
+        return float((one.elements - other.elements).norm()) / largest
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
 
@@ -179,7 +167,9 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         trainer.model_accepts_loss_kwargs = True
         trainer._loss_shifts_labels = leaves_out_first_label(model)
     computes_short = trainer.accelerator.mixed_precision != "no" or is_short(model.parameters())
-    rounding = _ROUTER if batch_coupled else SHORT_ROUNDING if computes_short else ROUNDING
+    rounding = SHORT_ROUNDING if computes_short else ROUNDING
+    if batch_coupled:  # a router's loss looks at all tokens of a micro-batch (as the first loss in `loss_check`)
+        rounding = 0.1
     shapes = (f"1 micro-batch of {_SAMPLES}", f"{len(parts)} of {_SPLIT_SAMPLES}")
     try:
         with still(model):
@@ -293,25 +283,16 @@ def seeded(seed: int) -> None:
 
 
 @contextmanager
-def randomness_off(model: nn.Module) -> Iterator[None]:
-    """Set every rate of `model` to zero while entered."""
-    with ExitStack() as stack:
-        for holder, name, value in _rates(model):
-            stack.enter_context(patch.object(holder, name, type(value)(0)))
-        yield
-
-
-def is_random(model: nn.Module) -> bool:
-    """Return whether any rate of `model` is above zero."""
-    return bool(_rates(model))
-
-
-def _rates(model: nn.Module) -> list[tuple[Any, str, float]]:
-    """Return the rates above zero, with what holds them and their names."""
+def randomness_off(model: nn.Module) -> Iterator[bool]:
+    """Set every rate of `model` to zero while entered; yield whether there is any above."""
     modules = list(model.modules())
     configs = {id(c): c for m in modules if (c := getattr(m, "config", None)) is not None and hasattr(c, "to_dict")}
     holders = [*modules, *configs.values()]
-    return [(h, name, value) for h in holders for name, value in vars(h).items() if is_rate(h, name, value)]
+    rates = [(h, name, value) for h in holders for name, value in vars(h).items() if is_rate(h, name, value)]
+    with ExitStack() as stack:
+        for holder, name, value in rates:
+            stack.enter_context(patch.object(holder, name, type(value)(0)))
+        yield bool(rates)
 
 
 @contextmanager

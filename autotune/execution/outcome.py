@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import signal
 import statistics
@@ -32,13 +33,6 @@ from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
-_DEEP_LINES, _DEEP_BYTES = 1000, 1 << 16  # of a log, for a library's last words, which tracebacks may follow
-
-# Python's faulthandler, which ends a process that keeps the token of those that run in turn (`token_ring`).
-_HELD_UP = re.compile(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", re.MULTILINE)
-
-# csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
-_BITSANDBYTES_OUT_OF_MEMORY = re.compile(r"^Error out of memory at line \d+ in file ", re.MULTILINE)
 
 # What gloo, NCCL and torch say where the other end of a connection is gone.
 _LOST_PEER = (
@@ -125,13 +119,14 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     """Return the outcome that a rank has written, or what its end without one means."""
     log = directory / log_file(rank)
     tail = read_tail(log)
-    deep = read_tail(log, lines=_DEEP_LINES, size=_DEEP_BYTES)
+    deep = read_tail(log, lines=1000, size=1 << 16)  # a library's last words, which tracebacks may follow
     out_of_memory = is_out_of_memory_log(deep)
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         code = ending.returncodes[rank] if ending.returncodes else None
-        if code == 1 and request.in_turn_with and _HELD_UP.search(deep):
+        # Python's faulthandler ends a process that keeps the token of those that run in turn (`token_ring`).
+        if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
             cause = f"it hung in {place_in(deep) or 'its turn'}, and kept the others that ran in turn with it waiting"
             return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
         return _death(ending, code, request, tail, out_of_memory=out_of_memory)
@@ -157,7 +152,10 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
         cause = "the process that runs trials died with it"
     elif code == -signal.SIGKILL and ending.host_oom:
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
-    elif out_of_memory or (code == 1 and _BITSANDBYTES_OUT_OF_MEMORY.search(tail)):
+    elif out_of_memory or (
+        # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
+        code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
+    ):
         status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({_exit(code)})"
     elif code is not None and code < 0:
         cause = _exit(code)
@@ -171,26 +169,25 @@ def _exit(returncode: int | None) -> str:
         return "it could not be ended"
     if returncode >= 0:
         return f"exit code {returncode}"
-    try:
+    with contextlib.suppress(ValueError):  # a real-time signal
         return f"killed by {signal.Signals(-returncode).name}"
-    except ValueError:  # a real-time signal
-        return f"killed by signal {-returncode}"
+    return f"killed by signal {-returncode}"
 
 
 def _first_failure(outcomes: Sequence[Outcome], ending: Ending) -> tuple[int, Failure]:
     """Return the rank that failed first, with its failure."""
     failures = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+    noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank, _ in failures}
 
-    def noticed(found: tuple[int, Failure]) -> tuple[float, int]:
-        at = ending.failed_at[found[0]] if ending.failed_at else None
-        return (float("inf") if at is None else at, found[0])
-
-    def lost_a_peer(failure: Failure) -> bool:
+    def is_consequence(rank: int, failure: Failure) -> bool:  # it lost a peer, or was killed while it waited
         text = failure.cause.lower()
-        return failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
+        lost = failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
+        return lost or noticed[rank] is None
 
-    by_themselves = [f for f in failures if noticed(f)[0] < float("inf") and not lost_a_peer(f[1])]
-    return min(by_themselves or failures, key=noticed)
+    by_themselves = [found for found in failures if not is_consequence(*found)]
+    return min(
+        by_themselves or failures, key=lambda found: (math.inf if (at := noticed[found[0]]) is None else at, found[0])
+    )
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
@@ -235,10 +232,9 @@ def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
     """Return at which call each rank without a measurement stood at the time limit, those at the same call together."""
     standing: dict[str, list[int]] = {}
     for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, Failure):
-            place = place_in(read_tail(directory / log_file(rank), lines=200, size=1 << 15))
-            if place:
-                standing.setdefault(place, []).append(rank)
+        tail = read_tail(directory / log_file(rank), lines=200, size=1 << 15)
+        if isinstance(outcome, Failure) and (place := place_in(tail)):
+            standing.setdefault(place, []).append(rank)
     lines = []
     for place, ranks in standing.items():
         more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""

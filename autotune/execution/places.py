@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +24,6 @@ from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, dete
 
 # Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
 LAUNCHER_BYTES = 512 << 20
-
-# A device with less than this share of its memory in use is taken as idle: drivers and desktops take some.
-_IDLE_SHARE = 0.05
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
@@ -125,31 +123,25 @@ def core_sets(count: int) -> tuple[Place, ...]:
 
     Raises MachineError if there are fewer cores than places.
     """
-    whose = ("physical_package_id", "core_id")  # processor and physical core of a logical one
-    cores = sorted(os.sched_getaffinity(0), key=lambda core: (*(_read(core, what) for what in whose), core))
-    size = len(cores) // count
+
+    def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
+        found = [0, 0]
+        for index, name in enumerate(("physical_package_id", "core_id")):
+            with suppress(OSError, ValueError):  # not every container shows it
+                found[index] = int(Path(_TOPOLOGY.format(core, name)).read_text())
+        return (*found, core)
+
+    cores = sorted(os.sched_getaffinity(0), key=where)
+    size, places = len(cores) // count, []
     if not size:
         raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
-    sets = (tuple(sorted(cores[index * size : (index + 1) * size])) for index in range(count))
-    return tuple(Place(devices=("cpu",), cores=own, shown=f"cores {_ranges(own)}") for own in sets)
-
-
-def _read(core: int, what: str) -> int:
-    try:
-        return int(Path(_TOPOLOGY.format(core, what)).read_text())
-    except (OSError, ValueError):  # not every container shows it
-        return 0
-
-
-def _ranges(cores: tuple[int, ...]) -> str:
-    """Return '0-3,8-11' for the numbers of cores."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    for index in range(count):
+        own = tuple(sorted(cores[index * size : (index + 1) * size]))
+        starts = [core for core in own if core - 1 not in own]
+        ends = [core for core in own if core + 1 not in own]
+        ranges = (f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+        places.append(Place(devices=("cpu",), cores=own, shown=f"cores {','.join(ranges)}"))
+    return tuple(places)
 
 
 def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single: bool) -> tuple[Hardware, list[str]]:
@@ -174,7 +166,7 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     if count == 1:
         notes, idle = [], 1
         if asked is None and is_single and there > 1:
-            limit = _IDLE_SHARE * hardware.memory_bytes
+            limit = 0.05 * hardware.memory_bytes  # drivers and desktops take some
             idle += sum((cuda_used_bytes(device) or 0) < limit for device in like_devices(hardware.device)[1:])
         if idle > 1:
             notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
@@ -200,9 +192,6 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
 # Errors of a disk that takes no more.
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-# Free disk below which the files of a trial, some 100 KiB, may be cut short.
-_LEAST_DISK_BYTES = 1 << 20
-
 
 def check_disk(run_directory: Path) -> None:
     """Check that trials can be run in `run_directory`.
@@ -214,7 +203,7 @@ def check_disk(run_directory: Path) -> None:
         free = shutil.disk_usage(run_directory).free
     except FileNotFoundError:
         raise InfrastructureError(f"{run_directory}: was removed while the search ran") from None
-    if free < _LEAST_DISK_BYTES:
+    if free < 1 << 20:  # the files of a trial, some 100 KiB, may be cut short
         raise full_disk(run_directory)
 
 

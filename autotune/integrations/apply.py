@@ -109,12 +109,7 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
     has_rows = workload.lengths is not None and hasattr(trainer.train_dataset, "__len__")
     lengths = lengths_of(trainer.train_dataset) if has_rows else None
     if workload.lengths is not None and lengths is not None:
-        before, now = (
-            f"{samples:,} samples of up to {longest} tokens"
-            for samples, longest in (
-                (workload.lengths.samples, workload.lengths.maximum),
-                (len(lengths), int(lengths.max())),
-            )
-        )
+        pairs = (workload.lengths.samples, workload.lengths.maximum), (len(lengths), int(lengths.max()))
+        before, now = (f"{samples:,} samples of up to {longest} tokens" for samples, longest in pairs)
         if before != now:
             yield f"{before}, not {now}"

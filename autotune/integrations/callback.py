@@ -18,7 +18,7 @@ import datetime
 import os
 import resource
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,20 +46,8 @@ DISCARDED_STEPS = 3
 # Steps whose marks are held before they are read, where nothing is logged; reading them waits for the device.
 _MOST_PENDING = 500
 
-# Steps between two readings of a GPU's clock and temperature.
-_LOOK_EVERY = 50
-
 # Waiting for data is a reason if its share of the time exceeds the promised share by this much.
 WORTH_TELLING = 0.05
-
-# Values of an argument that all mean off.
-_OFF = (None, False, "", "none", "no")
-
-# Arguments of evaluation, which isn't timed, and of the device, which is compared by itself.
-_ELSEWHERE = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
-
-# Packages whose version changes the time of a step.
-_LIBRARIES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
 
 
 class Promise(Value):
@@ -199,8 +187,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._latest = _Step(self._mark, self._begun, end) if is_whole and is_steady else None
         self._discarded += 1
         self._mark = end
-        if self._discarded % _LOOK_EVERY == 0:
-            self._watch.look()  # while the device computes
+        if self._discarded % 50 == 0:
+            self._watch.look()  # at clock and temperature of a GPU, while it computes
         if len(self._pending) >= _MOST_PENDING:
             self._read()
 
@@ -280,13 +268,24 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
     """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step."""
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
-    promised = {_newest(name, defaults): value for name, value in result.arguments.training_arguments.items()}
+
+    def newest(name: str) -> str:  # in the installed transformers, which may have the older name as well
+        newer = name.replace("gradient_checkpointing", "activation_checkpointing")
+        return newer if newer in defaults else name
+
+    def plain(value: Any) -> Any:  # values that all mean off are one
+        value = getattr(value, "value", value)
+        return None if value in (None, False, "", "none", "no", [], {}) else value
+
+    promised = {newest(name): value for name, value in result.arguments.training_arguments.items()}
     named = {name for name, value in promised.items() if isinstance(value, str | int | float | bool)}
-    for name in sorted({_newest(n, defaults) for n in SEARCHED_ARGUMENTS | named} - WITHOUT_COST - _ELSEWHERE):
+    # Evaluation isn't timed, and the device is compared by itself.
+    elsewhere = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
+    for name in sorted({newest(n) for n in SEARCHED_ARGUMENTS | named} - WITHOUT_COST - elsewhere):
         wanted = promised.get(name, defaults.get(name, dataclasses.MISSING))
         seen = getattr(arguments, name, dataclasses.MISSING)
-        if dataclasses.MISSING not in (wanted, seen) and _plain(wanted) != _plain(seen):
-            yield f"{name} {_shown(seen)} (promised {_shown(wanted)})"
+        if dataclasses.MISSING not in (wanted, seen) and plain(wanted) != plain(seen):
+            yield f"{name} {getattr(seen, 'value', seen)} (promised {getattr(wanted, 'value', wanted)})"
 
 
 def other_model(result: ResultData, model: Any) -> Iterator[str]:
@@ -310,7 +309,7 @@ def other_machine(result: ResultData, now: Hardware) -> Iterator[str]:
         yield f"on {now.name} (promised on {then.name})"
     elif then.is_cpu and now.cores != then.cores:
         yield f"on {now.cores} cores (promised on {then.cores})"
-    for package in _LIBRARIES:
+    for package in ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed"):
         before, version = then.versions.get(package), now.versions.get(package)
         if None not in (before, version) and before != version:
             yield f"{package} {version} (promised with {before})"
@@ -323,18 +322,3 @@ def other_course(promise: Promise, samples_per_step: int, data_wait_share: float
     if data_wait_share is not None and data_wait_share > (promise.data_wait_share or 0.0) + WORTH_TELLING:
         known = "" if promise.data_wait_share is None else f" (promised {promise.data_wait_share:.0%})"
         yield f"steps wait for data {data_wait_share:.0%} of their time{known}"
-
-
-def _newest(name: str, known: Collection[str]) -> str:
-    """Return the name of an argument in the installed transformers, which may have its older name as well."""
-    newer = name.replace("gradient_checkpointing", "activation_checkpointing")
-    return newer if newer in known else name
-
-
-def _plain(value: Any) -> Any:
-    value = getattr(value, "value", value)
-    return None if value in _OFF or value in ([], {}) else value
-
-
-def _shown(value: Any) -> str:
-    return str(getattr(value, "value", value))

@@ -24,13 +24,15 @@ from autotune.values.problem import Fleet
 
 
 @pytest.fixture
-def cores(monkeypatch):
+def cores(monkeypatch, tmp_path):
     """Return a function that gives this process some cores, each with its processor and physical core."""
 
     def have(topology: dict[int, tuple[int, int]]) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(topology))
-        where = {"physical_package_id": 0, "core_id": 1}
-        monkeypatch.setattr(places, "_read", lambda core, what: topology[core][where[what]])
+        monkeypatch.setattr(places, "_TOPOLOGY", str(tmp_path / "{}-{}"))
+        for core, where in topology.items():
+            for name, number in zip(("physical_package_id", "core_id"), where, strict=True):
+                (tmp_path / f"{core}-{name}").write_text(f"{number}\n")
 
     return have
 
@@ -41,23 +43,19 @@ def test_one_place_is_the_whole_device():
     assert places_of(make_gpu(), 1)[0].shown == ""
 
 
-def test_core_sets_share_no_core_and_are_of_one_size(cores):
-    cores({core: (0, core) for core in range(7)})
-    assert [(place.cores, place.shown) for place in core_sets(3)] == [
-        ((0, 1), "cores 0-1"),
-        ((2, 3), "cores 2-3"),
-        ((4, 5), "cores 4-5"),
-    ]
-
-
-def test_threads_of_a_physical_core_stay_together(cores):
-    cores({core: (0, core % 4) for core in range(8)})  # 0 and 4 are one core's
-    assert [place.cores for place in core_sets(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-
-
-def test_processors_are_not_mixed(cores):
-    cores({core: (core % 2, core) for core in range(4)})
-    assert [place.cores for place in core_sets(2)] == [(0, 2), (1, 3)]
+@pytest.mark.parametrize(
+    ("topology", "sets"),
+    [
+        ({core: (0, core) for core in range(7)}, {"cores 0-1": (0, 1), "cores 2-3": (2, 3), "cores 4-5": (4, 5)}),
+        # 0 and 4 are one core's
+        ({core: (0, core % 4) for core in range(8)}, {f"cores {n},{n + 4}": (n, n + 4) for n in range(4)}),
+        ({core: (core % 2, core) for core in range(4)}, {"cores 0,2": (0, 2), "cores 1,3": (1, 3)}),
+    ],
+    ids=["of one size", "threads of a physical core stay together", "processors are not mixed"],
+)
+def test_core_sets_share_no_core(cores, topology, sets):
+    cores(topology)
+    assert {place.shown: place.cores for place in core_sets(len(sets))} == sets
 
 
 def test_more_places_than_cores_are_refused(cores):
@@ -114,22 +112,16 @@ def test_more_places_than_devices_of_a_kind_are_refused(gpus):
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "is_alike"),
     [
-        {"device": "cuda:3"},
-        {"free_bytes": GIB},
-        {"host_memory_bytes": GIB},
+        *((fields, True) for fields in ({"device": "cuda:3"}, {"free_bytes": GIB}, {"host_memory_bytes": GIB})),
+        *((fields, False) for fields in ({"name": "b"}, {"driver": "1"}, {"cores": 64}, {"memory_bytes": GIB})),
+        ({"versions": {"torch": "3"}}, False),
     ],
+    ids=str,
 )
-def test_what_a_trial_does_not_notice_makes_no_other_kind(other):
-    assert kind_of(make_gpu(**other)) == kind_of(make_gpu())
-
-
-@pytest.mark.parametrize(
-    "other", [{"name": "b"}, {"driver": "1"}, {"cores": 64}, {"memory_bytes": GIB}, {"versions": {"torch": "3"}}]
-)
-def test_what_decides_speed_or_memory_makes_another_kind(other):
-    assert kind_of(make_gpu(**other)) != kind_of(make_gpu())
+def test_kinds_differ_in_what_a_trial_notices(other, is_alike):
+    assert (kind_of(make_gpu(**other)) == kind_of(make_gpu())) == is_alike
 
 
 def test_processors_whose_system_keeps_a_little_more_memory_are_alike():
@@ -159,12 +151,9 @@ def test_by_default_it_is_one_device_and_idle_ones_are_mentioned(four_gpus):
     assert notes == ["this machine has 3 such devices idle; --devices 3 searches for all of them together"]
 
 
-def test_who_asks_for_one_is_not_told_of_others(four_gpus):
+def test_who_asks_for_one_or_has_no_other_is_not_told_of_idle_ones(four_gpus):
     assert spread_over(1, four_gpus)[1] == []
     assert spread_over(None, four_gpus, workers=4)[1] == []
-
-
-def test_a_device_that_has_no_like_says_nothing():
     assert spread_over(None, make_gpu(count=1)) == (make_gpu(count=1), [])
 
 
@@ -174,11 +163,6 @@ def test_several_devices_have_the_memory_that_all_of_them_have_free(four_gpus):
     assert notes == ["each training is spread over 3 devices: cuda:0, cuda:1, cuda:2"]
     hardware, _ = spread_over("all", four_gpus)
     assert (hardware.count, hardware.free_bytes) == (4, 10 * GIB)
-
-
-def test_more_devices_than_there_are_is_refused(four_gpus):
-    with pytest.raises(MachineError, match="--devices 5: there are 4 x a GPU in the machine"):
-        spread_over(5, four_gpus)
 
 
 def test_where_several_trials_run_at_a_time_their_places_have_the_devices():
@@ -198,8 +182,14 @@ def test_on_the_cpu_devices_are_processes_that_share_what_is_there():
         assert spread_over(devices, cpu) == (cpu, [])
 
 
-def test_on_the_cpu_there_are_no_more_processes_than_cores_and_no_all():
-    with pytest.raises(MachineError, match="--devices 3: on the CPU each is a process, and there are 2 cores"):
-        spread_over(3, make_hardware(cores=2))
-    with pytest.raises(InputError, match="--devices all: the CPU is one device"):
-        spread_over("all", make_hardware())
+@pytest.mark.parametrize(
+    ("devices", "hardware", "error", "said"),
+    [
+        (3, make_hardware(cores=2), MachineError, "--devices 3: on the CPU each is a process, and there are 2 cores"),
+        ("all", make_hardware(), InputError, "--devices all: the CPU is one device"),
+        (5, make_gpu(count=4), MachineError, "--devices 5: there are 4 x a GPU in the machine"),
+    ],
+)
+def test_more_devices_than_there_are_are_refused(devices, hardware, error, said):
+    with pytest.raises(error, match=said):
+        spread_over(devices, hardware)
