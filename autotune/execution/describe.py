@@ -47,12 +47,6 @@ Request = TypeVar("Request", bound=Value)
 # Samples of the batch that is looked at.
 _FEW = 2
 
-# Multiples up to which collators round the length of a batch.
-_ROUNDED_TO = 64
-
-# Knobs that one would expect to be tried: a note says why they stay as they are.
-_NOTED = ("optim", "precision")
-
 # So that TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
 _NO_TF32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
 
@@ -146,7 +140,8 @@ class Training:
         width, pads = self._width("input_ids") or 0, False
         if lengths is not None:
             longest = int(lengths[:_FEW].max())
-            pads, width = longest <= width < longest + _ROUNDED_TO, max(width, int(lengths.max()))
+            # Collators round the length of a batch up, to multiples of 64 at most.
+            pads, width = longest <= width < longest + 64, max(width, int(lengths.max()))
         whose = self._whose_loss()
         searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
         checkpoints, held = user_code.checkpointing(base, self.arguments), self._held()
@@ -362,7 +357,8 @@ class Training:
             lines.append(f"{self.batches}: {order}")
         if found.not_predicted is not None:
             lines.append(f"no prediction: {found.not_predicted}")
-        lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in _NOTED if knob in found.held]
+        # Of knobs that one would expect to be tried.
+        lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in ("optim", "precision") if knob in found.held]
         return tuple(lines)
 
 

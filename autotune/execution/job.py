@@ -53,12 +53,6 @@ MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
 _OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
 _GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
-_BACKLOG = 1024  # ranks that come before the first has opened its store
-_STACK_S = 0.5  # to write down where a process stands, before it is killed at the time limit
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_PAUSE_S = 0.01
 
 
 class Job(Value):
@@ -170,7 +164,7 @@ class Jobs:
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
         meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
         if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-            meeting = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
+            meeting = socket.create_server((ADDRESS, 0), backlog=1024)  # ranks that come before the first's store
         with meeting as listener:
             members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
             for place, (directory, number) in enumerate(members):
@@ -222,7 +216,12 @@ class Jobs:
             if job.cores:
                 use_cores(job.cores)
             if listener is not None:
-                _take_rank(number, job.ranks or 1, listener)
+                port, kept = listener.getsockname()[1], None
+                if number == 0:  # the others connect to it
+                    kept = listener.detach()
+                    os.set_inheritable(kept, True)  # for a fresh interpreter
+                listener.close()
+                os.environ.update(rank_environment(number, job.ranks or 1, port, kept))
             tell_where_it_stands()
             self._program(job.entry, directory)
             code = 0
@@ -243,7 +242,7 @@ class Jobs:
                 if not process.has_ended:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process.pid, signal.SIGUSR1)
-            time.sleep(_STACK_S)
+            time.sleep(0.5)
         others = {process.pid for other in self._running for process in other.processes}
         statuses, unkillable = end_below(pids, spare=others, limit_s=END_LIMIT_S)
         for process in running.processes:
@@ -263,16 +262,6 @@ class Jobs:
         os.write(self._replies, json.dumps(reply).encode() + b"\n")
 
 
-def _take_rank(number: int, ranks: int, listener: socket.socket) -> None:
-    """Make this process rank `number`; the first keeps the listening socket, the others connect to it."""
-    port, kept = listener.getsockname()[1], None
-    if number == 0:
-        kept = listener.detach()
-        os.set_inheritable(kept, True)  # for a fresh interpreter
-    listener.close()
-    os.environ.update(rank_environment(number, ranks, port, kept))
-
-
 def tell_where_it_stands() -> None:
     """Have a rank write its stack into its log when it is asked to, at the time limit."""
     if own_rank().is_launched:
@@ -286,20 +275,14 @@ def has_ended(pid: int) -> bool:
 
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when the thread that started it ends; end it now if that is over already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def become_subreaper() -> None:
     """Have the kernel give this process the orphans among its descendants."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def kill_group(pid: int) -> None:
-    """Kill every process of the group that `pid` leads or led."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> tuple[dict[int, int], int]:
@@ -312,7 +295,8 @@ def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s:
     statuses: dict[int, int] = {}
     while True:
         for pid in pids:
-            kill_group(pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         children = [child for child in psutil.Process().children() if child.pid not in spare]
         for child in children:
             _kill(child.pid)
@@ -324,7 +308,7 @@ def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s:
                 statuses |= {ended: status} if ended else {}
         if not children or time.monotonic() > deadline:
             return {pid: statuses[pid] for pid in pids if pid in statuses}, len(children)
-        time.sleep(_PAUSE_S)
+        time.sleep(0.01)
 
 
 def marked(mark: str) -> list[int]:
@@ -354,7 +338,7 @@ def end_marked(mark: str, *, limit_s: float) -> int:
         for pid in left:
             _kill(pid)
         clean = 0 if left else clean + 1
-        time.sleep(_PAUSE_S)
+        time.sleep(0.01)
     return 0
 
 

@@ -57,8 +57,6 @@ _OWN_MODULES = (
     "execution.noise", "execution.trial", "execution.token_ring", "execution.worker",
 )  # fmt: skip
 
-_FORK_TEST_LIMIT_S, _LOOK_EVERY_S = 120.0, 0.05
-
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
 
@@ -247,20 +245,18 @@ def _survives_fork(device: str) -> bool:
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-    deadline = time.monotonic() + _FORK_TEST_LIMIT_S
+    deadline = time.monotonic() + 120.0
     while not has_ended(pid) and time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(0.05)
     statuses, _ = end_below([pid], limit_s=END_LIMIT_S)
     return statuses.get(pid) == 0
 
 
 def _run_here(entry: str, directory: Path) -> None:
-    """Run a job (``module:function``) in this process."""
     pkgutil.resolve_name(entry)(directory)
 
 
 def _run_afresh(entry: str, directory: Path) -> None:
-    """Become a fresh interpreter that runs a job."""
     os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
 
 

@@ -51,9 +51,6 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Description, ExamineRequest, Outcome
 from autotune.values.workload import ACCUMULATION, STEP_FILE, OwnStep
 
-# Values of a row by which it is recognised: the first ones, which padding on the right leaves alone.
-_KNOWN_BY = 8
-
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     """Set the user's training up and run its steps until enough is known."""
@@ -116,7 +113,7 @@ class _Step:
 
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
-        self.samples: Counter[int] = Counter()  # by outermost model; as the step says, if it says so
+        self.samples: Counter[int] = Counter()  # that were given to each outermost model
         self.rows: Counter[bytes] = Counter()  # that models were given, by their first values
         self.gradients: list[Gradient] = []  # of each optimizer of torch's that has stepped
         self.weights: list[torch.Tensor] = []  # the first ones of each of its parameters
@@ -140,17 +137,13 @@ def examined(request: ExamineRequest, file: Path) -> Description:
 
 def _split(request: ExamineRequest, file: Path) -> Split:
     """Run the step at both splits, and compare its gradients."""
-    configs = [
-        request.config.model_copy(update={"per_device_train_batch_size": size})
-        for size in (request.config.per_device_train_batch_size, request.other)
-        if size is not None
-    ]
+    sizes = (request.config.per_device_train_batch_size, request.other)
+    configs = [request.config.model_copy(update={"per_device_train_batch_size": n}) for n in sizes if n is not None]
     runs = []
     for config in configs:
         found = _run(request, config, file)
         if isinstance(found, str):
             return Split(unknown=found)
-        _check_samples(request, config, found)
         runs.append(found)
     if len(runs) < 2:
         return Split()
@@ -172,35 +165,27 @@ def _split(request: ExamineRequest, file: Path) -> Split:
 
 
 def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[int, int] = (0, 0)) -> _Step | str:
-    """Return what was seen of one step, or why there was none.
+    """Return what was seen of one step, or why there was none; another number of samples than asked for is refused.
 
     The first of the seeds is for what the function sets up, the second for the step.
     """
-    assert request.workload.own_step is not None
-    found, size = _Step(config.per_device_train_batch_size), config.per_device_train_batch_size
+    own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
+    assert own is not None
+    found = _Step(config.per_device_train_batch_size)
     seeded(seeds[0])
     try:
         with _watched(found):
-            step = _set_up(request.workload.own_step, config, request.workload.accumulation_steps(config), file)
+            step = _set_up(own, config, steps, file)
             seeded(seeds[1])
             said = _loss_and_samples(step())[1]
     except Exception as error:  # whatever the user's code raises: the trial of the baseline tells of it, too
         traceback.print_exc()
-        return f"with a micro-batch of {size} the step failed ({type(error).__name__}: {error})"
-    if said is not None:
-        found.samples = Counter({0: said})
-    return found
-
-
-def _check_samples(request: ExamineRequest, config: TrainConfig, found: _Step) -> None:
-    """Refuse a step that consumed another number of samples than the configuration says."""
-    own, expected = request.workload.own_step, request.workload.samples_per_step(config)
-    assert own is not None
-    counts = dict.fromkeys(found.samples.values())
+        return f"with a micro-batch of {found.micro_batch} the step failed ({type(error).__name__}: {error})"
+    counts = dict.fromkeys(found.samples.values() if said is None else [said])
+    expected = request.workload.samples_per_step(config)
     if not counts or expected in counts:
-        return
+        return found
     remedy = "run" if own.takes_accumulation else f"have {own.name} take {ACCUMULATION}, and run"
-    steps = request.workload.accumulation_steps(config)
     raise InputError(
         f"step: with a micro-batch of {found.micro_batch} a step of {own.name} consumed "
         f"{' or '.join(map(str, counts))} samples, and {expected} are a step ({steps} x {found.micro_batch}): {remedy} "
@@ -223,7 +208,8 @@ def _watched(found: _Step) -> Iterator[None]:
             given = _first_tensor((args, kwargs))
             if given is not None and torch.is_grad_enabled():
                 found.samples[id(module)] += rows_of({"": given}, found.micro_batch) or found.micro_batch
-                values = given.detach().reshape(len(given), -1)[:, :_KNOWN_BY].double().cpu()
+                # A row is known by its first values, which padding on the right leaves alone.
+                values = given.detach().reshape(len(given), -1)[:, :8].double().cpu()
                 found.rows.update(row.numpy().tobytes() for row in values)
         found.is_short |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         depth += 1

@@ -30,9 +30,6 @@ FOREIGN = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", _LISTENER,
 )  # fmt: skip
 
-# The limit of a collective lies beyond the trial's, so that a hanging one is reported as a trial that timed out.
-_BEYOND_TIMEOUT_S = 120.0
-
 
 class Rank(NamedTuple):
     """One process of a trial."""
@@ -98,17 +95,15 @@ def own_rank() -> Rank:
 
 
 def meet(device: str, *, timeout_s: float) -> None:
-    """Wait for the other ranks, so that collectives work from here on; a plain process has none.
-
-    `timeout_s` is the trial's: a collective ends later.
-    """
+    """Wait for the other ranks, so that collectives work from here on; `timeout_s` is the trial's."""
     rank = own_rank()
     if not rank.is_launched:
         return
     import torch
     from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
 
-    limit = datetime.timedelta(seconds=timeout_s + _BEYOND_TIMEOUT_S)
+    # Beyond the trial's, so that a collective that hangs is reported as a trial that timed out.
+    limit = datetime.timedelta(seconds=timeout_s + 120.0)
     listener = os.environ.get(_LISTENER)
     torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
     store = TCPStore(

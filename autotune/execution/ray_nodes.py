@@ -110,18 +110,17 @@ class Cluster:
         ids = {n["NodeID"] for n in alive}
         fitting = (known for id_, known in self._known.items() if id_ in ids and isinstance(known, Node))
         left, found = self._workers or math.inf, []
-        for node in sorted(filter(self._fits, fitting), key=lambda n: (n.address, n.id)):
+        for node in sorted(fitting, key=lambda n: (n.address, n.id)):
+            try:
+                if self._planned is None or kind_of(self._share(node.hardware)) != kind_of(self._planned):
+                    continue
+            except AutotuneError:  # too little memory is free
+                continue
             slots = int(min(self.slots_a_node if self._kind == "cpu" else node.slots, left))
             left -= slots
             if slots:
                 found.append(node._replace(slots=slots))
         return found
-
-    def _fits(self, node: Node) -> bool:
-        try:
-            return self._planned is not None and kind_of(self._share(node.hardware)) == kind_of(self._planned)
-        except AutotuneError:  # too little memory is free
-            return False
 
     def demand(self, node: Node) -> dict[str, float]:
         """Return what a trial on a node asks Ray for, so that nothing else runs beside it."""
@@ -245,11 +244,6 @@ def _difference(one: Hardware, other: Hardware) -> str:
     return ", ".join([*(f.removesuffix("_bytes") for f in different), *sorted(packages)]) or "something"
 
 
-# What is brought back of a trial's directory, without what the search itself writes.
-_BROUGHT_BACK = (".txt", ".json")
-_NOT_BACK = ("request.json", "result.json")
-
-
 class NodeReport(Value):
     """What a node says of itself."""
 
@@ -319,8 +313,10 @@ def run(text: str) -> Iterator[tuple[str, dict[str, bytes]] | None]:
         _runners[key] = runner
     result = _runners[key].run(job.request)
     directory = trial_directory(job.directory, job.request.number)
-    left = [path for path in directory.glob("*") if path.suffix in _BROUGHT_BACK and path.name not in _NOT_BACK]
-    files = {path.name: path.read_bytes() for path in left}
+    left = {path.name: path for path in directory.glob("*") if path.suffix in (".txt", ".json")}
+    files = {
+        name: left[name].read_bytes() for name in left.keys() - {"request.json", "result.json"}
+    }  # the search's own
     shutil.rmtree(directory, ignore_errors=True)
     yield result.model_dump_json(), files
 

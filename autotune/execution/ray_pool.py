@@ -30,18 +30,10 @@ from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatu
 
 LOCAL_RUNNER = "autotune.execution.ray_nodes:local_runner"
 
-# A trial whose worker dies so often may be what kills it.
-MOST_LOSSES = 2
-
 _LOOK_EVERY_S = 2.0  # for nodes that come or go, and for tasks that are overdue
-_NO_NODE_LIMIT_S = 60.0  # a cluster that has lost all its nodes may get others
-_CLEAN_LIMIT_S = 5.0
 
 # What Ray does unless it is told otherwise: send usage statistics, hide GPUs from tasks that ask for none.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-
-_TOKEN_FILE = Path("~/.ray/auth_token")
-_CONNECT_LIMIT_S = 10.0  # Ray itself tries for minutes
 
 
 @contextmanager
@@ -91,7 +83,7 @@ def _check_address(address: str | None) -> None:
     if "://" in address or not host or not port.isdigit():
         raise InputError(f"--address {address}: expected auto, or host:port of a cluster that this machine belongs to")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
+        socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:
         raise InfrastructureError(f"--address {address}: nobody answers there: {one_line(error)}") from None
 
@@ -99,7 +91,7 @@ def _check_address(address: str | None) -> None:
 def _authentication() -> dict[str, str]:
     """Return the variable that has Ray use a token that exists; 2.60 does so only where it finds the cluster itself."""
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return {"RAY_AUTH_MODE": "token"} if named or _TOKEN_FILE.expanduser().exists() else {}
+    return {"RAY_AUTH_MODE": "token"} if named or Path("~/.ray/auth_token").expanduser().exists() else {}
 
 
 class _Slot(NamedTuple):
@@ -157,7 +149,7 @@ class RayPool(Runner):
         task = self._ray.remote(max_retries=0, num_cpus=0)(remote.clean)
         with suppress(Exception):
             cleaning = [task.options(scheduling_strategy=pin).remote(self._search) for pin in pins]
-            self._ray.wait(cleaning, num_returns=len(cleaning), timeout=_CLEAN_LIMIT_S)
+            self._ray.wait(cleaning, num_returns=len(cleaning), timeout=5.0)
 
     def free(self) -> int:
         """Return how many more trials can be begun now; those of dead workers come first."""
@@ -179,7 +171,7 @@ class RayPool(Runner):
                     if (result := self._taken(task)) is not None:
                         return result
             elif not self._slots:
-                if self._unfit or time.monotonic() - self._had_slots > _NO_NODE_LIMIT_S:
+                if self._unfit or time.monotonic() - self._had_slots > 60.0:  # others may come
                     why = "; ".join(dict.fromkeys(self._unfit.values())) or "all have gone"
                     raise InfrastructureError(
                         f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
@@ -266,7 +258,7 @@ class RayPool(Runner):
             self._gone.add(running.slot.node.id)
         if running.began is not None or not is_gone:
             losses.append(f"{running.slot.shown}: {type(error).__name__}")
-        if len(losses) < MOST_LOSSES:
+        if len(losses) < 2:  # a trial whose worker dies so often may be what kills it
             self._waiting.appendleft(running.request)
             return None
         cause = f"its worker died {len(losses)} times ({'; '.join(losses)})"

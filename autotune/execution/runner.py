@@ -40,7 +40,6 @@ from autotune.values.trial import (
 
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
 IDLE_LIMIT_S = 10.0
-IDLE_TOLERANCE_BYTES = 128 << 20  # a desktop's GPU memory moves by tens of MiB meanwhile
 
 # Of the monotonic clock, in seconds since 1970: by it trials of a search keep their order when the clock is set.
 _EPOCH_S = time.time() - time.monotonic()
@@ -384,7 +383,8 @@ class LocalRunner(Runner):
         deadline = time.monotonic() + IDLE_LIMIT_S
         while True:
             grown = (now - idle for now, idle in zip(self._places[place].used_bytes(), idle_bytes, strict=True))
-            if (excess := max(grown, default=0)) <= IDLE_TOLERANCE_BYTES:
+            # A desktop's GPU memory moves by tens of MiB meanwhile.
+            if (excess := max(grown, default=0)) <= 128 << 20:
                 return ()
             if time.monotonic() > deadline:
                 return (

@@ -33,20 +33,9 @@ from autotune.values.trial import Limits
 # The reading end, the writing end, the place in the ring and its length, in the environment of a process.
 VARIABLE = "AUTOTUNE_TURNS"
 
-# A turn lasts at least so long, so that what the others left in the processor's caches doesn't count.
-TURN_S = 0.25
-
 # Rounds that are measured, the first of them left out: at the least, unless the time is up, and at the most. From
 # twelve pairs on, the interval stands one that is disturbed.
 _LEAST_ROUNDS, _MOST_ROUNDS = 12, 200
-
-# Of the trials' time limit, as long as one may hold the token.
-_HELD_SHARE = 0.5
-
-# After measuring has to end the last turn may take a moment: seconds, and the share of a short limit.
-_LATE_S, _LATE_SHARE = 1.0, 0.05
-
-_READ_BYTES = 4096
 
 
 @dataclass
@@ -110,7 +99,8 @@ class Turns:
 
     def steps(self, step_s: float, *, most: int) -> int:
         """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
-        return max(1, min(math.ceil(TURN_S / step_s), most // (_MOST_ROUNDS + 1)))
+        # A quarter of a second at the least, so that what the others left in the processor's caches doesn't count.
+        return max(1, min(math.ceil(0.25 / step_s), most // (_MOST_ROUNDS + 1)))
 
     def end_turn(self, step_s: float, limits: Limits, ends_at: float) -> bool:
         """End a turn and wait for the next; return whether there is one.
@@ -172,7 +162,7 @@ class Turns:
     def _hold(self) -> None:
         """Have this process end, its stack in its log, if it keeps the token for too long."""
         if math.isfinite(self._limit_s):
-            faulthandler.dump_traceback_later(_HELD_SHARE * self._limit_s, exit=True, file=2)
+            faulthandler.dump_traceback_later(0.5 * self._limit_s, exit=True, file=2)
 
     def _pass(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -185,9 +175,10 @@ class Turns:
         poll = select.poll()
         poll.register(self._receive, select.POLLIN)
         while not text.endswith(b"\n"):
-            left_s = max(0.0, ends_at + min(_LATE_S, _LATE_SHARE * self._limit_s) - time.perf_counter())
+            late_s = min(1.0, 0.05 * self._limit_s)  # the last turn may take a moment
+            left_s = max(0.0, ends_at + late_s - time.perf_counter())
             is_late = not poll.poll(None if math.isinf(left_s) else left_s * 1000)
-            if is_late or not (part := os.read(self._receive, _READ_BYTES)):
+            if is_late or not (part := os.read(self._receive, 4096)):
                 break
             text += part
         self.waited_s += time.perf_counter() - since

@@ -27,11 +27,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
 from autotune.values.workload import LENGTHS_FILE
 
-_LIMIT_S = 10.0  # for reading samples one by one
-
-# Samples of the batch whose rows are counted, and the share of its samples that a training's batches must have as rows:
-# a collator may leave out the few that can't be used.
-_COUNTED = 16
+# Share of its samples that a training's batches must have as rows: a collator may leave out the few that can't be used.
 _LEAST_ROWS = 0.9
 
 
@@ -71,7 +67,7 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
             return None
         cells = dataset.select_columns([column]).with_format("arrow")[:][column]
         return np.asarray(pc.list_value_length(cells), dtype=np.int64)
-    deadline, lengths = time.monotonic() + _LIMIT_S, []
+    deadline, lengths = time.monotonic() + 10.0, []
     for index in range(len(dataset)):
         sample = dataset[index]
         try:
@@ -169,22 +165,22 @@ def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
     Raises:
         InputError: Samples are dropped when they are put into a batch.
     """
-    order = np.linspace(0, len(trainer.train_dataset) - 1, _COUNTED).astype(np.int64)
+    order = np.linspace(0, len(trainer.train_dataset) - 1, 16).astype(np.int64)
     try:
-        batch = first_batch(trainer, view(trainer.train_dataset, order), _COUNTED)
+        batch = first_batch(trainer, view(trainer.train_dataset, order), len(order))
     except Exception:  # whatever the user's data raise: the trial of the baseline tells of it
         return False
-    rows = rows_of(batch, _COUNTED)
-    if rows is None or rows > _COUNTED:
+    rows = rows_of(batch, len(order))
+    if rows is None or rows > len(order):
         return False
-    if rows >= _LEAST_ROWS * _COUNTED:
+    if rows >= _LEAST_ROWS * len(order):
         return True
     is_packed, ids = rows == 1, batch.get("attention_mask", batch.get("input_ids"))
     if lengths is not None and ids is not None:
         tokens = int(ids.ne(0).sum() if "attention_mask" in batch else ids.numel())
         is_packed = tokens >= _LEAST_ROWS * int(lengths[order].sum())
     if not is_packed:
-        raise InputError(f"{_dropped(trainer, rows, _COUNTED)}; leave samples out of the data set instead")
+        raise InputError(f"{_dropped(trainer, rows, len(order))}; leave samples out of the data set instead")
     return False
 
 

@@ -24,7 +24,7 @@ from autotune.execution.checking import (
     keeps_predictions,
 )
 from autotune.execution.failures import is_out_of_memory
-from autotune.execution.gradients import is_random, randomness_off
+from autotune.execution.gradients import randomness_off
 from autotune.execution.trial import Trial, data_of
 from autotune.training.build import build_config
 from autotune.training.resolve import resolve
@@ -39,8 +39,7 @@ NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
 
 def check(bench, task, **fields):
     purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
-    request = bench.request(**fields).model_copy(update={"purpose": purpose, "task": task})
-    return bench.runner.run(request)
+    return bench.runner.run(bench.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
 
 
 def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench):
@@ -210,10 +209,11 @@ def test_randomness_is_off_while_entered_and_on_again_afterwards(kind, attention
             return len({float(model(input_ids=ids, labels=ids).loss) for _ in range(4)}) > 1
 
     assert varies()
-    with randomness_off(model):
-        assert not is_random(model)
+    with randomness_off(model) as is_random:
+        assert is_random
         assert not varies()
-    assert is_random(model)
+        with randomness_off(model) as is_still_random:
+            assert not is_still_random
     assert varies()
     assert model.config.to_dict() == before
 
@@ -257,24 +257,12 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def seen():
-    return []
+def make(tmp_path):
+    """Return a function that makes a Trainer."""
 
-
-@pytest.fixture
-def make(tmp_path, seen):
-    """Return a function that makes a Trainer; its metrics note the shape of what they get."""
-
-    def accuracy(predicted):
-        seen.append((predicted.predictions.shape, predicted.label_ids.shape))
-        return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
-
-    def made(metrics=accuracy, **fields):
-        arguments = {
-            n: fields.pop(n)
-            for n in ("eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last")
-            if n in fields
-        }
+    def made(metrics=lambda predicted: {}, **fields):
+        names = {"eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last"} & fields.keys()
+        arguments = {name: fields.pop(name) for name in names}
         args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **arguments)
         return Trainer(Net(), args, eval_dataset=ROWS, compute_metrics=metrics, **fields)
 
@@ -285,26 +273,24 @@ def data(kept=30):
     return EvaluationData(lambda samples: [ROWS[n % len(ROWS)] for n in range(samples)], kept)
 
 
-def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_batches(make, seen):
-    trainer = make()
-    found = evaluated((4, 2), trainer, data(), Guard())
-    assert seen == [((30, 2), (30,))]
+@pytest.mark.parametrize(
+    ("fields", "shape", "found"),
+    [
+        ({}, (30, 2), {"predictions_bytes": 30 * 2 * 4}),
+        # the last batch is evaluated though a trial drops it
+        ({"dataloader_drop_last": True, "eval_accumulation_steps": 3}, (30, 2),
+         {"predictions_bytes": 30 * 2 * 4, "eval_accumulation_steps": 3}),
+        ({"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}, (30,),
+         {"predictions_bytes": 30 * 8}),
+    ],
+    ids=["all", "to the host", "as small as the user makes them"],
+)  # fmt: skip
+def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_batches(make, fields, shape, found):
+    seen, trainer = [], make(**fields)
+    trainer.compute_metrics = lambda predicted: seen.append((predicted.predictions.shape, len(predicted[1]))) or {}
+    assert evaluated((4, 2), trainer, data(), Guard()) == {"eval_batch_size": 4, "predicted_samples": 30, **found}
+    assert seen == [(shape, 30)]
     assert trainer.model.calls == 2
-    assert found == {"eval_batch_size": 4, "predicted_samples": 30, "predictions_bytes": 30 * 2 * 4}
-
-
-def test_the_last_batch_is_evaluated_though_a_trial_drops_it_and_the_users_accumulation_stays(make, seen):
-    found = evaluated((4,), make(dataloader_drop_last=True, eval_accumulation_steps=3), data(), Guard())
-    assert seen == [((30, 2), (30,))]
-    assert found["eval_accumulation_steps"] == 3
-
-
-def test_predictions_are_kept_as_small_as_the_user_makes_them(make, seen):
-    trainer = make(preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))
-    trainer.compute_metrics = lambda predicted: seen.append(predicted.predictions.shape) or {}
-    found = evaluated((4,), trainer, data(), Guard())
-    assert seen == [(30,)]
-    assert found["predictions_bytes"] == 30 * 8
 
 
 def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):

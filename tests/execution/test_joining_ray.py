@@ -44,20 +44,15 @@ def test_an_address_where_nobody_listens_is_refused_at_once():
             ray_pool._check_address(f"127.0.0.1:{unused.getsockname()[1]}")
 
 
-def test_no_address_is_left_to_ray():
-    ray_pool._check_address(None)
-
-
-def test_a_token_is_shown_where_there_is_one(tmp_path):
+def test_a_token_is_shown_where_there_is_one(tmp_path, monkeypatch):
+    ray_pool._check_address(None)  # which is left to ray
     assert ray_pool._authentication() == {}
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        with monkeypatch.context() as set_by_user:
+            set_by_user.setenv(name, "secret")
+            assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("secret")
-    assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
-
-
-@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
-def test_a_token_of_the_environment_is_one(monkeypatch, name):
-    monkeypatch.setenv(name, "secret")
     assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
 
 

@@ -98,12 +98,6 @@ def test_a_loop_is_measured_with_all_its_micro_batches(bench, run_own):
     assert measured.phases.measured_s > 0
 
 
-def test_a_loss_that_is_no_number_is_invalid(run_own):
-    result = run_own(lambda config: lambda: float("nan"))
-    assert result.status is TrialStatus.INVALID
-    assert cause_of(result) == "the loss became nan: not trainable like this"
-
-
 def test_a_loop_runs_out_of_memory(run_own):
     def hoards(config):
         import torch
@@ -116,39 +110,36 @@ def test_a_loop_runs_out_of_memory(run_own):
     assert result.outcome.memory.resident_bytes < 150 * MIB
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (ValueError("no bf16 here"), TrialStatus.INVALID, "make refuses it: no bf16 here"),
-        (RuntimeError("shapes differ"), TrialStatus.CRASHED, "RuntimeError: shapes differ"),
-    ],
-)
-def test_a_function_that_raises(run_own, error, status, said):
-    def raises(config):
+def raising(error):
+    def make(config):
         raise error
 
-    result = run_own(raises)
-    assert (result.status, cause_of(result)) == (status, said)
+    return make
 
 
-def test_what_is_no_step_is_said_to_be_none(run_own):
-    result = run_own(lambda config: 42)
-    assert result.status is TrialStatus.INVALID
-    assert cause_of(result) == "make returned int; it has to return a function that does one optimizer step"
+def generator(config):
+    def step():
+        yield
 
-    def generator(config):
-        def step():
-            yield
-
-        return step
-
-    assert "whose call does nothing" in cause_of(run_own(generator))
+    return step
 
 
-def test_what_cant_be_loaded_is_said(run_own):
-    result = run_own(b"no pickle")
-    assert result.status is TrialStatus.INVALID
-    assert cause_of(result).startswith("make can't be loaded in a trial: ")
+@pytest.mark.parametrize(
+    ("make", "status", "said"),
+    [
+        (lambda config: lambda: float("nan"), "invalid", "the loss became nan: not trainable like this"),
+        (raising(ValueError("no bf16 here")), "invalid", "make refuses it: no bf16 here"),
+        (raising(RuntimeError("shapes differ")), "crashed", "RuntimeError: shapes differ"),
+        (lambda config: 42, "invalid", "make returned int; it has to return a function that does one optimizer step"),
+        (generator, "invalid", "make returned a generator or coroutine, whose call does nothing"),
+        (b"no pickle", "invalid", "make can't be loaded in a trial: "),
+    ],
+    ids=["NaN", "refuses", "fails", "no function", "generator", "no pickle"],
+)
+def test_a_function_that_makes_no_training_is_told(run_own, make, status, said):
+    result = run_own(make)
+    assert result.status == status
+    assert cause_of(result).startswith(said)
 
 
 def test_a_loop_with_accelerate(run_own):
@@ -386,13 +377,10 @@ def test_an_optimizer_step_after_each_micro_batch_is_another_gradient(examine):
     assert examine(make).facts.split_changes is not None
 
 
-def test_samples_that_differ_with_the_split_are_said_to(examine):
+def test_with_other_samples_a_wrong_scale_is_seen_all_the_same(examine):
     found = examine(loop(loader=False))
     assert found.facts == make_facts()
     assert "could not be measured: other samples are read with another split" in found.notes[0]
-
-
-def test_with_other_samples_a_wrong_scale_is_seen_all_the_same(examine):
     torch.manual_seed(0)
     found = examine(loop(loader=False, divides=False, reduction="sum", model=nn.Linear(16, 16)))
     assert found.facts.split_changes is None

@@ -25,47 +25,37 @@ def verdict(directory: Path, ending: Ending = WELL, *, log: str = "", budget: in
     return outcome_of(directory, ending, make_request(limits=make_limits(memory_bytes=budget, timeout_s=90)))
 
 
+NO_RESULT, NO_MEMORY_LEFT = "ended without a result (exit code {})", "died of a failed allocation ({})"
+BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+
+
 @pytest.mark.parametrize(
-    ("ending", "log", "status", "cause"),
+    ("code", "ending", "log", "status", "cause"),
     [
-        (WELL, "", "crashed", "ended without a result (exit code 0)"),
-        (Ending(returncodes=(3,)), "", "crashed", "ended without a result (exit code 3)"),
-        (Ending(returncodes=(-signal.SIGSEGV,)), "", "crashed", "killed by SIGSEGV"),
-        (Ending(returncodes=(-signal.SIGKILL,)), "", "crashed", "killed by SIGKILL"),
-        (Ending(returncodes=(-signal.SIGKILL,), host_oom=True), "", "out of memory", "the host's out-of-memory killer"),
-        (Ending(returncodes=(-signal.SIGSEGV,), host_oom=True), "", "crashed", "killed by SIGSEGV"),
-        (Ending(returncodes=(-signal.SIGKILL,), timed_out=True), "", "timed out", "no result within 90 s"),
-        (Ending(returncodes=(None,), timed_out=True, unkillable=1), "", "timed out", "no result within 90 s"),
-        (Ending(launcher_died=True), "", "crashed", "the process that runs trials died with it"),
-        (Ending(timed_out=True, launcher_died=True), "", "timed out", "no result within 90 s"),
-        (Ending(returncodes=(1,)), LIBGOMP, "out of memory", "died of a failed allocation (exit code 1)"),
-        (
-            Ending(returncodes=(-signal.SIGABRT,)),
-            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-            "out of memory",
-            "died of a failed allocation (killed by SIGABRT)",
-        ),
-        (Ending(returncodes=(1,)), BITSANDBYTES, "out of memory", "died of a failed allocation (exit code 1)"),
-        (
-            Ending(returncodes=(1,)),
-            BITSANDBYTES + "goodbye\n",
-            "out of memory",
-            "died of a failed allocation (exit code 1)",
-        ),
-        (Ending(returncodes=(1,)), BITSANDBYTES + "step\n" * 200, "crashed", "ended without a result (exit code 1)"),
-        (Ending(returncodes=(3,)), BITSANDBYTES, "crashed", "ended without a result (exit code 3)"),
-        (
-            Ending(returncodes=(1,)),
-            BITSANDBYTES.replace("out of memory", "invalid argument"),
-            "crashed",
-            "ended without a result (exit code 1)",
-        ),
-        (Ending(returncodes=(1,)), "Said: " + BITSANDBYTES, "crashed", "ended without a result (exit code 1)"),
-        (Ending(returncodes=(127,)), "cannot allocate memory for thread-local data: ABORT\n", "out of memory", "127"),
+        (0, {}, "", "crashed", NO_RESULT.format(0)),
+        (3, {}, "", "crashed", NO_RESULT.format(3)),
+        (-11, {}, "", "crashed", "killed by SIGSEGV"),
+        (-9, {}, "", "crashed", "killed by SIGKILL"),
+        (-9, {"host_oom": True}, "", "out of memory", "the host's out-of-memory killer"),
+        (-11, {"host_oom": True}, "", "crashed", "killed by SIGSEGV"),
+        (-9, {"timed_out": True}, "", "timed out", "no result within 90 s"),
+        (None, {"timed_out": True, "unkillable": 1}, "", "timed out", "no result within 90 s"),
+        (None, {"launcher_died": True}, "", "crashed", "the process that runs trials died with it"),
+        (None, {"timed_out": True, "launcher_died": True}, "", "timed out", "no result within 90 s"),
+        (1, {}, LIBGOMP, "out of memory", NO_MEMORY_LEFT.format("exit code 1")),
+        (-6, {}, BAD_ALLOC, "out of memory", NO_MEMORY_LEFT.format("killed by SIGABRT")),
+        (1, {}, BITSANDBYTES, "out of memory", NO_MEMORY_LEFT.format("exit code 1")),
+        (1, {}, BITSANDBYTES + "goodbye\n", "out of memory", NO_MEMORY_LEFT.format("exit code 1")),
+        (1, {}, BITSANDBYTES + "step\n" * 200, "crashed", NO_RESULT.format(1)),
+        (3, {}, BITSANDBYTES, "crashed", NO_RESULT.format(3)),
+        (1, {}, BITSANDBYTES.replace("out of memory", "invalid argument"), "crashed", NO_RESULT.format(1)),
+        (1, {}, "Said: " + BITSANDBYTES, "crashed", NO_RESULT.format(1)),
+        (127, {}, "cannot allocate memory for thread-local data: ABORT\n", "out of memory", "127"),
     ],
 )
-def test_an_end_without_an_outcome(tmp_path, ending, log, status, cause):
-    failure = verdict(tmp_path, ending, log=log)
+def test_an_end_without_an_outcome(tmp_path, code, ending, log, status, cause):
+    codes = () if ending.get("launcher_died") else (code,)
+    failure = verdict(tmp_path, Ending(returncodes=codes, **ending), log=log)
     assert failure.status == status
     assert cause in failure.cause
     assert "\n" not in failure.cause
@@ -145,36 +135,16 @@ def test_times_are_those_of_the_slowest_rank(tmp_path):
     assert found.samples_per_second_interval.low < 16 / 2.0 < found.samples_per_second_interval.high
 
 
-def test_memory_is_the_worst_ranks_and_the_loss_the_mean(tmp_path):
-    found = merged(tmp_path, rank(peak=300, loss=1.0), rank(peak=400, loss=2.0))
-    assert found.memory == Memory(resident_bytes=400)
-    assert found.loss == 1.5
-
-
-def test_starts_and_waits_are_the_longest_and_conditions_the_worst(tmp_path):
+def test_what_several_ranks_measured_is_one_measurement(tmp_path):
+    watched = Conditions(clock_mhz=900, waited_share=0.0)
+    one = rank(peak=300, loss=1.0, startup_s=1, first_step_s=4, data_wait_share=0.1, conditions=watched)
+    hot = Conditions(throttled={"heat": 0.5})
     found = merged(
-        tmp_path,
-        rank(startup_s=1, first_step_s=4, data_wait_share=0.1, conditions=Conditions(clock_mhz=900, waited_share=0.0)),
-        rank(startup_s=2, first_step_s=3, data_wait_share=0.2, conditions=Conditions(throttled={"heat": 0.5})),
+        tmp_path, one, rank(peak=400, loss=2.0, startup_s=2, first_step_s=3, data_wait_share=0.2, conditions=hot)
     )
+    assert (found.memory, found.loss) == (Memory(resident_bytes=400), 1.5)
     assert (found.startup_s, found.first_step_s, found.data_wait_share) == (2, 4, 0.2)
     assert found.conditions == Conditions(clock_mhz=900, waited_share=0.0, throttled={"heat": 0.5})
-
-
-def test_a_rank_beyond_the_budget_is_out_of_memory_for_all(tmp_path):
-    found = merged(tmp_path, rank(), rank(peak=1001))
-    assert found.status is TrialStatus.OUT_OF_MEMORY
-    assert found.cause.startswith("rank 1: peaked at")
-
-
-def test_ranks_that_ran_different_things_are_no_measurement(tmp_path):
-    found = merged(tmp_path, rank(), rank(effects={"parallelism": "one device"}))
-    assert found.status is TrialStatus.INVALID
-    assert found.cause == "rank 0 ran with parallelism DDP over 2, rank 1 with one device"
-
-
-def test_ranks_that_measured_different_numbers_of_steps_are_no_measurement(tmp_path):
-    assert merged(tmp_path, rank((1.0, 1.0)), rank((1.0, 1.0, 1.0))).status is TrialStatus.CRASHED
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -194,24 +164,31 @@ def test_who_speaks_of_a_lost_peer_was_not_the_first(tmp_path):
         assert found.status is TrialStatus.OUT_OF_MEMORY
 
 
-def test_a_rank_that_is_killed_is_the_cause_whatever_the_others_say(tmp_path):
-    found = merged(tmp_path, make_failure(cause=LOST_PEER), None, failed_at=[1.0, 1.001], codes=[0, -9])
-    assert (found.status, found.cause) == (TrialStatus.CRASHED, "rank 1: killed by SIGKILL")
-
-
-def test_a_rank_that_was_killed_for_another_is_not_the_cause(tmp_path):
-    found = merged(tmp_path, None, NO_MEMORY, failed_at=[None, 1.0], codes=[-9, 0], host_oom=True)
-    assert found.cause.startswith("rank 1: DefaultCPUAllocator")
-
-
-def test_where_nobody_failed_by_itself_a_lost_peer_is_all_there_is_to_say(tmp_path):
-    found = merged(tmp_path, rank(), make_failure(cause=LOST_PEER), failed_at=[None, 1.0])
-    assert found.cause == f"rank 1: {LOST_PEER}"
-
-
-def test_a_rank_that_fails_after_another_has_measured_fails_the_trial(tmp_path):
-    found = merged(tmp_path, rank(), make_failure(TrialStatus.INVALID, "the loss became nan"), failed_at=[None, 1.0])
-    assert (found.status, found.cause) == (TrialStatus.INVALID, "rank 1: the loss became nan")
+@pytest.mark.parametrize(
+    ("outcomes", "ending", "status", "cause"),
+    [
+        ([rank(), rank(peak=1001)], {}, "out of memory", "rank 1: peaked at"),
+        ([rank(), rank(effects={"parallelism": "one device"})], {}, "invalid",
+         "rank 0 ran with parallelism DDP over 2, rank 1 with one device"),
+        ([rank((1.0, 1.0)), rank((1.0, 1.0, 1.0))], {}, "crashed", "rank 0 measured 2 steps, rank 1 3"),
+        # killed, whatever the others say
+        ([make_failure(cause=LOST_PEER), None], {"failed_at": [1.0, 1.001], "codes": [0, -9]}, "crashed",
+         "rank 1: killed by SIGKILL"),
+        # killed for another
+        ([None, NO_MEMORY], {"failed_at": [None, 1.0], "codes": [-9, 0], "host_oom": True}, "out of memory",
+         "rank 1: DefaultCPUAllocator"),
+        # where nobody failed by itself, a lost peer is all there is to say
+        ([rank(), make_failure(cause=LOST_PEER)], {"failed_at": [None, 1.0]}, "crashed", f"rank 1: {LOST_PEER}"),
+        ([rank(), make_failure(TrialStatus.INVALID, "the loss became nan")], {"failed_at": [None, 1.0]}, "invalid",
+         "rank 1: the loss became nan"),
+        ([rank(), None], {"launcher_died": True}, "crashed", "the process that runs trials died with it"),
+    ],
+    ids=["budget", "effects", "steps", "killed", "killed for another", "lost peer", "later", "launcher"],
+)  # fmt: skip
+def test_one_rank_that_fails_fails_the_trial(tmp_path, outcomes, ending, status, cause):
+    found = merged(tmp_path, *outcomes, **ending)
+    assert found.status == status
+    assert found.cause.startswith(cause)
 
 
 STACK = 'Stack (most recent call first):\n  File "/lib/{}", line 7 in {}\n  File "/lib/trainer.py", line 9 in train\n'
@@ -226,9 +203,3 @@ def test_at_the_time_limit_it_is_said_where_each_rank_stood(tmp_path):
     assert found.cause == (
         "no result within 90 s; ranks 0, 2 stood in wait (dist.py:7), rank 1 stood in nap (mine.py:7)"
     )
-
-
-def test_ranks_whose_launcher_died_fail_together(tmp_path):
-    found = merged(tmp_path, rank(), None, launcher_died=True)
-    assert isinstance(found, Failure)
-    assert found.cause == "the process that runs trials died with it"

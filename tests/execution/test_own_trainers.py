@@ -48,10 +48,14 @@ def described(bench, code):
 def run(bench, workload, *, purpose=Purpose.SEARCH, task=None, limits=None, **config):
     config = {"attn_implementation": None, "optim": "adamw_torch", **config}
     request = bench.request(config=config, limits=limits)
-    steps = workload.accumulation_steps(request.config)
-    return bench.runner.run(
-        request.model_copy(update={"workload": workload, "accumulation_steps": steps, "purpose": purpose, "task": task})
-    )
+    fields = {"workload": workload, "accumulation_steps": workload.accumulation_steps(request.config)}
+    return bench.runner.run(request.model_copy(update={**fields, "purpose": purpose, "task": task}))
+
+
+def measured(bench, workload, **fields):
+    result = run(bench, workload, **fields)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    return result.outcome
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +103,9 @@ def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
 
 @pytest.mark.slow
 def test_a_soak_saves_and_evaluates_on_the_scripts_own_data(bench, net):
-    result = run(bench, net[1], purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert result.outcome.soaked.eval_batch_size == 4
-    assert result.outcome.soaked.checkpoint_bytes > 4 * 16 * 32
+    soaked = measured(bench, net[1], purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,))).soaked
+    assert soaked.eval_batch_size == 4
+    assert soaked.checkpoint_bytes > 4 * 16 * 32
 
 
 @pytest.mark.slow
@@ -130,9 +133,8 @@ def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama)
     ids=str,
 )
 def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, config, effects):
-    result = run(bench, llama[1], **{"attn_implementation": "sdpa", **config})
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert result.outcome.effects == {**result.outcome.effects, **effects}
+    seen = measured(bench, llama[1], **{"attn_implementation": "sdpa", **config}).effects
+    assert seen == {**seen, **effects}
 
 
 def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can_be_switched_off(bench, tmp_path):
@@ -156,22 +158,14 @@ def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can
     workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
     # two layers of each of four micro-batches
     for checkpointing, effect in (("none", "none"), ("full", "8 checkpointed calls in the first step")):
-        result = run(bench, workload, checkpointing=checkpointing)
-        assert result.status is TrialStatus.COMPLETED, result.outcome
-        assert result.outcome.effects["checkpointing"] == effect
+        assert measured(bench, workload, checkpointing=checkpointing).effects["checkpointing"] == effect
 
 
 @pytest.mark.slow
 def test_losses_are_those_of_the_global_batch_whatever_the_split(bench, llama):
     task = LossTask(steps=6, pass_steps=2, seed=1)
-    runs = [
-        run(
-            bench, llama[1], task=task, purpose=Purpose.LOSS_CHECK, limits=NO_END, attn_implementation="sdpa",
-            per_device_train_batch_size=size,
-        )
-        for size in (8, 2)
-    ]  # fmt: skip
-    curves = [r.outcome.curve for r in runs]
+    fields = {"task": task, "purpose": Purpose.LOSS_CHECK, "limits": NO_END, "attn_implementation": "sdpa"}
+    curves = [measured(bench, llama[1], per_device_train_batch_size=size, **fields).curve for size in (8, 2)]
     assert curves[1].losses == pytest.approx(curves[0].losses, rel=1e-5)
     assert curves[0].dropout_spread == 0.0
 
@@ -193,11 +187,10 @@ trainer.train()
 
 def test_a_callback_that_ends_training_early_is_named_and_the_trial_goes_on(bench, folder):
     code = script(folder, STOPPING, "--output_dir", "out", "--use_cpu", "True", name="stops.py")
-    result = run(bench, described(bench, code)[1], limits=NO_END)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert len(result.outcome.step_times_s) >= NO_END["measure_steps"] - 1
-    assert "StopsSoon" in result.outcome.warnings[-1]
-    assert "after step 3" in result.outcome.warnings[-1]
+    outcome = measured(bench, described(bench, code)[1], limits=NO_END)
+    assert len(outcome.step_times_s) >= NO_END["measure_steps"] - 1
+    assert "StopsSoon" in outcome.warnings[-1]
+    assert "after step 3" in outcome.warnings[-1]
 
 
 def streaming(samples):
@@ -278,11 +271,9 @@ def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
     description, workload = described(bench, script(tmp_path, stream, *SMALL, "--max_steps", "5"))
     assert description.own.held["train_sampling_strategy"] == "the samples come as a stream"
     assert workload.own_code.reorders is False
-    result = run(bench, workload, per_device_train_batch_size=4)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    soak = run(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
-    assert soak.status is TrialStatus.COMPLETED, soak.outcome
-    assert soak.outcome.soaked.eval_batch_size is None
+    measured(bench, workload, per_device_train_batch_size=4)
+    soak = measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert soak.soaked.eval_batch_size is None
 
 
 @pytest.mark.slow
@@ -296,9 +287,7 @@ def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path
     assert description.own.held["optim"] == "your code hands the Trainer an optimizer"
     held = {"optim": Held(value="adamw_torch", reason="its own")}
     workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
-    result = run(bench, workload)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert result.outcome.effects["optim"] == "as your code has it"
+    assert measured(bench, workload).effects["optim"] == "as your code has it"
 
 
 @pytest.mark.slow

@@ -5,55 +5,44 @@ On a CPU accelerate has to be told that processes can shard (`sharding_on_cpu`);
 
 from __future__ import annotations
 
-import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from benches import Bench
 
 from autotune.execution.runner import LocalRunner
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare
 from autotune.values.budget import LossTask
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.model import Task
-from autotune.values.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
-from autotune.values.workload import Workload
+from autotune.values.trial import Measurement, Purpose, TrialResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
-LIMITS = Limits(
-    memory_bytes=2 << 30,
-    timeout_s=300,  # DeepSpeed compiles for a minute, the first time
-    discarded_steps=1,
-    measure_steps=STEPS,
-    measure_time_s=1e9,
-    relative_interval=1e-12,
-)
+LIMITS = {
+    "memory_bytes": 2 << 30,
+    "timeout_s": 300,  # DeepSpeed compiles for a minute, the first time
+    "measure_steps": STEPS,
+    "measure_time_s": 1e9,
+    "relative_interval": 1e-12,
+}
 # AdamW takes the same step whatever the gradients are multiplied by, and so does anything that is clipped.
 SGD, UNCLIPPED = {"optim": "sgd"}, {"max_grad_norm": 0.0, "learning_rate": 0.3}
 TINY_T5 = {
-    "model_type": "t5",
-    "vocab_size": 512,
-    "d_model": 64,
-    "d_ff": 128,
-    "d_kv": 16,
-    "num_layers": 2,
-    "num_heads": 4,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-}
+    "model_type": "t5", "vocab_size": 512, "d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4,
+    "dropout_rate": 0.0, "decoder_start_token_id": 0,
+}  # fmt: skip
 
 
 class Ranks:
     """Trials of a tiny model, whose losses are kept."""
 
-    def __init__(self, runner: LocalRunner, directory: Path, llama: Any, t5: Any) -> None:
-        self._runner, self._directory, self._models = runner, directory, {"llama": llama, "t5": t5}
-        self._numbers = itertools.count()
+    def __init__(self, bench: Bench, t5: Any = None) -> None:
+        self._bench, self._t5 = bench, t5
 
     def run(
         self,
@@ -65,37 +54,17 @@ class Ranks:
         data: Any = None,
         **spread: Any,
     ):
-        config = TrainConfig(
-            per_device_train_batch_size=micro_batch,
-            attn_implementation="sdpa" if model == "llama" else "eager",
-            dataloader_pin_memory=False,
-            parallelism=Parallelism(world_size=world_size, **spread),
-            **(knobs or {}),
-        )
-        task = Task.CAUSAL_LM if model == "llama" else Task.SEQ2SEQ_LM
-        workload = Workload(
-            model=self._models[model],
-            task=task,
-            sequence_length=16,
-            target_length=16 if task is Task.SEQ2SEQ_LM else None,
-            fixed_arguments=UNCLIPPED if config.optim == "sgd" else {},
-            global_batch_size=8,
-            **(data or {}),
-        )
+        config = {"per_device_train_batch_size": micro_batch, **(knobs or {})}
+        config["parallelism"] = Parallelism(world_size=world_size, **spread)
+        workload = {"fixed_arguments": UNCLIPPED if config.get("optim") == "sgd" else {}, "global_batch_size": 8}
+        if model == "t5":
+            config["attn_implementation"] = "eager"
+            workload |= {"model": self._t5, "task": Task.SEQ2SEQ_LM, "target_length": 16}
+        request = self._bench.request(config=config, workload=workload | (data or {}), limits=LIMITS)
         if data is not None:
-            prepare(workload, self._directory / "data")
-        return self._runner.run(
-            TrialRequest(
-                number=next(self._numbers),
-                purpose=Purpose.LOSS_CHECK,
-                config=config,
-                workload=workload,
-                device="cpu",
-                accumulation_steps=workload.accumulation_steps(config),
-                limits=LIMITS,
-                task=LossTask(steps=STEPS, pass_steps=STEPS, seed=1),
-            )
-        )
+            prepare(request.workload, self._bench.run_directory / "data")
+        task = LossTask(steps=STEPS, pass_steps=STEPS, seed=1)
+        return self._bench.runner.run(request.model_copy(update={"purpose": Purpose.LOSS_CHECK, "task": task}))
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +72,10 @@ def ranks(tmp_path_factory, tiny_llama):
     t5 = tmp_path_factory.mktemp("models") / "tiny-t5"
     t5.mkdir()
     (t5 / "config.json").write_text(json.dumps(TINY_T5))
-    entry = "sharding_on_cpu:run_trial"
-    directory = tmp_path_factory.mktemp("ranks")
-    with LocalRunner(directory, detect("cpu"), entry=entry) as runner:
-        yield Ranks(runner, directory, resolve(str(tiny_llama)), resolve(str(t5)))
+    bench = Bench(resolve(str(tiny_llama)), tmp_path_factory.mktemp("ranks"))
+    bench.runner = LocalRunner(bench.run_directory, detect("cpu"), entry="sharding_on_cpu:run_trial")
+    with bench.runner:
+        yield Ranks(bench, resolve(str(t5)))
 
 
 @pytest.fixture(scope="module")
@@ -147,41 +116,19 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tensor parallel": ({"tensor_parallel": 2, "micro_batch": 4}, "tensor parallel 2"),
 }
-ZERO = {
-    "zero 1": ({"sharding": "zero_1"}, "DeepSpeed ZeRO-1 over 2"),
-    "zero 2": ({"sharding": "zero_2"}, "DeepSpeed ZeRO-2 over 2"),
-    "zero 3": ({"sharding": "zero_3"}, "DeepSpeed ZeRO-3 over 2"),
-    "zero 1 offload": (
-        {"sharding": "zero_1", "offload": "optimizer"},
-        "DeepSpeed ZeRO-1 over 2, optimizer offloaded to cpu",
-    ),
-    "zero 2 offload": (
-        {"sharding": "zero_2", "offload": "optimizer"},
-        "DeepSpeed ZeRO-2 over 2, optimizer offloaded to cpu",
-    ),
-    "zero 3 offload": (
-        {"sharding": "zero_3", "offload": "parameters"},
-        "DeepSpeed ZeRO-3 over 2, parameters offloaded to cpu",
-    ),
-    "zero 3 checkpointing": (
-        {"sharding": "zero_3", "knobs": {"checkpointing": "full"}},
-        "DeepSpeed ZeRO-3 over 2",
-    ),
-}
+for stage in (1, 2, 3):
+    WAYS[f"zero {stage}"] = ({"sharding": f"zero_{stage}"}, f"DeepSpeed ZeRO-{stage} over 2")
+    what = "parameters" if stage == 3 else "optimizer"
+    seen_of_host = f"DeepSpeed ZeRO-{stage} over 2, {what} offloaded to the host"
+    WAYS[f"zero {stage} offload"] = ({"sharding": f"zero_{stage}", "offload": what}, seen_of_host)
+WAYS["zero 3 checkpointing"] = ({**WAYS["zero 3"][0], "knobs": {"checkpointing": "full"}}, WAYS["zero 3"][1])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_train_as_one_does(ranks, alone, way):
+    if way.startswith("zero"):
+        pytest.importorskip("deepspeed")
     spread, seen = WAYS[way]
-    result = measured(ranks.run(**spread))
-    assert result.effects["parallelism"] == seen
-    assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
-
-
-@pytest.mark.parametrize("way", ZERO)
-def test_deepspeed_trains_as_one_process_does(ranks, alone, way):
-    pytest.importorskip("deepspeed")
-    spread, seen = ZERO[way]
     result = measured(ranks.run(**spread))
     assert result.effects["parallelism"] == seen
     assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
@@ -249,8 +196,7 @@ def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
 
 
 def test_what_silently_runs_ddp_is_no_result(tmp_path, tiny_llama):
-    with LocalRunner(tmp_path, detect("cpu")) as runner:
-        llama = resolve(str(tiny_llama))
-        outcome = Ranks(runner, tmp_path, llama, llama).run(sharding="fsdp_full").outcome
+    with (bench := Bench(resolve(str(tiny_llama)), tmp_path / "run")).runner:
+        outcome = Ranks(bench).run(sharding="fsdp_full").outcome
     assert not isinstance(outcome, Measurement)
     assert "fsdp_full was asked for, but the model is wrapped as DistributedDataParallel" in outcome.cause

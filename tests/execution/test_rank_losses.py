@@ -12,6 +12,8 @@ import torch
 from optimizer_steps import MODELS, assert_same_step, build, reference
 from rank_losses import CASES_FILE, STEPS_FILE
 
+from autotune.execution.job import Job
+
 pytestmark = pytest.mark.slow
 
 CASES = [(name, accumulation) for name in MODELS for accumulation in (1, 4)]
@@ -23,8 +25,9 @@ def steps(bench):
     directory = bench.run_directory / "losses"
     directory.mkdir()
     (directory / CASES_FILE).write_text(json.dumps(CASES))
-    ending = bench.runner._ending([directory], "rank_losses:take_steps", 200, ranks=2)
-    assert list(ending.returncodes) == [0, 0], (directory / "log.txt").read_text()
+    launcher = bench.runner.start()
+    launcher.send(Job(place=0, directories=(directory,), entry="rank_losses:take_steps", timeout_s=200, ranks=2))
+    assert launcher.reply(300)["returncodes"] == [0, 0], (directory / "log.txt").read_text()
     return torch.load(directory / STEPS_FILE)
 
 

@@ -194,27 +194,23 @@ def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, light_launc
         assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
-def test_a_package_of_another_build_is_named_with_the_remedy(model, tmp_path, monkeypatch):
-    """transformers says of it that 'get_reporting_integration_callbacks' could not be imported."""
-    package, about = tmp_path / "torchvision", tmp_path / "torchvision-0.1.dist-info"
-    package.mkdir()
-    about.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    said = (
-        "torchvision 0.1 can't be imported: RuntimeError: operator torchvision::nms does not exist; install the build"
-    )
-    with pytest.raises(InfrastructureError, match=said):
-        Bench(model, tmp_path / "run").run()
-
-
-def test_a_launcher_that_cannot_start_is_an_infrastructure_error_with_its_last_line(model, tmp_path, monkeypatch):
-    (tmp_path / "broken").mkdir()
+def test_a_launcher_that_cannot_import_a_library_says_which_with_the_remedy(model, tmp_path, monkeypatch):
+    """transformers says of torchvision that 'get_reporting_integration_callbacks' could not be imported."""
+    for name in ("torchvision", "torchvision-0.1.dist-info", "broken"):
+        (tmp_path / name).mkdir()
+    planted = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(planted)
+    about = "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"
+    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text(about)
     (tmp_path / "broken" / "transformers.py").write_text("raise ImportError('transformers is broken here')")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "broken"), *sys.path])
-    with pytest.raises(InfrastructureError, match="did not start: ImportError: transformers is broken here"):
-        Bench(model, tmp_path / "run").run()
+    torchvision = (
+        "torchvision 0.1 can't be imported: RuntimeError: operator torchvision::nms does not exist; install the"
+    )
+    transformers = "did not start: ImportError: transformers is broken here"
+    for number, (folder, said) in enumerate([(tmp_path, torchvision), (tmp_path / "broken", transformers)]):
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        with pytest.raises(InfrastructureError, match=said):
+            Bench(model, tmp_path / f"run-{number}").run()
 
 
 def test_describing_a_model_tells_its_facts(bench):

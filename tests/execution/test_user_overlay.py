@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from own_trainings import write
+from own_trainings import MODULE, write
 from planted import planted
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -112,29 +112,21 @@ def test_a_schedule_that_waits_for_evaluations_is_not_waited_for(schedule):
     assert args.lr_scheduler_type == ("linear" if schedule == "linear" else "constant")
 
 
-TRAINS = """
-    import sys, torch
+TRAINS = (
+    MODULE
+    + """
+if __name__ == "__main__":
     from pathlib import Path
-    from torch import nn
-    from transformers import Trainer, TrainingArguments
 
-    class Tiny(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-
-        def forward(self, x):
-            return {"loss": self.layer(x).square().mean()}
-
-    if __name__ == "__main__":
-        args = TrainingArguments("out", use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2)
-        trainer = Trainer(model=Tiny(), args=args, train_dataset=[{"x": torch.ones(2)}] * 8)
-        try:
-            trainer.train()
-        except Exception:
-            Path("handled").touch()
-        Path("after").touch()
+    args = TrainingArguments("out", use_cpu=True, report_to="none", max_steps=2, remove_unused_columns=False)
+    trainer = NetTrainer(model=Net(), args=args, train_dataset=Rows())
+    try:
+        trainer.train()
+    except Exception:
+        Path("handled").touch()
+    Path("after").touch()
 """
+)
 
 
 def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path):
@@ -161,7 +153,7 @@ def test_what_fails_while_training_is_measured_does_not_reach_the_handlers_of_th
 
 
 def test_code_that_catches_everything_trains_no_second_time(tmp_path):
-    again = TRAINS.replace("except Exception:", "except BaseException:") + "        trainer.train()\n"
+    again = TRAINS.replace("except Exception:", "except BaseException:") + "    trainer.train()\n"
     calls = []
     assert reach(script_of(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
     assert calls == [1]

@@ -21,40 +21,6 @@ def measured(bench, **fields: Any) -> Measurement:
     return result.outcome
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "effects"),
-    [
-        ({}, {"precision": "weights float32, layer outputs float32"}),
-        ({"precision": "bf16"}, {"precision": "weights float32, layer outputs bfloat16"}),
-        ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
-        ({"optim": "adamw_torch"}, {"optim": "torch.optim.adamw.AdamW fused=None"}),
-        ({"optim": "adamw_torch_fused"}, {"optim": "torch.optim.adamw.AdamW fused=True"}),
-        ({"optim": "adafactor"}, {"optim": "transformers.optimization.Adafactor"}),
-        ({"optim": "sgd"}, {"optim": "torch.optim.sgd.SGD"}),
-        (
-            {"optim": "adamw_bnb_8bit"},
-            {"optim": "bitsandbytes.optim.adamw.AdamW optim_bits=8, embeddings' states in float32"},
-        ),
-        ({"checkpointing": "full"}, {"checkpointing": "2 checkpointed calls in the first step"}),
-        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
-        ({"attn_implementation": "sdpa"}, {"attn_implementation": "sdpa (flash)"}),
-        ({"dataloader_num_workers": 1}, {"dataloader_num_workers": "1"}),
-        ({"adapter": {"rank": 8}}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
-        (
-            {"adapter": {"rank": 8, "target_modules": "attention"}},
-            {"adapter": "lora, 7168 of 146752 parameters trained"},
-        ),
-        ({"adapter": {"kind": "prompt", "virtual_tokens": 4}}, {"adapter": "prompt, 256 of 139840 parameters trained"}),
-        ({"adapter": {"rank": 8}, "quantization": "nf4"}, {"quantization": "nf4 in 14 layers"}),
-    ],
-    ids=str,
-)
-def test_each_knob_takes_effect(bench, config, effects):
-    seen = measured(bench, config=config).effects
-    assert seen == {**seen, **effects}
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -67,12 +33,6 @@ def test_each_knob_takes_effect(bench, config, effects):
 )
 def test_knobs_go_together(bench, config):
     assert math.isfinite(measured(bench, config=config).loss)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_compiled(bench):
-    measurement = measured(bench, config={"torch_compile_backend": "aot_eager"})
-    assert measurement.effects["torch_compile_backend"] == "aot_eager: 1 graphs, 0 graph breaks"
 
 
 @pytest.mark.slow
@@ -101,6 +61,7 @@ def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):
     result = bench.run(config={"precision": "fp16"})
     assert result.status is TrialStatus.INVALID
     assert result.outcome.cause.startswith("fp16 was asked for, but autocast is off")
+    assert result.outcome.memory.resident_bytes < 100 * MIB
 
 
 def test_rates_are_those_of_the_workload(bench):
@@ -187,11 +148,6 @@ def test_another_seed_is_another_training(bench):
     assert measured(bench, workload={"seed": 1}).loss != measured(bench, workload={"seed": 2}).loss
 
 
-def test_a_failure_tells_the_peak_that_was_seen(bench):
-    result = bench.run(config={"precision": "fp16"})
-    assert result.outcome.memory.resident_bytes < 100 * MIB
-
-
 @pytest.fixture(scope="module")
 def texts(bench, tmp_path_factory) -> dict[str, Any]:
     """A workload of texts of many lengths, tokenized where trials look for them."""
@@ -216,19 +172,15 @@ def test_packing_trains_the_same_without_padding(bench, texts):
     assert packed.loss == pytest.approx(padded.loss, rel=1e-5)
 
 
-def test_grouping_by_length_pads_less(bench, texts):
+def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
     limits = {"measure_steps": 8, "relative_interval": 1e-9}
-    config = {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length"}
-    grouped = measured(bench, config=config, workload=texts, limits=limits)
-    assert grouped.padding_share < 0.15
 
+    def seen(size: int, strategy: str) -> Measurement:
+        config = {"per_device_train_batch_size": size, "train_sampling_strategy": strategy}
+        return measured(bench, config=config, workload=texts, limits=limits)
 
-def test_balanced_micro_batches_pad_less(bench, texts):
-    limits = {"measure_steps": 8, "relative_interval": 1e-9}
-    config = {"per_device_train_batch_size": 2}
-    random = measured(bench, config=config, workload=texts, limits=limits)
-    balancing = {**config, "train_sampling_strategy": "batch_rebalance"}
-    balanced = measured(bench, config=balancing, workload=texts, limits=limits)
+    assert seen(4, "group_by_length").padding_share < 0.15
+    random, balanced = seen(2, "random"), seen(2, "batch_rebalance")
     assert balanced.padding_share < 0.7 * random.padding_share
     assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
     assert random.effects["train_sampling_strategy"] == "of the same number of samples"

@@ -136,18 +136,14 @@ def test_what_can_not_be_laid_over_a_script_is_refused(answer, best, message):
         prepared(path, ["python", "train.py"])
 
 
-def test_one_process_of_several_is_refused(answer, monkeypatch):
-    path = answer(make_config(16, attn_implementation=None))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="this is one of several"):
-        prepared(path, ["python", "train.py"])
-
-
-@pytest.mark.parametrize("said", ["x", "", "2.5"])
-def test_a_number_of_processes_that_is_none_is_refused(answer, monkeypatch, said):
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [("2", "this is one of several"), *((n, f"WORLD_SIZE={n}: expected the number of proc") for n in ("x", "", "2.5"))],
+)
+def test_a_number_of_processes_that_is_not_one_is_refused(answer, monkeypatch, said, message):
     path = answer(make_config(16, attn_implementation=None))
     monkeypatch.setenv("WORLD_SIZE", said)
-    with pytest.raises(InputError, match=f"WORLD_SIZE={said}: expected the number of processes"):
+    with pytest.raises(InputError, match=message):
         prepared(path, ["python", "train.py"])
 
 

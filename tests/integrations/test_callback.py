@@ -211,26 +211,17 @@ def test_a_long_training_doesnt_pile_up_marks(result, monkeypatch):
 
 def make_promise(**fields):
     usual = {
-        "samples_per_second": 100.0,
-        "interval": Interval(low=95.0, high=105.0),
-        "memory": Memory(reserved_bytes=3 * GIB),
-        "data_wait_share": 0.01,
-        "samples_per_step": 16,
-    }
+        "samples_per_second": 100.0, "interval": Interval(low=95.0, high=105.0), "data_wait_share": 0.01,
+        "memory": Memory(reserved_bytes=3 * GIB), "samples_per_step": 16,
+    }  # fmt: skip
     return Promise(**{**usual, **fields})
 
 
 def make_production(rate: float | None, **fields):
     usual = {
-        "when": "2026-01-01T08:00:00+00:00",
-        "model": "tiny",
-        "config_id": "abc",
-        "promise": make_promise(),
-        "steps": 40,
-        "samples_per_step": 16,
-        "samples_per_second": rate,
-        "memory": Memory(),
-    }
+        "when": "2026-01-01T08:00:00+00:00", "model": "tiny", "config_id": "abc", "promise": make_promise(),
+        "steps": 40, "samples_per_step": 16, "samples_per_second": rate, "memory": Memory(),
+    }  # fmt: skip
     return Production(**{**usual, **fields})
 
 
@@ -249,61 +240,49 @@ def test_the_promise_is_the_measurement_of_the_best(result):
     assert Promise.of(nothing) is None
 
 
-def test_within_the_interval_it_is_as_promised():
-    assert str(make_production(97.0, reasons=("torch 2.14",))) == (
-        "97 samples/s over 40 steps, as promised: 100 (95 to 105)"
-    )
+REASONS = ("optim sgd (promised adamw_torch)", "steps wait for data 30% of their time")
+ENDLESS = make_promise(interval=Interval(low=0.0, high=math.inf))
 
 
-def test_below_the_interval_the_reasons_are_named():
-    seen = make_production(80.0, reasons=("optim sgd (promised adamw_torch)", "steps wait for data 30% of their time"))
-    assert seen.is_slower
-    assert str(seen) == (
-        "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): "
-        "optim sgd (promised adamw_torch); steps wait for data 30% of their time"
-    )
-    assert "no reason was seen" in str(make_production(80.0))
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (make_production(97.0, reasons=REASONS), "97 samples/s over 40 steps, as promised: 100 (95 to 105)"),
+        (make_production(80.0, reasons=REASONS), "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): "
+         "optim sgd (promised adamw_torch); steps wait for data 30% of their time"),
+        (make_production(80.0), "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): no reason was "
+         "seen (samples of other lengths? another load of the machine?)"),
+        (make_production(130.0, reasons=REASONS), "130 samples/s over 40 steps, 1.30 times the promised 100 "
+         "(95 to 105)"),
+        (make_production(None, steps=0), "too few steps to tell the throughput; promised: 100 (95 to 105) samples/s"),
+        (make_production(10.0, promise=ENDLESS), "10 samples/s over 40 steps, which can't be told from the promised "
+         "about 100"),
+        (make_production(100.0, memory=Memory(reserved_bytes=4 * GIB)), "100 samples/s over 40 steps, as promised: 100 "
+         "(95 to 105); peak 4.00 GiB reserved (promised 3.00 GiB)"),
+        (make_production(100.0, memory=Memory(resident_bytes=GIB)), "100 samples/s over 40 steps, as promised: 100 "
+         "(95 to 105)"),
+    ],
+    ids=["within", "below", "no reason", "above", "too few", "endless", "device", "host"],
+)  # fmt: skip
+def test_its_line(seen, said):
+    assert str(seen) == said
 
 
-def test_above_the_interval_there_is_nothing_to_explain():
-    seen = make_production(130.0, reasons=("torch 2.14",))
-    assert not seen.is_slower
-    assert str(seen).endswith("1.30 times the promised 100 (95 to 105)")
-
-
-def test_too_few_steps_tell_nothing():
-    assert (
-        str(make_production(None, steps=0))
-        == "too few steps to tell the throughput; promised: 100 (95 to 105) samples/s"
-    )
-
-
-def test_an_interval_without_end():
-    promise = make_promise(interval=Interval(low=0.0, high=math.inf))
-    assert str(make_production(10.0, promise=promise)).endswith("which can't be told from the promised about 100")
-
-
-def test_memory_is_compared_where_both_are_of_a_device():
-    assert str(make_production(100.0, memory=Memory(reserved_bytes=4 * GIB))).endswith(
-        "; peak 4.00 GiB reserved (promised 3.00 GiB)"
-    )
-    assert "peak" not in str(make_production(100.0, memory=Memory(resident_bytes=GIB)))
-
-
-def test_arguments_that_cost_time_are_named_and_others_arent(result):
-    assert list(other_arguments(result, arguments_of(result))) == []
-    changed = arguments_of(result, optim="sgd", bf16=False, learning_rate=1.0, per_device_eval_batch_size=99)
-    assert list(other_arguments(result, changed)) == ["bf16 False (promised True)", "optim sgd (promised adamw_torch)"]
-
-
-def test_what_was_switched_on_without_being_promised_is_named(result):
-    on = arguments_of(result, torch_compile=True)
-    assert list(other_arguments(result, on)) == ["torch_compile True (promised None)"]
-
-
-def test_the_older_name_of_checkpointing_isnt_told_twice(result):
-    changed = arguments_of(result, gradient_checkpointing=True, activation_checkpointing=True)
-    assert list(other_arguments(result, changed)) == ["activation_checkpointing True (promised False)"]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"optim": "sgd", "bf16": False, "learning_rate": 1.0, "per_device_eval_batch_size": 99},
+         ["bf16 False (promised True)", "optim sgd (promised adamw_torch)"]),
+        ({"torch_compile": True}, ["torch_compile True (promised None)"]),
+        # the older name isn't told twice
+        ({"gradient_checkpointing": True, "activation_checkpointing": True},
+         ["activation_checkpointing True (promised False)"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_cost_time_are_named_and_others_arent(result, changes, said):
+    assert list(other_arguments(result, arguments_of(result, **changes))) == said
 
 
 def a_model(dtype: str = "torch.float32", **fields):
