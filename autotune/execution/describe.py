@@ -231,7 +231,6 @@ class Training:
         return None if is_known else f"the loss is {kind.__name__}'s own"
 
     def _held(self) -> dict[str, str]:
-        """Return the knobs that can't be changed of this code, with the reasons."""
         trainer, base, name = self.trainer, self.base, type(self.base).__name__
         made = "the model is made by your code already"
         own_optimizer = trainer.optimizer is not None
@@ -267,7 +266,6 @@ class Training:
         return held
 
     def _barred(self) -> tuple[Barred, ...]:
-        """Return the values that single knobs can't have."""
         found = []
         if not self.is_of_library:
             reason = f"{type(self.base).__name__} is no model of transformers: whether it casts its inputs isn't known"
@@ -344,7 +342,6 @@ class Training:
         )
 
     def _notes(self, found: OwnFound, profile: LengthProfile | None) -> tuple[str, ...]:
-        """Return notes: what is tuned, and what the trials leave out."""
         lines = [
             f"your own training: {self.name} with {found.spec.name}; trials end with its training: nothing is pushed "
             "or reported to trackers, its output_dir isn't touched, and only the winner is evaluated and saved, in the "

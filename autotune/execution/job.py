@@ -69,8 +69,6 @@ class Job(Value):
 
 @dataclasses.dataclass(eq=False)
 class _Process:
-    """One process of a job, seen from the launcher."""
-
     number: int  # its rank
     directory: Path
     pid: int
@@ -156,7 +154,6 @@ class Jobs:
                     self._end(running, timed_out)
 
     def _begin(self, job: Job) -> None:
-        """Fork the processes of a job."""
         running = _Running(job, [], time.monotonic() + job.timeout_s, time.time(), shared_files())
         self._running.append(running)
         sys.stdout.flush()
@@ -194,7 +191,6 @@ class Jobs:
     def _become_process(
         self, job: Job, directory: Path, number: int, output: int, listener: socket.socket | None
     ) -> NoReturn:
-        """Turn this forked child into a process of a job."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -234,7 +230,6 @@ class Jobs:
         os._exit(code)
 
     def _end(self, running: _Running, timed_out: bool) -> None:
-        """End what is left of a job, and tell how it ended."""
         self._running.remove(running)
         pids = [process.pid for process in running.processes]
         if timed_out and running.job.ranks is not None:  # each writes its stack into its log: who waits for whom

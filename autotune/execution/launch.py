@@ -172,7 +172,7 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows
-    ready = {"ready": True, "forkable": forkable, "import_s": time.monotonic() - started}
+    ready = {"forkable": forkable, "import_s": time.monotonic() - started}
     os.write(arguments.replies, json.dumps(ready).encode() + b"\n")
     forget_unfinished(since=time.time())  # those of earlier searches and trainings
     Jobs(sys.stdin.fileno(), arguments.replies, _run_here if forkable else _run_afresh).serve()

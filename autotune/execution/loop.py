@@ -109,8 +109,6 @@ def _loss_and_samples(returned: Any) -> tuple[Any, int | None]:
 
 
 class _Step:
-    """What was seen of a step."""
-
     def __init__(self, micro_batch: int) -> None:
         self.micro_batch = micro_batch
         self.samples: Counter[int] = Counter()  # that were given to each outermost model
@@ -241,7 +239,6 @@ def _watched(found: _Step) -> Iterator[None]:
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
-    """Return the first tensor with rows in the arguments of a call."""
     if isinstance(value, torch.Tensor):
         return value if value.ndim else None
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

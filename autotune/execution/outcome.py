@@ -175,7 +175,6 @@ def _exit(returncode: int | None) -> str:
 
 
 def _first_failure(outcomes: Sequence[Outcome], ending: Ending) -> tuple[int, Failure]:
-    """Return the rank that failed first, with its failure."""
     failures = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank, _ in failures}
 

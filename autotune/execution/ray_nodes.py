@@ -237,7 +237,6 @@ def _called(hardware: Hardware) -> str:
 
 
 def _difference(one: Hardware, other: Hardware) -> str:
-    """Say in what two kinds of device differ."""
     fields = ("name", "memory_bytes", "cores", "capability", "driver", "features", "cxx")
     different = [f for f in fields if getattr(one, f) != getattr(other, f)]
     packages = {p for p in {*one.versions, *other.versions} if one.versions.get(p) != other.versions.get(p)}

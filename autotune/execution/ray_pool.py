@@ -95,8 +95,6 @@ def _authentication() -> dict[str, str]:
 
 
 class _Slot(NamedTuple):
-    """Where one trial at a time runs."""
-
     node: Node
     number: int
 
@@ -270,7 +268,6 @@ class RayPool(Runner):
         return self._arrived(running, result, {})
 
     def _arrived(self, running: _Running, result: TrialResult, files: dict[str, bytes]) -> TrialResult:
-        """Write what a trial gave into the search's directory."""
         losses = self._losses.pop(running.request.number, [])
         lost = tuple(f"it ran again: {loss}" for loss in losses if result.status is not TrialStatus.CRASHED)
         began = time.time() - result.duration_s  # by this machine's clock

@@ -217,7 +217,6 @@ class LocalRunner(Runner):
         return results
 
     def _judged(self, place: int, running: _Running, ending: Ending) -> list[TrialResult]:
-        """Return the results of trials that have ended."""
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
         if any(map(operators_of, running.requests)):  # what is noted there was noted by a child of this process
             forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
@@ -241,21 +240,21 @@ class LocalRunner(Runner):
             results.append(TrialResult(request=request, outcome=outcome, **common))
         return results
 
-    def describe(self, request: DescribeRequest, *, timeout_s: float = 600.0) -> Description:
+    def describe(self, request: DescribeRequest) -> Description:
         """Return what a child finds out about a workload.
 
         Raises:
             AutotuneError: The workload can't be used; the class is the one that the child raised.
             InfrastructureError: The child gave no answer.
         """
-        return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=timeout_s))
+        return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=600.0))
 
-    def examine(self, request: ExamineRequest, *, timeout_s: float = 600.0) -> Description:
+    def examine(self, request: ExamineRequest) -> Description:
         """Return what running steps of the user's loop shows; a note says so if the child gave no answer.
 
         Raises InputError if a step consumes another number of samples than it should.
         """
-        directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=timeout_s)
+        directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=600.0)
         try:
             return self._description(directory)
         except InfrastructureError as error:  # it hung or died: the trial of the baseline will say of what
@@ -335,7 +334,7 @@ class LocalRunner(Runner):
             visible=visible(where.devices[: ranks or 1]),
             cores=where.cores,
         )
-        idle_bytes, started = self._places[place].used_bytes(), time.monotonic()
+        idle_bytes, started = where.used_bytes(), time.monotonic()
         deadline = started + timeout_s + LAUNCHER_GRACE_S
         self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), runs_again)
         launcher.send(job)

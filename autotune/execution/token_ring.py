@@ -160,7 +160,6 @@ class Turns:
         return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for _, interval in ratios)
 
     def _hold(self) -> None:
-        """Have this process end, its stack in its log, if it keeps the token for too long."""
         if math.isfinite(self._limit_s):
             faulthandler.dump_traceback_later(0.5 * self._limit_s, exit=True, file=2)
 

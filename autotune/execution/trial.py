@@ -288,7 +288,6 @@ class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
 
 
 def _of_trial(trial: Trial) -> dict[str, Any]:
-    """Return the arguments that say how long a trial trains, and where it writes."""
     return {
         "output_dir": str(trial.directory / "trainer"),
         "gradient_accumulation_steps": trial.request.accumulation_steps,
@@ -349,7 +348,6 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
 
 
 def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
-    """Make a Trainer of the user's the one of a trial."""
     if names := strayed(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
     for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker

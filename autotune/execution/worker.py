@@ -19,7 +19,7 @@ from autotune.execution.ranks import meet, own_rank
 from autotune.execution.token_ring import Turns
 from autotune.value import read_value, write_value
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Memory, Outcome, Phases, TrialRequest, TrialStatus
+from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
 
 def run_trial(directory: Path) -> None:
@@ -37,40 +37,35 @@ def run_trial(directory: Path) -> None:
 
 def _guarded(request: TrialRequest, directory: Path, stopwatch: Stopwatch, turns: Turns | None) -> Outcome:
     """Run the trial under its memory budget and turn every error into a failure."""
-    device = trial_device(request.device)
+    device, workload = trial_device(request.device), request.workload
     guard = memory_guard(device, request.limits.memory_bytes)
     try:
         import torch
 
         if device != "cpu":
             choose_segments(request.config.expandable_segments)
-        torch.manual_seed(request.workload.seed)
+        torch.manual_seed(workload.seed)
         meet(device, timeout_s=request.limits.timeout_s)
         with guard:
-            return _measured(request, directory, stopwatch, guard, turns)
+            from autotune.execution.trial import Trial, run_named_model, run_user_code
+
+            trial = Trial.begun(request, directory, stopwatch, guard, turns)
+            if workload.own_step is not None:
+                from autotune.execution.loop import run_steps
+
+                return run_steps(trial, workload.own_step)
+            if workload.own_code is not None:
+                return run_user_code(trial, workload.own_code)
+            return run_named_model(trial)
     except Exception as error:
         return _failure(error, guard, request.limits.memory_bytes)
 
 
-def _measured(
-    request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
-) -> Outcome:
-    """Train a named model, the Trainer of a user's code, or a user's loop."""
-    from autotune.execution.trial import Trial, run_named_model, run_user_code
-
-    trial, workload = Trial.begun(request, directory, stopwatch, guard, turns), request.workload
-    if workload.own_step is not None:
-        from autotune.execution.loop import run_steps
-
-        return run_steps(trial, workload.own_step)
-    if workload.own_code is not None:
-        return run_user_code(trial, workload.own_code)
-    return run_named_model(trial)
-
-
 def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
     traceback.print_exc()  # into the trial's log
-    memory, in_use = _memory_of(guard)
+    memory, in_use = None, None
+    with suppress(Exception):  # after a device error every question raises another
+        memory, in_use = guard.peak(), guard.in_use_bytes()
     if is_out_of_memory(error):
         status, cause = TrialStatus.OUT_OF_MEMORY, shortage(error, in_use, budget_bytes)
         with suppress(Exception):
@@ -82,11 +77,3 @@ def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure
     else:
         status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line(error)}"
     return Failure(status=status, cause=cause, memory=memory)
-
-
-def _memory_of(guard: MemoryGuard) -> tuple[Memory | None, int | None]:
-    """Return the peak and what is in use; after a device error every question raises another."""
-    try:
-        return guard.peak(), guard.in_use_bytes()
-    except Exception:
-        return None, None

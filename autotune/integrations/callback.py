@@ -119,8 +119,6 @@ class Production(Value):
 
 
 class _Step(NamedTuple):
-    """Marks of one optimizer step."""
-
     start: Any
     begun: Any  # the data are there
     end: Any

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from benches import Bench
+from conftest import write_model
+from model_families import FAMILIES
 
+from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.config import Parallelism
 from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices
@@ -168,3 +171,18 @@ def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(c
     assert found.memory.device_bytes > found.memory.reserved_bytes + 100 * MIB  # contexts, and what NCCL keeps
     after = [cuda_used_bytes(device) for device in like_devices("cuda:0")[:2]]
     assert all(now - before < 128 * MIB for now, before in zip(after, idle, strict=True))
+
+
+# The loss of DeBERTa's classifier looks for the labels that count, which takes arithmetic.
+EACH = [pytest.param(name, marks=pytest.mark.gpu if name == "DeBERTa" else pytest.mark.cuda) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", EACH)
+def test_a_model_of_each_family_trains(cuda, tmp_path, name, precision):
+    spec = resolve(str(write_model(tmp_path / "model", FAMILIES[name])))
+    result = cuda.run(
+        workload={"model": spec, "task": default_task(spec), "target_length": 8 if name == "Whisper" else None},
+        config={"precision": precision, "attn_implementation": None},
+    )
+    assert result.status is TrialStatus.COMPLETED, result.outcome

@@ -1,4 +1,4 @@
-"""What is found out of a Trainer of TRL's that is about to train; others are described in `test_own_trainers`."""
+"""What is found out of a Trainer of TRL's that is about to train; others are described in `test_trial`."""
 
 from __future__ import annotations
 

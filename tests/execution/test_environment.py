@@ -70,20 +70,20 @@ def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
     assert "TRITON_CACHE_DIR" not in os.environ
 
 
-def needed(device: str = "cpu", **spread: str) -> tuple[str, ...]:
+@pytest.mark.parametrize(
+    ("device", "spread", "operators"),
+    [
+        ("cpu", {}, ()),
+        ("cpu", {"sharding": "fsdp_full", "offload": "parameters"}, ()),
+        ("cpu", {"sharding": "zero_1"}, ("ShareMemCommBuilder",)),
+        ("cpu", {"sharding": "zero_2", "offload": "optimizer"}, ("ShareMemCommBuilder", "CPUAdamBuilder")),
+        ("cuda:0", {"sharding": "zero_3"}, ()),
+        ("cuda:0", {"sharding": "zero_3", "offload": "parameters"}, ("CPUAdamBuilder",)),
+    ],
+)
+def test_deepspeed_compiles_the_messages_of_a_cpu_and_the_optimizer_of_what_is_offloaded(device, spread, operators):
     config = make_config(parallelism=Parallelism(world_size=2, **spread))
-    return operators_of(make_request(config, device=device))
-
-
-def test_deepspeed_alone_compiles_anything():
-    assert needed() == needed(sharding="fsdp_full", offload="parameters") == ()
-
-
-def test_messages_are_compiled_on_a_cpu_and_the_optimizer_of_the_host_wherever_something_is_offloaded():
-    assert needed(sharding="zero_1") == ("ShareMemCommBuilder",)
-    assert needed(sharding="zero_2", offload="optimizer") == ("ShareMemCommBuilder", "CPUAdamBuilder")
-    assert needed("cuda:0", sharding="zero_3") == ()
-    assert needed("cuda:0", sharding="zero_3", offload="parameters") == ("CPUAdamBuilder",)
+    assert operators_of(make_request(config, device=device)) == operators
 
 
 def test_the_lock_of_an_ended_builder_is_removed_unless_a_process_holds_it(tmp_path):

@@ -9,9 +9,13 @@ from typing import Any
 
 import misbehaving_ranks
 import pytest
+import torch
 from benches import Bench
+from optimizer_steps import MODELS, assert_same_step, build, reference
+from rank_losses import CASES_FILE, STEPS_FILE
 
 from autotune.execution.environment import shared_files
+from autotune.execution.job import Job
 from autotune.training.resolve import resolve
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import Parallelism
@@ -21,17 +25,6 @@ MIB = 1 << 20
 TWO = {"parallelism": Parallelism(world_size=2)}
 LONG = {"measure_steps": 10, "relative_interval": 1e-12}
 GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
-MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
 
 
 @pytest.fixture
@@ -178,3 +171,25 @@ def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_
         result = bench.run(config=TWO)
         assert isinstance(result.outcome, Measurement), result.outcome
         assert result.outcome.effects["parallelism"].startswith("DDP over 2")
+
+
+CASES = [(name, accumulation) for name in MODELS for accumulation in (1, 4)]
+
+
+@pytest.fixture(scope="module")
+def steps(bench):
+    """Loss and gradients of two ranks, by model and accumulation."""
+    directory = bench.run_directory / "losses"
+    directory.mkdir()
+    (directory / CASES_FILE).write_text(json.dumps(CASES))
+    launcher = bench.runner.start()
+    launcher.send(Job(place=0, directories=(directory,), entry="rank_losses:take_steps", timeout_s=200, ranks=2))
+    assert launcher.reply(300)["returncodes"] == [0, 0], (directory / "log.txt").read_text()
+    return torch.load(directory / STEPS_FILE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "accumulation"), CASES)
+def test_two_ranks_take_the_step_of_one_process(steps, name, accumulation):
+    """Samples differ in length, and so do the ranks' labels: a mean of the ranks' means would be wrong."""
+    assert_same_step(steps[name, accumulation], reference(build(name), name))

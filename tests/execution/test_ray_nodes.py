@@ -186,8 +186,15 @@ def test_a_node_that_does_not_answer_or_can_not_be_used_is_left_out_with_the_rea
         assert f"1 node(s) of the cluster are not used: {reason}" in told
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_cluster_without_such_a_device_is_refused_at_once(ray, device):
+@pytest.mark.parametrize(
+    ("device", "error", "said"),
+    [
+        ("cuda", MachineError, "no node of the cluster can run trials on cuda"),
+        ("cpu", MachineError, "no node of the cluster can run trials on cpu"),
+        ("cuda:1", InputError, "--device cuda:1: on a cluster it is auto, cpu or cuda"),
+    ],
+)
+def test_a_cluster_without_such_a_device_is_refused_at_once(ray, device, error, said):
     ray.add("1", make_hardware(), cpus=0.0)
-    with pytest.raises(MachineError, match=f"no node of the cluster can run trials on {device}"):
+    with pytest.raises(error, match=said):
         allotted(ray, device)

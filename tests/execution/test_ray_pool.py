@@ -26,7 +26,7 @@ from misbehaviours import run_all
 from ray_makers import NOTES
 from runner_contract import TrainingContract
 
-from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.errors import InfrastructureError
 from autotune.execution import ray_pool
 from autotune.execution.ray_nodes import Cluster
 from autotune.execution.ray_pool import RayPool, joined
@@ -153,13 +153,10 @@ def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, t
         assert "on stdout" in (directory / "log.txt").read_text()
 
 
-def test_a_trial_whose_worker_dies_runs_again_and_says_so(make_pool, tmp_path):
+def test_a_trial_whose_worker_dies_runs_again_and_says_so_and_is_a_crash_the_second_time(make_pool, tmp_path):
     result = make_pool("dying").run(noting(tmp_path / "notes", 0))
     assert result.status is TrialStatus.COMPLETED
     assert "it ran again" in result.warnings[0]
-
-
-def test_a_trial_whose_worker_always_dies_is_a_crash(make_pool):
     result = make_pool("dying").run(make_request())
     assert result.status is TrialStatus.CRASHED
     assert "its worker died 2 times" in result.outcome.cause
@@ -176,14 +173,14 @@ def test_a_trial_that_waits_for_its_turn_in_the_cluster_has_not_crashed(make_poo
     cluster.ray.get(others)
 
 
-def test_a_killed_worker_takes_its_trial_along(make_pool, tmp_path, is_running):
+@pytest.mark.parametrize(("misbehaviour", "is_killed"), [("hang_with_children", True), ("ignore_sigterm", False)])
+def test_a_killed_worker_or_leaving_the_pool_ends_what_runs(make_pool, tmp_path, is_running, misbehaviour, is_killed):
     pool, notes = make_pool("light"), tmp_path / "notes"
-    pool.begin(noting(notes, 0, "hang_with_children"))
+    pool.begin(noting(notes, 0, misbehaviour))
     worker = psutil.Process(int(wait_for(notes / "worker-0")))
     started = wait_until(lambda: len(worker.children(recursive=True)) >= 2 and worker.children(recursive=True))
-    worker.kill()
+    worker.kill() if is_killed else pool.__exit__(None, None, None)
     wait_until(lambda: not any(is_running(process.pid) for process in started))
-    pool.__exit__(None, None, None)
 
 
 def wait_for(path: Path) -> str:
@@ -196,31 +193,9 @@ def wait_until(condition):
     return found
 
 
-def test_leaving_the_pool_ends_what_runs(make_pool, tmp_path, is_running):
-    pool, notes = make_pool("light"), tmp_path / "notes"
-    pool.begin(noting(notes, 0, "ignore_sigterm"))
-    worker = psutil.Process(int(wait_for(notes / "worker-0")))
-    started = wait_until(lambda: len(worker.children(recursive=True)) >= 2 and worker.children(recursive=True))
-    pool.__exit__(None, None, None)
-    wait_until(lambda: not any(is_running(process.pid) for process in started))
-
-
 def test_nodes_that_can_run_no_trial_end_the_search(make_pool):
     with pytest.raises(InfrastructureError, match="no trial can be run here"):
         make_pool("broken").run(make_request())
-
-
-@pytest.mark.parametrize(
-    ("fields", "device", "error", "said"),
-    [
-        ({}, "cuda", MachineError, "no node of the cluster can run trials on cuda"),
-        ({"kind": "H100"}, "cpu", InputError, "--kind H100: the cluster has "),
-        ({}, "cuda:1", InputError, "--device cuda:1: on a cluster it is auto, cpu or cuda"),
-    ],
-)
-def test_what_no_node_has_is_refused_at_once(cluster, fields, device, error, said):
-    with pytest.raises(error, match=said):
-        Cluster(cluster.ray).allotment(Fleet(engine="ray", **fields), device, None)
 
 
 PARAMETERS = {

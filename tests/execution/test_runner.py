@@ -313,20 +313,18 @@ def test_when_one_of_the_trials_in_turn_runs_out_of_memory_the_others_are_measur
 
 
 def test_one_place_runs_a_trial_while_it_is_waited_for(tmp_path):
-    runner, request = ScriptedRunner(tmp_path, lambda request: 10.0), make_request(number=3)
+    def rate(request):
+        if request.number == 4:
+            raise KeyboardInterrupt
+        return 10.0
+
+    runner, request = ScriptedRunner(tmp_path, rate), make_request(number=3)
     assert runner.free() == 1
     runner.begin(request)
     assert (runner.free(), runner.requests) == (0, [])
     assert runner.wait().request == request
     assert (runner.free(), runner.requests) == (1, [request])
-
-
-def test_one_place_that_is_interrupted_is_free_again(tmp_path):
-    def interrupted(request):
-        raise KeyboardInterrupt
-
-    runner = ScriptedRunner(tmp_path, interrupted)
-    runner.begin(make_request())
+    runner.begin(make_request(number=4))
     with pytest.raises(KeyboardInterrupt):
         runner.wait()
     assert runner.free() == 1

@@ -1,4 +1,6 @@
-"""When a trial ends measuring; a loss that is no number is seen, whatever the Trainer's filter makes of it."""
+"""Real trials of scripts of a user's own, each described before; when a trial ends, and which losses count."""
+
+from __future__ import annotations
 
 import json
 import math
@@ -8,14 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from factories import make_limits, make_request
+from factories import make_hardware, make_limits, make_request
+from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
+from autotune.errors import InputError
 from autotune.execution.job import PROCESS_FILE
 from autotune.execution.trial import Trial, watch_losses
-from autotune.values.budget import LossTask
+from autotune.training.baseline import UserArguments, baseline_config
+from autotune.values.budget import LossTask, SoakTask
+from autotune.values.model import Task
 from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
+from autotune.values.workload import Held, OwnCode, Workload
 
 GUARD = SimpleNamespace(relax=None, step_ended=None, retries=None)
 
@@ -33,15 +41,9 @@ class Scripted(nn.Module):
 
 
 def trained(losses, tmp_path):
+    usual = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     arguments = TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        max_steps=len(losses),
-        per_device_train_batch_size=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
+        str(tmp_path), max_steps=len(losses), per_device_train_batch_size=1, dataloader_pin_memory=False, **usual
     )
     trainer = Trainer(Scripted(losses), arguments, train_dataset=[{"x": torch.zeros(1)}] * len(losses))
     total = watch_losses(trainer)
@@ -70,3 +72,287 @@ def test_measuring_ends_before_the_process_is_killed_however_long_it_has_importe
 def test_a_check_runs_all_its_steps_or_fails(tmp_path):
     request = make_request(accumulation_steps=2, task=LossTask(steps=20, pass_steps=4, seed=0))
     assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == math.inf
+
+
+NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+def script(folder, text, *arguments, name="train.py"):
+    path = write(folder, text, name)
+    return OwnCode(kind="script", shown=name, command=(path.name, *arguments), directory=str(folder))
+
+
+def described(bench, code):
+    """Return what describing the code tells, and the workload that follows from it."""
+    workload = Workload(model=bench._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
+    description = bench.runner.describe(DescribeRequest(workload=workload))
+    found = description.own
+    known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes", "checkpoints")}
+    fields = {
+        "model": found.spec,
+        "task": found.task,
+        "sequence_length": found.sequence_length,
+        "global_batch_size": 8,
+        "lengths": description.lengths,
+        "own_code": code.model_copy(update=known),
+    }
+    return description, workload.model_copy(update=fields)
+
+
+def run(bench, workload, *, purpose=Purpose.SEARCH, task=None, limits=None, **config):
+    config = {"attn_implementation": None, "optim": "adamw_torch", **config}
+    request = bench.request(config=config, limits=limits)
+    fields = {"workload": workload, "accumulation_steps": workload.accumulation_steps(request.config)}
+    return bench.runner.run(request.model_copy(update={**fields, "purpose": purpose, "task": task}))
+
+
+def measured(bench, workload, **fields):
+    result = run(bench, workload, **fields)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    return result.outcome
+
+
+@pytest.fixture(scope="module")
+def net(bench, folder):
+    """A module with a loss of its own in a subclass of Trainer, which evaluates, saves and logs at every step."""
+    busy = ("--save_strategy", "steps", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1")
+    code = script(folder, SCRIPT, "--output_dir", "out", "--use_cpu", "True", "--learning_rate", "0.25", *busy)
+    return described(bench, code)
+
+
+@pytest.fixture(scope="module")
+def llama(bench, folder):
+    code = script(folder, LLAMA_SCRIPT, "--output_dir", "out", "--use_cpu", "True", name="llama.py")
+    return described(bench, code)
+
+
+def test_a_module_of_ones_own_is_described_by_what_it_is(net):
+    description, _ = net
+    found, facts = description.own, description.facts
+    assert (found.task, found.spec.name, found.not_predicted) == (
+        Task.OWN, "Net", "Net is no model of transformers with a head that is known",
+    )  # fmt: skip
+    assert facts.parameters == 16 * 32 + 32 + 32 * 4 + 4
+    assert (facts.batch_coupled, facts.split_changes) == (None, None)
+    assert {"adapter", "attn_implementation", "quantization"} <= found.held.keys()
+    assert found.fixed == {
+        "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "do_eval": True,
+        "remove_unused_columns": False,
+    }  # fmt: skip
+    assert found.arguments["per_device_train_batch_size"] == 8
+
+
+def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
+    result = run(bench, net[1], per_device_train_batch_size=4, precision="bf16", dataloader_num_workers=1)
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.accumulation_steps == 2
+    assert result.outcome.effects["precision"] == "weights float32, layer outputs bfloat16"
+    assert result.outcome.effects["dataloader_num_workers"] == "1"
+    assert math.isfinite(result.outcome.loss)
+    log = (bench.directory(result) / "log.txt").read_text()
+    assert "arguments: ['--output_dir', 'out'" in log
+    assert "trained to step" not in log
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_soak_saves_and_evaluates_on_the_scripts_own_data(bench, net):
+    soaked = measured(bench, net[1], purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,))).soaked
+    assert soaked.eval_batch_size == 4
+    assert soaked.checkpoint_bytes > 4 * 16 * 32
+
+
+@pytest.mark.slow
+def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama):
+    description, workload = llama
+    assert (workload.task, workload.model.model_type) == (Task.CAUSAL_LM, "llama")
+    assert description.own.not_predicted is None
+    assert (description.own.pads, description.own.normalizes, description.own.reorders) == (True, True, True)
+    assert description.lengths.samples == 96
+    assert description.lengths.maximum < 48
+    assert workload.sequence_length == description.lengths.maximum
+    assert description.facts.attn_implementations[0] == "sdpa"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "effects"),
+    [
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
+        ({"checkpointing": "full"}, {"checkpointing": "8 checkpointed calls in the first step"}),
+        ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
+        ({"adapter": {"rank": 4}}, {"adapter": "lora, 4096 of 30880 parameters trained"}),
+        ({"optim": "adafactor"}, {"optim": "transformers.optimization.Adafactor"}),
+    ],
+    ids=str,
+)
+def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, config, effects):
+    seen = measured(bench, llama[1], **{"attn_implementation": "sdpa", **config}).effects
+    assert seen == {**seen, **effects}
+
+
+def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can_be_switched_off(bench, tmp_path):
+    """As peft's `prepare_model_for_kbit_training` does, on which each script of QLoRA is built."""
+    text = LLAMA_SCRIPT.replace(
+        "model=LlamaForCausalLM(config),",
+        "model=get_peft_model(checkpointed, LoraConfig(target_modules='all-linear')),",
+    ).replace(
+        "trainer = Trainer(",
+        "from peft import LoraConfig, get_peft_model\n"
+        "checkpointed = LlamaForCausalLM(config)\ncheckpointed.gradient_checkpointing_enable()\ntrainer = Trainer(",
+    )
+    description, workload = described(bench, script(tmp_path, text, "--output_dir", "out", "--use_cpu", "True"))
+    found = description.own
+    assert found.checkpoints
+    assert found.not_predicted is None
+    assert found.adapter is not None
+    arguments = UserArguments(found.arguments, found.fixed, "the script")
+    assert baseline_config(arguments, 8, description.facts, make_hardware()).checkpointing == "full"
+    held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
+    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    # two layers of each of four micro-batches
+    for checkpointing, effect in (("none", "none"), ("full", "8 checkpointed calls in the first step")):
+        assert measured(bench, workload, checkpointing=checkpointing).effects["checkpointing"] == effect
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_the_global_batch_whatever_the_split(bench, llama):
+    task = LossTask(steps=6, pass_steps=2, seed=1)
+    fields = {"task": task, "purpose": Purpose.LOSS_CHECK, "limits": NO_END, "attn_implementation": "sdpa"}
+    curves = [measured(bench, llama[1], per_device_train_batch_size=size, **fields).curve for size in (8, 2)]
+    assert curves[1].losses == pytest.approx(curves[0].losses, rel=1e-5)
+    assert curves[0].dropout_spread == 0.0
+
+
+STOPPING = SCRIPT.replace(
+    "trainer.train()",
+    """
+from transformers import TrainerCallback
+
+class StopsSoon(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step >= 3
+
+trainer.add_callback(StopsSoon())
+trainer.train()
+""",
+)
+
+
+def test_a_callback_that_ends_training_early_is_named_and_the_trial_goes_on(bench, folder):
+    code = script(folder, STOPPING, "--output_dir", "out", "--use_cpu", "True", name="stops.py")
+    outcome = measured(bench, described(bench, code)[1], limits=NO_END)
+    assert len(outcome.step_times_s) >= NO_END["measure_steps"] - 1
+    assert "StopsSoon" in outcome.warnings[-1]
+    assert "after step 3" in outcome.warnings[-1]
+
+
+def streaming(samples):
+    return SCRIPT.replace("train_dataset=Rows()", "train_dataset=Stream()").replace(
+        "trainer = ",
+        f"""
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from (Rows()[index] for index in range({samples}))
+
+trainer = """,
+    )
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder, size):
+    code = script(folder, streaming(5), "--output_dir", "out", "--use_cpu", "True", "--max_steps", "9", name="five.py")
+    result = run(bench, described(bench, code)[1], per_device_train_batch_size=size)
+    assert result.status is TrialStatus.INVALID, result.outcome
+    assert "5 samples, within the first step of 8" in result.outcome.cause
+
+
+FAILING = {
+    "print('no training here')": "it ended without having called Trainer.train",
+    "raise SystemExit(3)": "it ended with exit code 3 without having called",
+    "raise SystemExit(2)": r"options that it doesn't know \(those of autotune stand before --\), without having",
+    "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",
+    "import no_such_module": "ModuleNotFoundError: .*; it runs in the environment of autotune, /",
+    "input('Go on? ')": "EOFError: .*; it runs with an empty standard input, so that it can't ask",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FAILING.items(), ids=str)
+def test_a_script_that_does_not_get_to_train_is_refused_with_what_it_did(bench, tmp_path, text, message):
+    with pytest.raises(InputError, match=message) as raised:
+        described(bench, script(tmp_path, text))
+    assert "log.txt" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
+    own = SCRIPT.replace(
+        "class NetTrainer(Trainer):",
+        "class NetTrainer(Trainer):\n"
+        "    def get_train_dataloader(self):\n"
+        "        loader = torch.utils.data.DataLoader(self.train_dataset, batch_size=5)\n"
+        "        return self.accelerator.prepare(loader)\n",
+    )
+    with pytest.raises(InputError, match="get_train_dataloader makes batches of 5, whatever per_device"):
+        described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+
+
+def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path):
+    """A function of one's own that the Trainer trusts to divide by the labels of the step, and that doesn't."""
+    own = LLAMA_SCRIPT.replace(
+        "trainer = Trainer(",
+        "def mean(outputs, labels, num_items_in_batch=None):\n    return outputs.logits.float().square().mean()\n\n\n"
+        "trainer = Trainer(\n    compute_loss_func=mean,",
+    )
+    description, _ = described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+    assert "in 1 micro-batch of 4 and" in description.facts.split_changes
+    assert description.facts.split_changes in " ".join(description.notes)
+    assert description.own.normalizes is False
+
+
+SMALL = ("--output_dir", "out", "--use_cpu", "True")
+
+
+@pytest.mark.slow
+def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
+    stream = SCRIPT.replace("class Rows(torch.utils.data.Dataset):", "class Rows(torch.utils.data.IterableDataset):")
+    stream = stream.replace(
+        "    def __getitem__(self, index):\n        return {",
+        "    def __iter__(self):\n        for index in range(64):\n            yield self.row(index)\n\n"
+        "    def row(self, index):\n        return {",
+    ).replace("    def __len__(self):\n        return len(self.features)\n", "")
+    stream = stream.replace("eval_dataset=Rows(8)", "eval_dataset=None")
+    description, workload = described(bench, script(tmp_path, stream, *SMALL, "--max_steps", "5"))
+    assert description.own.held["train_sampling_strategy"] == "the samples come as a stream"
+    assert workload.own_code.reorders is False
+    measured(bench, workload, per_device_train_batch_size=4)
+    soak = measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert soak.soaked.eval_batch_size is None
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path):
+    own = SCRIPT.replace(
+        "trainer = NetTrainer(model=Net(), args=args,",
+        "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "trainer = NetTrainer(model=net, args=args, optimizers=(optimizer, None),",
+    )
+    description, workload = described(bench, script(tmp_path, own, *SMALL))
+    assert description.own.held["optim"] == "your code hands the Trainer an optimizer"
+    held = {"optim": Held(value="adamw_torch", reason="its own")}
+    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    assert measured(bench, workload).effects["optim"] == "as your code has it"
+
+
+@pytest.mark.slow
+def test_arguments_that_are_set_after_the_trainer_was_made_make_a_trial_invalid(bench, tmp_path):
+    late = SCRIPT.replace("trainer.train()\n", "trainer.args.per_device_train_batch_size = 3\ntrainer.train()\n")
+    _, workload = described(bench, script(tmp_path, late, *SMALL))
+    result = run(bench, workload)
+    assert result.status is TrialStatus.INVALID
+    assert result.outcome.cause == "your code sets per_device_train_batch_size again after it has made its Trainer"

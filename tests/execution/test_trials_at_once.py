@@ -68,7 +68,7 @@ def process_of(run: Path, number: int) -> int:
     return json.loads(path.read_text())["pid"]
 
 
-def test_trials_run_at_the_same_time_on_cores_of_their_own(pool, ask):
+def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launcher(pool, ask, tmp_path):
     for _ in range(2):
         assert pool.free()
         pool.begin(ask("tell_its_cores"))
@@ -81,6 +81,8 @@ def test_trials_run_at_the_same_time_on_cores_of_their_own(pool, ask):
     assert {match[2] for match in told} == {"1"}  # as tests ask for
     assert len({r.place for r in results}) == 2
     assert pool.free() == 2
+    (launcher,) = running(tmp_path / "run")
+    assert psutil.Process(launcher).ppid() == os.getpid()
 
 
 def test_results_come_in_the_order_in_which_trials_end(pool, ask, tmp_path):
@@ -126,15 +128,6 @@ def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path
     monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["false"])
     with make_pool(tmp_path / "run") as broken, pytest.raises(InfrastructureError, match="did not start"):
         broken.begin(ask("refuse"))
-
-
-def test_all_places_share_one_launcher(pool, ask, tmp_path):
-    for _ in range(2):
-        pool.begin(ask("refuse"))
-    for _ in range(2):
-        pool.wait()
-    (launcher,) = running(tmp_path / "run")
-    assert psutil.Process(launcher).ppid() == os.getpid()
 
 
 def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_launchers, monkeypatch):
