@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 # A module with a loss of its own, in a plain Trainer subclass: nothing of it is known to transformers.
 MODULE = """
@@ -95,3 +96,11 @@ def write(directory: Path, text: str, name: str = "train.py") -> Path:
     path = directory / name
     path.write_text(dedent(text))
     return path
+
+
+def quiet_arguments(folder: Path, **fields: Any) -> Any:
+    """Return the arguments of a training on the CPU that keeps and tells nothing."""
+    from transformers import TrainingArguments
+
+    usual = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    return TrainingArguments(str(folder), **{**usual, "dataloader_pin_memory": False, **fields})

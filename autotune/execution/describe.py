@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,37 +36,30 @@ from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
 from autotune.training.loss import base_model
 from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.texts import prepare, profile_of
-from autotune.value import Value, read_value, write_value
+from autotune.value import read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
 from autotune.values.workload import RECIPES, STEP_FILE, Barred, LengthProfile, OwnCode, OwnFound
 
-Request = TypeVar("Request", bound=Value)
-
 # Samples of the batch that is looked at.
 _FEW = 2
-
-# So that TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
-_NO_TF32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
-
-# Names of places, secrets, and what a trial sets: nothing that an answer should repeat.
-_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "hub_token", "push_to_hub_token"})
 
 
 def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; what trials need of the data goes to the directory `data` beside it."""
-    _answer(directory, DescribeRequest, lambda request: _described(request, directory))
+    _answer(directory, lambda: _described(read_value(DescribeRequest, directory / "request.json"), directory))
 
 
 def run_examine(directory: Path) -> None:
     """Answer the request in `directory`; the pickled function lies in the directory `data` beside it."""
-    _answer(directory, ExamineRequest, lambda request: examined(request, directory.parent / "data" / STEP_FILE))
+    file = directory.parent / "data" / STEP_FILE
+    _answer(directory, lambda: examined(read_value(ExamineRequest, directory / "request.json"), file))
 
 
-def _answer(directory: Path, kind: type[Request], described: Callable[[Request], Description]) -> None:
+def _answer(directory: Path, described: Callable[[], Description]) -> None:
     try:
-        answer: Description | Refusal = described(read_value(kind, directory / "request.json"))
+        answer: Description | Refusal = described()
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / "description.json")
@@ -87,7 +80,9 @@ def _described(request: DescribeRequest, directory: Path) -> Description:
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
     """Run the code until it trains, and return what is found there; code that fails before is refused."""
-    overlay = Overlay(lambda own: {**harness(own), **_NO_TF32, "output_dir": str(directory / "trainer")})
+    # TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
+    no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
+    overlay = Overlay(lambda own: {**harness(own), **no_tf32, "output_dir": str(directory / "trainer")})
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(overlay):
@@ -311,7 +306,9 @@ class Training:
 
     def _fixed(self) -> dict[str, Any]:
         """Return the arguments that no search touches, where they differ from the defaults of TrainingArguments."""
-        args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | _LEFT_OUT
+        # Names of places, secrets, and what a trial sets: nothing that an answer should repeat.
+        places = {"output_dir", "logging_dir", "run_name", "hub_token", "push_to_hub_token"}
+        args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | places
         usual = _written(TrainingArguments(output_dir=str(args.output_dir), use_cpu=args.use_cpu))
         told = {n: v for n, v in self.arguments.items() if n in usual and n not in left_out and v is not None}
         return {name: value for name, value in told.items() if value != usual[name]}

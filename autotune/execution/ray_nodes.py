@@ -35,8 +35,6 @@ from autotune.values.problem import Allotment, Fleet
 from autotune.values.trial import TrialRequest
 from autotune.version import __version__
 
-_LOOK_LIMIT_S = 120.0  # to start a worker on a node, import autotune there and ask the driver
-
 
 class Node(NamedTuple):
     """A node that trials can run on."""
@@ -79,7 +77,8 @@ class Cluster:
         alive = self._alive()
         gpus = any(n["Resources"].get("GPU") for n in alive)
         self._kind = planned.kind if planned is not None else {"auto": "cuda" if gpus else "cpu"}.get(device, device)
-        self._look(alive, wait_s=_LOOK_LIMIT_S)
+        # To start a worker on each node, import autotune there and ask the driver.
+        self._look(alive, wait_s=120.0)
         by_kind, unused = defaultdict(list), Counter(why for why in self._known.values() if isinstance(why, str))
         for known in self._known.values():
             if isinstance(known, Node):

@@ -28,8 +28,6 @@ from autotune.execution.runner import LAUNCHER_GRACE_S, Runner, trial_directory
 from autotune.value import write_value
 from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatus
 
-LOCAL_RUNNER = "autotune.execution.ray_nodes:local_runner"
-
 _LOOK_EVERY_S = 2.0  # for nodes that come or go, and for tasks that are overdue
 
 # What Ray does unless it is told otherwise: send usage statistics, hide GPUs from tasks that ask for none.
@@ -118,7 +116,9 @@ class RayPool(Runner):
         maker: ``module:function`` that makes what runs trials on a node; another one than the default is for tests.
     """
 
-    def __init__(self, run_directory: Path, cluster: Cluster, *, maker: str = LOCAL_RUNNER) -> None:
+    def __init__(
+        self, run_directory: Path, cluster: Cluster, *, maker: str = f"{remote.__name__}:local_runner"
+    ) -> None:
         self._directory = run_directory.resolve()
         self._cluster = cluster
         self._ray = cluster.ray

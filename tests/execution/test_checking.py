@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from factories import make_config, make_request, make_workload
+from own_trainings import quiet_arguments
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -263,7 +264,7 @@ def make(tmp_path):
     def made(metrics=lambda predicted: {}, **fields):
         names = {"eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last"} & fields.keys()
         arguments = {name: fields.pop(name) for name in names}
-        args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, **arguments)
+        args = quiet_arguments(tmp_path, **arguments)
         return Trainer(Net(), args, eval_dataset=ROWS, compute_metrics=metrics, **fields)
 
     return made

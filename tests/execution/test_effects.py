@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from factories import make_gpu, make_hardware
+from own_trainings import quiet_arguments
 from torch import nn
 from torch.nn.attention import SDPBackend
 from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingArguments
@@ -39,31 +40,14 @@ def train(bench, tmp_path: Path):
     Arguments and model are given beside the configuration, so that they may differ from it.
     """
 
-    def trained(config: TrainConfig, *, model: Any = None, steps: int = 2, **arguments: Any) -> dict[str, str]:
+    def trained(config: TrainConfig, *, model: Any = None, **arguments: Any) -> dict[str, str]:
         workload = bench.request().workload
         if model is None:
             model = plain_model(bench)
         dataset, collator = training_data(workload, model.config, samples=16, directory=None)
         probe = EffectsProbe(config, detect("cpu"))
-        trainer = Trainer(
-            model=model,
-            args=TrainingArguments(
-                str(tmp_path),
-                **{
-                    "use_cpu": True,
-                    "max_steps": steps,
-                    "per_device_train_batch_size": 2,
-                    "report_to": "none",
-                    "save_strategy": "no",
-                    "disable_tqdm": True,
-                    "dataloader_pin_memory": False,
-                    **arguments,
-                },
-            ),
-            train_dataset=dataset,
-            data_collator=collator,
-            callbacks=[probe],
-        )
+        args = quiet_arguments(tmp_path, **{"max_steps": 2, "per_device_train_batch_size": 2, **arguments})
+        trainer = Trainer(model=model, args=args, train_dataset=dataset, data_collator=collator, callbacks=[probe])
         trainer.train()
         return probe.verify(trainer)
 
@@ -263,22 +247,16 @@ def test_tf32_that_is_not_as_it_should_be_is_found(products, config, set_to):
         tf32(asked(**config), make_gpu())
 
 
-def test_weights_of_another_precision_are_found(train, bench):
+def test_a_model_of_another_precision_or_with_adapters_that_nobody_asked_for_is_found(train, bench):
     with pytest.raises(NoEffectError, match="bf16 was asked for, but weights are bfloat16"):
         train(asked(precision="bf16"), model=plain_model(bench, dtype="bfloat16"), bf16=True)
-
-
-def test_adapters_that_train_nothing_are_found(train, bench):
     model = lora(plain_model(bench))
+    with pytest.raises(NoEffectError, match="no adapter was asked for"):
+        train(asked(), model=model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "norm" in name  # something else is trained in their place
     with pytest.raises(NoEffectError, match="lora was asked for, but no adapter is trained"):
         train(asked(adapter={"rank": 4}), model=model)
-
-
-def test_a_model_with_adapters_where_none_was_asked_for_is_found(train, bench):
-    with pytest.raises(NoEffectError, match="no adapter was asked for"):
-        train(asked(), model=lora(plain_model(bench)))
 
 
 def test_nothing_stays_in_the_model_after_the_first_step(train, bench):
@@ -326,15 +304,20 @@ def seen(monkeypatch):
     return look
 
 
-@pytest.mark.parametrize(("ran", "known"), [(1, 1), (2, 1), (4, 4)])
-def test_ranks_that_are_not_there_or_not_known_are_missed(seen, ran, known):
-    with pytest.raises(NoEffectError, match=f"2 devices were asked for, but {ran} ranks ran"):
-        seen(nn.Linear(1, 1), ran=ran, known=known)
-
-
-def test_copies_that_nobody_keeps_alike_are_found(seen):
-    with pytest.raises(NoEffectError, match="2 copies were to be kept alike by DDP, but the model is a Linear"):
-        seen(nn.Linear(1, 1))
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ran": 1, "known": 1}, "2 devices were asked for, but 1 ranks ran"),
+        ({"ran": 2, "known": 1}, "2 devices were asked for, but 2 ranks ran"),
+        ({"ran": 4, "known": 4}, "2 devices were asked for, but 4 ranks ran"),
+        ({}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
+        ({"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
+    ],
+    ids=str,
+)
+def test_ranks_that_are_not_there_or_that_nobody_keeps_alike_are_found(seen, fields, said):
+    with pytest.raises(NoEffectError, match=said):
+        seen(nn.Linear(1, 1), **fields)
 
 
 def test_deepspeed_is_looked_at(seen):
@@ -365,8 +348,6 @@ def test_deepspeed_that_does_something_else_is_found(seen, engine, said):
 
 def test_tensor_parallel_without_shared_matrices_is_found(seen):
     model = nn.Linear(1, 1)
-    with pytest.raises(NoEffectError, match="tensor parallel 2 was asked for, but it is None"):
-        seen(model, tensor_parallel=2)
     model._tp_size = 2
     with pytest.raises(NoEffectError, match="this one holds 100%"):
         seen(model, tensor_parallel=2)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_hardware, make_limits, make_request
-from own_trainings import LLAMA_SCRIPT, SCRIPT, write
+from own_trainings import LLAMA_SCRIPT, SCRIPT, quiet_arguments, write
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from autotune.errors import InputError
 from autotune.execution.job import PROCESS_FILE
@@ -41,10 +41,7 @@ class Scripted(nn.Module):
 
 
 def trained(losses, tmp_path):
-    usual = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
-    arguments = TrainingArguments(
-        str(tmp_path), max_steps=len(losses), per_device_train_batch_size=1, dataloader_pin_memory=False, **usual
-    )
+    arguments = quiet_arguments(tmp_path, max_steps=len(losses), per_device_train_batch_size=1)
     trainer = Trainer(Scripted(losses), arguments, train_dataset=[{"x": torch.zeros(1)}] * len(losses))
     total = watch_losses(trainer)
     return trainer.train().training_loss, total()

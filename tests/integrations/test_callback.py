@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from finished_searches import make_search
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from own_trainings import quiet_arguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from autotune import AutotuneCallback
 from autotune.errors import InputError
@@ -61,17 +62,9 @@ def trained(callback: AutotuneCallback, folder, *, samples: int = 64, **argument
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
-    usual = {
-        "per_device_train_batch_size": 2, "max_steps": 12, "logging_steps": 4, "save_strategy": "no", "use_cpu": True,
-        "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False,
-    }  # fmt: skip
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(str(folder), **{**usual, **arguments}),
-        train_dataset=Texts(samples),
-        eval_dataset=Texts(4),
-        callbacks=[callback],
-    )
+    usual = {"per_device_train_batch_size": 2, "max_steps": 12, "logging_steps": 4}
+    args, data = quiet_arguments(folder, **{**usual, **arguments}), Texts(samples)
+    trainer = Trainer(model=model, args=args, train_dataset=data, eval_dataset=Texts(4), callbacks=[callback])
     trainer.train()
     return trainer
 
