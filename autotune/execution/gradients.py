@@ -14,7 +14,6 @@ time with another seed, and what differs then differs for another reason.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import set_seed
 
 from autotune.execution.failures import is_out_of_memory
 from autotune.execution.user_data import first_batch, rows_of, view
@@ -233,7 +233,7 @@ def _gradient(trainer: Any, batches: list[Any], seed: int = 0) -> Gradient:
     """Return the gradient of one step of these micro-batches, as the Trainer's loop accumulates it."""
     args, model = trainer.args, trainer.model
     model.zero_grad(set_to_none=True)
-    seeded(seed)
+    set_seed(seed)
     trainer.current_gradient_accumulation_steps = len(batches)
     with patch.object(args, "gradient_accumulation_steps", len(batches)):
         count = trainer._get_num_items_in_batch(batches, args.device)
@@ -273,13 +273,6 @@ def is_short(parameters: Iterable[torch.Tensor]) -> bool:
     """Return whether a weight has less than 32 bits, or products are TF32, whose mantissa has 10 bits as fp16's."""
     of_16_bits = any(p.is_floating_point() and p.element_size() < 4 for p in parameters)
     return of_16_bits or (torch.cuda.is_available() and torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-def seeded(seed: int) -> None:
-    """Seed Python's, numpy's and torch's generators."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from transformers import set_seed
 
 from autotune.errors import InputError
 from autotune.execution.failures import is_out_of_memory
@@ -40,7 +41,6 @@ from autotune.execution.gradients import (
     gradient_of,
     is_short,
     reported_split,
-    seeded,
     still,
 )
 from autotune.execution.measure import measurement_of
@@ -170,11 +170,11 @@ def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[
     own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
     assert own is not None
     found = _Step(config.per_device_train_batch_size)
-    seeded(seeds[0])
+    set_seed(seeds[0])
     try:
         with _watched(found):
             step = _set_up(own, config, steps, file)
-            seeded(seeds[1])
+            set_seed(seeds[1])
             said = _loss_and_samples(step())[1]
     except Exception as error:  # whatever the user's code raises: the trial of the baseline tells of it, too
         traceback.print_exc()
