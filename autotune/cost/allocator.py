@@ -138,13 +138,7 @@ class CachingAllocator:
         if rest < _MIN_BLOCK or (not block.small and not self._expandable and rest <= _SMALL_SIZE):
             return
         other = Block(
-            rest,
-            block.segment_size,
-            block.small,
-            block.address + size,
-            free=True,
-            before=block,
-            after=block.after,
+            rest, block.segment_size, block.small, block.address + size, free=True, before=block, after=block.after
         )
         if block.after is not None:
             block.after.before = other

@@ -131,12 +131,7 @@ def alive(
         rest[kind] -= nbytes
         knob = _knob(config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
         row = Alive(
-            kind=kind,
-            module=module,
-            operator=operator,
-            tensors=len(tensors),
-            allocated_bytes=round(nbytes),
-            knob=knob,
+            kind=kind, module=module, operator=operator, tensors=len(tensors), allocated_bytes=round(nbytes), knob=knob
         )
         rows.append(row)
     others = [

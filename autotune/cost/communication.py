@@ -162,10 +162,7 @@ _GATHER_AGAIN = Exchange("backward", "weights", 1, hidden=True)
 # weights that each rank has updated are gathered after the step, while nothing is computed.
 EXCHANGES: dict[Sharding, tuple[Exchange, ...]] = {
     "none": (Exchange("last backward", "gradients", 2, hidden=True),),
-    "zero_1": (
-        Exchange("last backward", "gradients", 2, hidden=True),
-        Exchange("step", "weights", 1, hidden=False),
-    ),
+    "zero_1": (Exchange("last backward", "gradients", 2, hidden=True), Exchange("step", "weights", 1, hidden=False)),
     "zero_2": (Exchange("backward", "gradients", 2, hidden=True), Exchange("step", "weights", 1, hidden=False)),
     "zero_3": (_GATHER_AHEAD, _GATHER_AGAIN, Exchange("backward", "gradients", 1, hidden=True)),
     "fsdp_grad_op": (_GATHER_AHEAD, Exchange("last backward", "gradients", 1, hidden=True)),

@@ -140,13 +140,7 @@ class StepCost:
 
 
 def micro_step_seconds(
-    profile: Profile,
-    rates: Rates,
-    micro_batches: Vector,
-    attended: Vector | None = None,
-    *,
-    tf32: bool,
-    compiled: bool,
+    profile: Profile, rates: Rates, micro_batches: Vector, attended: Vector | None = None, *, tf32: bool, compiled: bool
 ) -> Vector:
     """Return the seconds of a forward and backward pass for each micro-batch; `attended`: by the work of attention."""
     work, timings = profile.work_arrays(), rates.timings

@@ -61,8 +61,7 @@ def test_the_device_is_part_of_it():
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"micro_batch": 1}, {"optim": "adafactor"}, {"tf32": True}, {"dataloader_num_workers": 2}],
+    "fields", [{"micro_batch": 1}, {"optim": "adafactor"}, {"tf32": True}, {"dataloader_num_workers": 2}]
 )
 def test_what_runs_the_same_operators_is_one_family(fields):
     assert family_of(make_config(**fields), make_gpu()) == family_of(make_config(), make_gpu())

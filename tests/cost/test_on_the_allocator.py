@@ -89,12 +89,7 @@ def runner(tmp_path_factory, device):
             "gpt2-medium",
             256,
             8,
-            {
-                "attn_implementation": "sdpa",
-                "precision": "bf16",
-                "checkpointing": "full",
-                "optim": "adamw_bnb_8bit",
-            },
+            {"attn_implementation": "sdpa", "precision": "bf16", "checkpointing": "full", "optim": "adamw_bnb_8bit"},
             id="scales of their own",
         ),
         pytest.param(

@@ -141,8 +141,7 @@ def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
             return None
 
     one = taped(
-        ours,
-        lambda recorder: log_probs_head(ours, recorder, on_cuda=False, dtype=getattr(torch, dtype), scored=LENGTH),
+        ours, lambda recorder: log_probs_head(ours, recorder, on_cuda=False, dtype=getattr(torch, dtype), scored=LENGTH)
     )
     other = taped(theirs, Theirs)
     # A buffer of TRL's is 32,768 words wide whatever the vocabulary; pages that nothing is written to aren't there.
@@ -157,8 +156,7 @@ def test_on_cuda_only_completions_are_scored_and_in_place(spec_of):
     def peak(scored):
         model = build_model(spec_of("llama"), Task.CAUSAL_LM, dtype="float32", device="meta")
         tape = taped(
-            model,
-            lambda recorder: log_probs_head(model, recorder, on_cuda=True, dtype=torch.float32, scored=scored),
+            model, lambda recorder: log_probs_head(model, recorder, on_cuda=True, dtype=torch.float32, scored=scored)
         )
         return tape.live.sum(axis=1).max()
 

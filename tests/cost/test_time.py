@@ -164,10 +164,7 @@ def test_short_samples_among_long_ones_take_what_a_trace_of_their_own_length_tak
     hardware = make_hardware() if device == "cpu" else make_gpu()
     exact, mixed = (
         make_model(
-            [traced],
-            workload=make_workload(lengths=given),
-            hardware=hardware,
-            rates=make_rates(bandwidth=1e8),
+            [traced], workload=make_workload(lengths=given), hardware=hardware, rates=make_rates(bandwidth=1e8)
         ).estimate(make_config(4, attn_implementation=kind))
         for traced, given in ((short, None), (long, lengths))
     )
