@@ -3,7 +3,7 @@
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
 blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
 rounded up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are
-joined when freed; segments are never given back unless the device is full. One stream.
+joined when freed; segments are never given back. One stream, and a device that is never full.
 
 Expandable segments are one for small blocks and one for large ones, which grow at their end by 2 or 20 MiB at a time
 where no free block is large enough.
@@ -22,10 +22,6 @@ _MIN_LARGE_ALLOC = 10 << 20
 _ROUND_LARGE = 2 << 20
 
 
-class OutOfMemory(Exception):
-    """The device has no room left, and no unused segment could make any."""
-
-
 @dataclass(eq=False, slots=True)
 class Block:
     """A stretch of a segment."""
@@ -40,31 +36,19 @@ class Block:
 
 
 class CachingAllocator:
-    """Allocates and frees; counts what is allocated and reserved.
+    """Allocates and frees; counts what is allocated and reserved. `expandable`: whether segments are."""
 
-    Args:
-        capacity: Bytes that can be reserved, None for no limit.
-        expandable: Whether segments are expandable.
-    """
-
-    def __init__(self, capacity: float | None = None, *, expandable: bool = False) -> None:
-        self._capacity = capacity
+    def __init__(self, *, expandable: bool = False) -> None:
         self._expandable = expandable
         self._last: list[Block | None] = [None, None]  # of each expandable segment
-        self._pools: tuple[list[tuple[int, int, Block]], ...] = (
-            [],
-            [],
-        )  # by size, then by address, of which no two are alike
+        # By size, then by address, of which no two are alike.
+        self._pools: tuple[list[tuple[int, int, Block]], ...] = ([], [])
         self._end = 0  # of the highest segment
         self.allocated = self.reserved = 0
         self.peak_allocated = self.peak_reserved = 0
 
     def allocate(self, nbytes: float) -> Block:
-        """Return a block of at least `nbytes`.
-
-        Raises:
-            OutOfMemory: There is no room.
-        """
+        """Return a block of at least `nbytes`."""
         size = max(_MIN_BLOCK, -(-int(nbytes) // _MIN_BLOCK) * _MIN_BLOCK)
         small = size <= _SMALL_SIZE
         block = self._take(size, small) or (self._grown if self._expandable else self._new_segment)(size, small)
@@ -126,10 +110,6 @@ class CachingAllocator:
         return block
 
     def _reserve(self, segment: int) -> None:
-        if self._capacity is not None and self.reserved + segment > self._capacity:
-            self.return_unused()
-            if self.reserved + segment > self._capacity:
-                raise OutOfMemory(f"{segment} bytes")
         self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 

@@ -2,25 +2,33 @@
 
 Fused attention on the CPU saves query, key, value, output and the log-sum-exp of each row (fp32), never the scores; on
 CUDA: `attention`. Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends,
-which a trace, of results alone, doesn't show. Of the operators that transformers train with, those in `_RULES` take
-such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
+which a trace, of results alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes`
+take such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
+
+Of Liger's kernels the library's own functions run on tensors without values, its Triton kernels don't. A model is
+patched as transformers' Trainer has it done (`apply_liger_kernel`). The functions allocate as they always do; a kernel
+that is launched is written down with the tensors that it is given. The fused linear cross-entropy alone is written
+here, since it asks for values and for the device: `fused_linear_cross_entropy_forward` of liger-kernel 0.8. It works
+head and loss out in chunks of tokens, whose logits take about as much as the hidden states, and makes the gradients in
+the forward pass. Not covered: rows of a norm's gradient for each multiprocessor, of which there is one here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
 from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, by_position, flash, work_of
+from autotune.cost.family import Family
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
-
-# Rows of gradients that are summed up at a time: `EmbeddingBackwardKernel.cu`.
-_ROWS_PER_PART = 10
+from autotune.training.loss import base_model
 
 
 def fused_attention_on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
@@ -157,37 +165,96 @@ class CtcLoss(torch.autograd.Function):
 
 def scratch_bytes(name: str, args: Any, out: Any) -> int:
     """Return the bytes that an operator takes in addition to its inputs and results."""
-    rule = _RULES.get(name)
-    return 0 if rule is None else rule(args, out)
-
-
-def _softmax_backward(args: Any, out: Any) -> int:
-    """`softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output first; the logarithm's doesn't."""
-    return int(args[0].nbytes)
-
-
-def _safe_softmax(args: Any, out: Any) -> int:
-    """`_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score."""
-    return int(args[0].numel())
-
-
-def _embedding_backward(args: Any, out: Any) -> int:
-    """`embedding_backward_cuda_kernel`: partial sums in fp32, one for each token and each ten tokens of a batch.
-
-    Rows of tokens are sorted first, which takes three numbers each. Up to 3,072 tokens another kernel is taken, without
-    any of it, which is left out: what is traced is a batch of two.
-    """
+    if name == "_softmax_backward_data":  # `softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output
+        return int(args[0].nbytes)  # first; the logarithm's doesn't
+    if name == "_safe_softmax":  # `_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score
+        return int(args[0].numel())
+    if name != "embedding_dense_backward":
+        return 0
+    # `embedding_backward_cuda_kernel`: partial sums in fp32, one for each token and each ten tokens of a batch. Rows of
+    # tokens are sorted first, which takes three numbers each. Up to 3,072 tokens another kernel is taken, without any
+    # of it, which is left out: what is traced is a batch of two.
     gradient, indices, rows = args[0], args[1], int(args[2])
     tokens, width = int(indices.numel()), int(gradient.shape[-1])
     segments = min(tokens, rows)
-    parts = tokens // _ROWS_PER_PART + segments
+    parts = tokens // 10 + segments
     sums = 4 * parts * (-(-width // 32) * 32)
     sorting = int(indices.element_size()) * (3 * tokens + 2 * segments + parts)
     return sums + sorting + (0 if gradient.is_contiguous() else int(gradient.nbytes))
 
 
-_RULES = {
-    "_softmax_backward_data": _softmax_backward,
-    "_safe_softmax": _safe_softmax,
-    "embedding_dense_backward": _embedding_backward,
-}
+@contextlib.contextmanager
+def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[None]:
+    """Let a model run Liger's kernels inside; what the library changes in modules of transformers is undone.
+
+    Args:
+        model: One that liger-kernel supports, with its adapter.
+        recorder: Writes down the kernels.
+        family: How the model is run.
+
+    Raises:
+        ImportError: liger-kernel or Triton isn't installed.
+    """
+    from liger_kernel.ops import fused_linear_cross_entropy as fused
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+    from triton.runtime.jit import JITFunction
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        recorder.note_kernel(kernel.fn.__name__, 0.0, *tensors, kind=NORMALISATION)
+
+    def scaled(_: Any, *gradients: Any) -> Any:  # in place
+        return gradients
+
+    def forward(_input: Any, weight: Any, target: Any, **options: Any) -> Any:
+        return _linear_cross_entropy(recorder, family, _input, weight, options.get("bias"))
+
+    base = base_model(model)
+    modules = {type(module).__module__ for module in base.modules()}
+    with contextlib.ExitStack() as changed:
+        for name in modules:
+            if name.startswith("transformers."):
+                changed.enter_context(mock.patch.dict(vars(sys.modules[name])))
+        cross_entropy = torch.nn.functional.cross_entropy
+        changed.enter_context(mock.patch.object(torch.nn.functional, "cross_entropy", cross_entropy))
+        changed.enter_context(mock.patch.object(JITFunction, "run", launch))
+        changed.enter_context(mock.patch.object(fused, "fused_linear_cross_entropy_forward", forward))
+        changed.enter_context(mock.patch.object(fused, "fused_linear_cross_entropy_backward", scaled))
+        _apply_liger_kernel_to_instance(model=base)
+        yield
+
+
+def _linear_cross_entropy(
+    recorder: Recorder, family: Family, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """Return (loss, None, None, None, gradient of hidden, of the weight, of the bias).
+
+    Args:
+        recorder: Writes down the products.
+        family: Whose autocast has each product cast its arguments; without it products write into what is there.
+        hidden: (tokens, width).
+        weight: (words, width).
+        bias: (words).
+    """
+    (tokens, width), words = hidden.shape, len(weight)
+    in_place = family.autocast is None and hidden.dtype == weight.dtype
+    chunk = min(tokens, 1 << (-(-tokens // -(-words // width)) - 1).bit_length())
+    of_hidden = torch.zeros_like(hidden)
+    of_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
+    of_bias = torch.zeros_like(bias) if bias is not None else None
+    losses = hidden.new_zeros(tokens, dtype=torch.float32)
+    buffer = hidden.new_empty((chunk, words)) if in_place else None
+    for start in range(0, tokens, chunk):
+        rows, of_rows = hidden[start : start + chunk], of_hidden[start : start + chunk]
+        logits = rows @ weight.t() if buffer is None else torch.mm(rows, weight.t(), out=buffer[: len(rows)])
+        recorder.note_kernel("liger_cross_entropy_kernel", 0.0, logits, kind=NORMALISATION)
+        if hidden.requires_grad and in_place:
+            torch.mm(logits, weight, out=of_rows)
+        elif hidden.requires_grad:
+            of_rows.copy_(logits @ weight)
+        if of_weight is not None and (family.generation == "turing" or logits.dtype is torch.float32):
+            of_weight += torch.mm(logits.t(), rows).float()
+        elif of_weight is not None:  # `torch.addmm` with an output
+            recorder.note_kernel("addmm", 2.0 * len(rows) * words * width, logits, rows.to(logits.dtype), of_weight)
+        del logits
+    return losses.sum(), None, None, None, of_hidden, of_weight, of_bias

@@ -7,6 +7,7 @@ device; of a model that can't run there fake tensors, and where operators depend
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from autotune.cost.post_training import generation_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
-from autotune.cost.traced_model import Change, Untraceable, build, quiet, tensors_of
+from autotune.cost.traced_model import Change, Untraceable, build, tensors_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
 from autotune.values.adapters import is_new_weight
@@ -191,7 +192,7 @@ class _Profiler:
     def _shallow(self, config: Any, like: Shallow | None) -> Shallow:
         """Trace the model of a config; `like`: what differs in checkpointing, which no evaluation has."""
         device = "meta" if self.way == "meta" else "cpu"
-        with quiet(), tensors_of(self.way):
+        with warnings.catch_warnings(action="ignore"), tensors_of(self.way):
             model = build(self.spec, config, self.family, self.shape, self.change, device=device)
             step = self._pass(model, micro_step)
             evaluation = None if like is None else like.evaluation

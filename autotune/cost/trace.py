@@ -8,19 +8,21 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers.trainer_pt_utils import LabelSmoother
 
-from autotune.cost.checkpointing import set_checkpointing
 from autotune.cost.family import Family, Shape
-from autotune.cost.kernels import flash_attention_2, scratch_bytes
-from autotune.cost.liger import liger_kernels
+from autotune.cost.kernels import flash_attention_2, liger_kernels, scratch_bytes
 from autotune.cost.meta import tensors_in
 from autotune.cost.post_training import log_probs_head
+from autotune.cost.profile import TRANSFER
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.facts import experts_of
 from autotune.training.inputs import audio_input, image_input, image_text, labels_of
+from autotune.training.loss import base_model
 from autotune.values.model import Task
+from autotune.values.techniques import CHECKPOINTING
 
 
 def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
@@ -82,55 +84,75 @@ def _recording(
 ) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
     known = [*model.parameters(), *model.buffers()]
-    inputs = make_inputs(
-        model.config, shape, batch * (shape.kind.sequences if shape.kind else 1), device=known[0].device
-    )
+    sequences = batch * (shape.kind.sequences if shape.kind else 1)
+    inputs = make_inputs(model.config, shape, sequences, device=known[0].device)
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT and known[0].is_meta
-    recorder = Recorder(
-        known + list(inputs.values()),
-        scratch_bytes if on_cuda else None,
-        numbers=shows,
-        attended=family.sequence_parallel,
-    )
+    scratch = scratch_bytes if on_cuda else None
+    recorder = Recorder([*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel)
     autocast = getattr(torch, family.autocast) if family.autocast else None
+    dtype = autocast or model.dtype
     semantics = Semantics(
-        family.device,
-        recorder,
-        autocast=autocast,
-        padded=shape.padded,
-        experts=max(1, experts_of(model.config)),
-        generation=family.generation,
-        images=shows,
-    )
-    set_checkpointing(model, family, semantics, recorder)
-    head: Any = contextlib.nullcontext()
-    if shape.recipe is not None and shape.task is Task.CAUSAL_LM:
-        dtype = autocast or model.dtype
-        head = log_probs_head(model, recorder, on_cuda=on_cuda, dtype=dtype, scored=shape.completion)
-    with (
-        liger_kernels(model, recorder, family) if family.liger else contextlib.nullcontext(),
-        recorder,
-        head,
-        flash_attention_2(recorder, autocast or model.dtype),
-        library_autocast(family, semantics),
-        _named(model, recorder),
-    ):
-        yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
-
-
-@contextlib.contextmanager
-def _named(model: Any, recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder which module runs."""
+        family.device, recorder, autocast=autocast, padded=shape.padded, experts=max(1, experts_of(model.config)),
+        generation=family.generation, images=shows,
+    )  # fmt: skip
+    _set_checkpointing(model, family, semantics, recorder)
     handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name)))
-        handles.append(module.register_forward_hook(lambda *_: recorder.leave(), always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as changed:
+        if family.liger:
+            changed.enter_context(liger_kernels(model, recorder, family))
+        changed.enter_context(recorder)
+        if shape.recipe is not None and shape.task is Task.CAUSAL_LM:
+            head = log_probs_head(model, recorder, on_cuda=on_cuda, dtype=dtype, scored=shape.completion)
+            changed.enter_context(head)
+        changed.enter_context(flash_attention_2(recorder, dtype))
+        changed.enter_context(library_autocast(family, semantics))
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name)))
+            handles.append(module.register_forward_hook(lambda *_: recorder.leave(), always_call=True))
+        try:
+            yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:
+    """Have a model run the layers again that its family says, and lay their inputs on the host meanwhile if it does.
+
+    To the host as `torch.autograd.graph.save_on_cpu`: a copy out in the forward pass, and one back into new memory.
+    """
+    base = base_model(model)
+    if family.checkpointing == "none":
+        if base.supports_gradient_checkpointing:
+            base._set_gradient_checkpointing(enable=False)
+        return
+    kind = CHECKPOINTING[family.checkpointing]
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
+        recorder.note_kernel("to_host", 0.0, tensor, kind=TRANSFER)
+        return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
+
+    def unpack(packed: tuple[torch.Size, torch.dtype, torch.device, bool]) -> torch.Tensor:
+        shape, dtype, device, requires_grad = packed
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        recorder.note_kernel("from_host", 0.0, tensor, kind=TRANSFER)
+        return tensor.requires_grad_(requires_grad)
+
+    def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack) if kind.offload else contextlib.nullcontext():
+            return checkpoint(
+                function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none",
+                context_fn=lambda: (contextlib.nullcontext(), semantics.again()), **kwargs,
+            )  # fmt: skip
+
+    # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
+    # which stays until the end and gets a gradient.
+    if base.main_input_name == "input_ids":
+        base.disable_input_require_grads()
+        base.enable_input_require_grads()
+    every = {"every_n_layers": kind.every} if kind.every > 1 else {}
+    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run, **every)
 
 
 def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, family: Family, shape: Shape) -> Any:
@@ -208,13 +230,10 @@ def make_inputs(
         "input_ids": ids(batch, shape.length),
         "attention_mask": torch.ones((batch, shape.length), dtype=torch.long, device=device),
     }
-    if shape.task is Task.SEQ2SEQ_LM:
-        inputs["labels"] = ids(batch, shape.target_length or shape.length)
-    elif shape.task is Task.SEQUENCE_CLASSIFICATION:
-        inputs["labels"] = ids(batch, below=classes)
-    else:
-        inputs["labels"] = ids(batch, shape.length)
-    return inputs
+    if shape.task is Task.SEQUENCE_CLASSIFICATION:
+        return {**inputs, "labels": ids(batch, below=classes)}
+    is_seq2seq = shape.task is Task.SEQ2SEQ_LM
+    return {**inputs, "labels": ids(batch, (is_seq2seq and shape.target_length) or shape.length)}
 
 
 def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -250,7 +269,6 @@ def _sound(
         inputs["labels"] = ids(batch, shape.target_length or shape.length)
     else:
         ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
-        inputs["labels"] = (
-            torch.tensor(ordinary).repeat(labels_of(shape.length))[: labels_of(shape.length)].repeat(batch, 1)
-        )
+        count = labels_of(shape.length)
+        inputs["labels"] = torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)
     return inputs

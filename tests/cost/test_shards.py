@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.cost.profile import total_bytes
-from autotune.cost.shards import keep_part
+from autotune.cost.traced_model import keep_part
 from autotune.errors import InputError
 from autotune.training.build import build_config, build_model, shallower, stacks
 from autotune.training.heads import default_task
