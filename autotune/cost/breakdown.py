@@ -11,10 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autotune.cost.corrections import Corrections, memory_features
+from autotune.cost.corrections import Corrections, Z, memory_features
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
-from autotune.cost.predictions import Z
 from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, TEMPORARY, ParameterGroup, Profile
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase

@@ -24,8 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from autotune.cost.predictions import Vector
-from autotune.cost.profile import Profile, total_bytes
+from autotune.cost.profile import Profile, Vector, total_bytes
 from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import Parallelism, Sharding

@@ -18,12 +18,15 @@ from pydantic import Field
 
 from autotune.cost.gaussian_process import EXPECTED, SIZE, Process
 from autotune.cost.memory import Components
-from autotune.cost.predictions import Vector
+from autotune.cost.profile import Vector
 from autotune.value import Value
 from autotune.values.catalogue.gpus import gpu_of
 from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware
+
+# Half of a 95 % interval, in standard deviations.
+Z = 1.96
 
 # Unit of what is taken in addition to all components.
 _CONSTANT_BYTES = float(100 << 20)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.operators import as_line, attends
-from autotune.cost.profile import FUSED_ATTENTION, PRODUCTS, Line, Rows, Storages, Work
+from autotune.cost.profile import FUSED_ATTENTION, PRODUCTS, Line, Storages, Vector, Work
 from autotune.cost.tape import Tape
 
 _MADE, _FREED = 0, 1
@@ -39,7 +39,7 @@ class Pass(NamedTuple):
     low: Tape
     high: Tape
 
-    def lines(self, name: str) -> NDArray[np.float64]:
+    def lines(self, name: str) -> Vector:
         """Return an array of the tapes as lines: the last axis is (constant, per sample)."""
         low, high = (np.asarray(getattr(tape, name), dtype=float) for tape in (self.low, self.high))
         slope = (high - low) / (self.samples[1] - self.samples[0])
@@ -52,10 +52,10 @@ class Pass(NamedTuple):
         rows = zip(tape.kinds.tolist(), tape.half.tolist(), map(tuple, lines), tape.calls, self.high.calls, strict=True)
         return Counter(rows)
 
-    def needed_flops(self) -> NDArray[np.float64]:
+    def needed_flops(self) -> Vector:
         """Return the work of all contractions but those that run again."""
         contractions = np.isin(self.low.kinds, PRODUCTS) & ~self.low.recomputed
-        total: NDArray[np.float64] = self.lines("flops")[contractions].sum(axis=0)
+        total: Vector = self.lines("flops")[contractions].sum(axis=0)
         return total
 
 
@@ -105,7 +105,7 @@ def _work(row: tuple[Any, ...], count: int, samples: tuple[int, int]) -> Work:
     )
 
 
-def line(values: NDArray[np.float64]) -> Line:
+def line(values: Vector) -> Line:
     """Return (constant, per sample) as a line."""
     return Line(constant=float(values[0]), per_sample=float(values[1]))
 
@@ -178,7 +178,7 @@ def _common(one: Sequence[object], other: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _repeated(rows: Rows, layer: _Layer, n: int, end: int) -> Rows:
+def _repeated(rows: Vector, layer: _Layer, n: int, end: int) -> Vector:
     """Return the rows with those of the layer `n` times more; `end` is that of the forward pass."""
     (f0, lf), (b0, lb) = layer
     made, freed = rows[:, _MADE], rows[:, _FREED]
@@ -211,7 +211,7 @@ def _repeated(rows: Rows, layer: _Layer, n: int, end: int) -> Rows:
     return repeated
 
 
-def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
+def _ends_with_layer(rows: Vector, length: int) -> NDArray[np.bool_]:
     """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there."""
     seen: Counter[float] = Counter()
     keys = []
@@ -224,10 +224,8 @@ def _ends_with_layer(rows: Rows, length: int) -> NDArray[np.bool_]:
     return np.array([like != end for end, like in pairs], dtype=bool)
 
 
-def _outside(positions: NDArray[np.float64], layer: _Layer, n: int) -> NDArray[np.float64]:
+def _outside(positions: Vector, layer: _Layer, n: int) -> Vector:
     """Return where operators outside of the repeated layer come to be."""
     (f0, lf), (b0, lb) = layer
-    moved: NDArray[np.float64] = positions + np.where(
-        positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb))
-    )
+    moved: Vector = positions + np.where(positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb)))
     return moved

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Matrix = NDArray[np.float64]
+from autotune.cost.profile import Vector
+
 Features = Mapping[str, float]
 
 # The one feature with more values than 0 and 1: the logarithm to base 16 of the micro-batch.
@@ -92,7 +92,7 @@ class Process:
         """Standard deviation of the noise, in the same way."""
         return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
 
-    def predict(self, features: Sequence[Features], reference: Features | None = None) -> tuple[Matrix, Matrix]:
+    def predict(self, features: Sequence[Features], reference: Features | None = None) -> tuple[Vector, Vector]:
         """Return for each configuration the expected value and its standard deviation, without noise.
 
         With a `reference`, of the difference to its value.
@@ -125,11 +125,11 @@ class Process:
             means.append(mean)
             variances.append(variance)
         weights, all_means = np.array(list(self._weights.values())), np.array(means)
-        mixed: Matrix = weights @ all_means
-        deviation: Matrix = np.sqrt(np.maximum(weights @ (np.array(variances) + (all_means - mixed) ** 2), 1e-12))
+        mixed: Vector = weights @ all_means
+        deviation: Vector = np.sqrt(np.maximum(weights @ (np.array(variances) + (all_means - mixed) ** 2), 1e-12))
         return mixed[again], deviation[again]
 
-    def _deviations(self, names: Sequence[str], surprise: float) -> Matrix:
+    def _deviations(self, names: Sequence[str], surprise: float) -> Vector:
         """Return the prior standard deviations of features' weights."""
         kinds = [name.partition("=")[0] for name in names]
         return np.array(
@@ -162,20 +162,20 @@ def _names(rows: Iterable[Features]) -> list[str]:
     return list(dict.fromkeys([SIZE, *itertools.chain(*rows)]))
 
 
-def _matrix(rows: Sequence[Features], names: Sequence[str]) -> Matrix:
+def _matrix(rows: Sequence[Features], names: Sequence[str]) -> Vector:
     return np.array([[row.get(name, 0.0) for name in names] for row in rows]).reshape(len(rows), len(names))
 
 
-def _correlation(left: Matrix, right: Matrix) -> Matrix:
+def _correlation(left: Vector, right: Vector) -> Vector:
     """Return the correlation of residuals, (left, right), by the micro-batch in the first column and other features."""
     ours, theirs = left[:, 1:], right[:, 1:]
     different = np.maximum(ours.sum(axis=1)[:, None], theirs.sum(axis=1)) - ours @ theirs.T
     doublings = _DOUBLINGS * np.abs(left[:, :1] - right[:, 0])
-    correlation: Matrix = np.exp(-_PER_KNOB * different - _PER_DOUBLING * doublings)
+    correlation: Vector = np.exp(-_PER_KNOB * different - _PER_DOUBLING * doublings)
     return correlation
 
 
-def _lower(weighted: Matrix, correlation: Matrix, scales: Scales) -> Matrix:
+def _lower(weighted: Vector, correlation: Vector, scales: Scales) -> Vector:
     """Return the Cholesky factor of the covariance of what was observed, noise included."""
     noise = scales.noise**2 * np.eye(len(weighted))
     return np.asarray(np.linalg.cholesky(weighted @ weighted.T + scales.residual**2 * correlation + noise), dtype=float)

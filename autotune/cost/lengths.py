@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost.predictions import Vector
+from autotune.cost.profile import Vector
 from autotune.values.config import TrainConfig
 from autotune.values.workload import LengthProfile, Workload
 

@@ -8,15 +8,13 @@ come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 What is alive is summed up storage by storage, once; of all moments those are kept that are the peak at some
 micro-batch, so that a search can ask for thousands of configurations. What is shown of one is replayed (`reserve`).
-:class:`Footprints` remembers what doesn't depend on the micro-batch, or on what is learned, since a search asks again
-and again: what one of several devices holds, and what the allocator holds unused.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,8 +28,8 @@ from autotune.cost.profile import (
     REFERENCE,
     TEMPORARY,
     Profile,
-    Rows,
     Storages,
+    Vector,
     total_bytes,
 )
 from autotune.cost.reserve import Held, held_bytes
@@ -80,7 +78,7 @@ class Components:
 
     @property
     def allocated(self) -> float:
-        """Return the peak."""
+        """The peak."""
         own = self.weights + self.gradients + self.optimizer_state + self.activations + self.temporaries
         return own + self.communication
 
@@ -118,7 +116,7 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
     inputs = profile.inputs_bytes * micro_batch * accumulation
     highest = _peak(profile, profile.storages, share, micro_batch, later=False)
     if accumulation > 1:
-        highest = max(highest, _peak(profile, profile.storages, share, micro_batch, later=True), key=_allocated)
+        highest = largest([_peak(profile, profile.storages, share, micro_batch, later=True), highest])
     stepping = Components(
         highest.weights,
         0.0 if share.in_backward else share.gradients,
@@ -157,7 +155,7 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 
 
 @functools.lru_cache(maxsize=1024)
-def _moments(storages: Storages, later: bool) -> tuple[Rows, list[str]]:
+def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
     """Return the moments that are a pass's peak at some micro-batch, as `alive` has them, and what runs then.
 
     Moments that are the peak where some of the gradients are dealt out count too. The buffers of several devices don't:
@@ -176,10 +174,6 @@ def _moments(storages: Storages, later: bool) -> tuple[Rows, list[str]]:
     origins = [storages.origins[origin] for origin in made] or [("", "")] * len(highest)
     names = [f"{REFERENCE}: {name}" if module.startswith(REFERENCE) else name for module, name in origins]
     return found[highest], names
-
-
-def _allocated(parts: Components) -> float:
-    return parts.allocated
 
 
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
@@ -220,6 +214,7 @@ def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, sh
     return [largest(found), saving]
 
 
+@functools.lru_cache(maxsize=1024)
 def always_bytes(profile: Profile) -> float:
     """Return what libraries take beside a training.
 
@@ -269,96 +264,64 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     return total / (model_parts if spread.sharding == "none" else spread.world_size)
 
 
-@dataclass(frozen=True)
-class Footprints:
-    """Memory of configurations.
+def share(config: TrainConfig, profile: Profile, accumulation: float) -> Share:
+    """Return what one device holds of a configuration of the profile's family."""
+    found = share_of(profile, config.optim, Spread.of(config), accumulated=accumulation > 1)
+    kept = config.activation_memory_budget
+    return found if kept is None else replace(found, kept=kept)
 
-    Args:
-        shares: Of devices, as far as they were asked for.
-        held: What the allocator gives out and holds on one device, as far as it was asked for.
+
+def phases(
+    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
+) -> list[Components]:
+    """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
+    held = share(config, profile, accumulation)
+    found = _steps(profile, size, accumulation, held)
+    shards = WAYS[config.parallelism.sharding].weights
+    between = _between_steps(profile, evaluation or Evaluation(), held, shards=shards)
+    is_replayed = profile.family.device == "cuda" and (
+        config.parallelism.is_single or buckets_of(config, profile.family)
+    )
+    if is_replayed and config.activation_memory_budget is None:
+        peaks = _held(config, profile, size, accumulation, evaluation)
+        inputs = profile.inputs_bytes * size * accumulation + profile.buffers_bytes
+        found = [_replayed(c, peak + inputs) for c, peak in zip(found, peaks[:2], strict=True)]
+        if peaks.evaluation:
+            evaluated = peaks.evaluation + profile.buffers_bytes
+            between = [_replayed(c, evaluated) if c.phase == "evaluation" else c for c in between]
+    found += _generating(profile, held, config.generation_batch_size or round(size * accumulation))
+    return found + between
+
+
+def parts(
+    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
+) -> tuple[Components, float]:
+    """Return the memory by component, and what the allocator reserves beyond it.
+
+    Evaluation can be the peak if it isn't None. FSDP2 holds more on streams of its own, whose blocks the computing's
+    can't use: gathered units as they arrive, and reduced gradients, also after they have been freed
+    (`foreach_all_gather` and `foreach_reduce` of torch's `_fsdp_collectives.py`).
     """
+    found = phases(config, profile, size, accumulation, evaluation)
+    peak = largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
+    if profile.family.device == "cpu":  # its allocator holds nothing
+        return peak, 0.0
+    unused = float(_held(config, profile, size, accumulation, evaluation).unused)
+    if WAYS[config.parallelism.sharding].engine == "fsdp":
+        there = 0.0 if accumulation > 1 and peak.phase == "forward and backward" else peak.gradients
+        reduced = share(config, profile, accumulation).gradients
+        unused += max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
+    return peak, unused
 
-    shares: dict[tuple[object, ...], Share] = field(default_factory=dict, repr=False)
-    held: dict[tuple[object, ...], Held] = field(default_factory=dict, repr=False)
 
-    def share(self, config: TrainConfig, profile: Profile, accumulation: float) -> Share:
-        """Return what one device holds."""
-        spread, accumulated = Spread.of(config), accumulation > 1
-        key = (profile.family, config.optim, spread, accumulated)
-        if key not in self.shares:
-            self.shares[key] = share_of(profile, config.optim, spread, accumulated=accumulated)
-        share = self.shares[key]
-        if (kept := config.activation_memory_budget) is not None:
-            share = replace(share, kept=kept)
-        return share
-
-    def components(self, config: TrainConfig, profile: Profile, size: float, accumulation: float) -> Components:
-        """Return the memory by component for a micro-batch of `size`."""
-        share = self.share(config, profile, accumulation)
-        return components(profile, config.optim, size, accumulation, share, config.generation_batch_size)
-
-    def phases(
-        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-    ) -> list[Components]:
-        """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
-        share = self.share(config, profile, accumulation)
-        found = _steps(profile, size, accumulation, share)
-        shards = WAYS[config.parallelism.sharding].weights
-        between = _between_steps(profile, evaluation or Evaluation(), share, shards=shards)
-        is_replayed = profile.family.device == "cuda" and (
-            config.parallelism.is_single or buckets_of(config, profile.family)
-        )
-        if is_replayed and config.activation_memory_budget is None:
-            held = self._held(config, profile, size, accumulation, evaluation)
-            inputs = profile.inputs_bytes * size * accumulation
-            found = [_replayed(c, peak + inputs) for c, peak in zip(found, held[:2], strict=True)]
-            between = [_replayed(c, held.evaluation) if c.phase == "evaluation" else c for c in between]
-        found += _generating(profile, share, config.generation_batch_size or round(size * accumulation))
-        return found + between
-
-    def parts(
-        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-    ) -> tuple[Components, float]:
-        """Return the memory by component, and what the allocator reserves beyond it.
-
-        Evaluation can be the peak if it isn't None.
-        """
-        found = self.phases(config, profile, size, accumulation, evaluation)
-        parts = largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
-        if profile.family.device == "cpu":  # its allocator holds nothing
-            return parts, 0.0
-        unused = float(self._held(config, profile, size, accumulation, evaluation).unused)
-        return parts, unused + self._on_other_streams(config, profile, parts, accumulation)
-
-    def _on_other_streams(self, config: TrainConfig, profile: Profile, parts: Components, accumulation: int) -> float:
-        """Return what FSDP2 holds beyond the peak on streams of its own, whose blocks the computing's can't use.
-
-        Gathered units as they arrive, and reduced gradients, also after they have been freed: `foreach_all_gather` and
-        `foreach_reduce` of torch's `_fsdp_collectives.py`.
-        """
-        if WAYS[config.parallelism.sharding].engine != "fsdp":
-            return 0.0
-        reduced = self.share(config, profile, accumulation).gradients
-        there = 0.0 if accumulation > 1 and parts.phase == "forward and backward" else parts.gradients
-        return max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
-
-    def _held(
-        self, config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-    ) -> Held:
-        """Return what the allocator gives out and holds for a training on one device."""
-        expandable, buckets = config.expandable_segments, buckets_of(config, profile.family)
-        key = (profile.family, config.optim, size, accumulation > 1, expandable, buckets, evaluation)
-        if key not in self.held:
-            found = held_bytes(
-                profile, config.optim, size, accumulated=accumulation > 1, expandable=expandable, buckets=buckets,
-                evaluation=evaluation,
-            )  # fmt: skip
-            # Buffers aren't replayed: scales of quantized weights, above all.
-            self.held[key] = Held(*(peak + profile.buffers_bytes if peak else 0 for peak in found))
-        return self.held[key]
+def _held(config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None) -> Held:
+    """Return what the allocator gives out and holds on one device, without buffers: scales of quantized weights."""
+    return held_bytes(
+        profile, config.optim, size, accumulated=accumulation > 1, expandable=config.expandable_segments,
+        buckets=buckets_of(config, profile.family), evaluation=evaluation,
+    )  # fmt: skip
 
 
 def _replayed(counted: Components, allocated: float) -> Components:
-    """Return components that come to what a replay found; 0: nothing was replayed."""
-    more = allocated - counted.allocated if allocated else 0.0
-    return replace(counted, temporaries=counted.temporaries + more)
+    """Return components that come to what a replay found."""
+    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)

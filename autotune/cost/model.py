@@ -11,23 +11,24 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from autotune.cost import memory
 from autotune.cost.breakdown import alive, breakdown
 from autotune.cost.communication import Network, network_of
-from autotune.cost.corrections import Corrections, Observation, memory_features, time_features, time_spread
+from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
-from autotune.cost.memory import Components, Footprints, communicators_bytes, framework_bytes
-from autotune.cost.predictions import Counted, Predictions, Z, is_compiled, kind_of, notes_on
-from autotune.cost.profile import Profile
+from autotune.cost.memory import Components, communicators_bytes, framework_bytes
+from autotune.cost.profile import Profile, Vector
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
-from autotune.values.config import TrainConfig
+from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
@@ -36,9 +37,65 @@ from autotune.values.workload import Workload
 # A compiler may save most of the activations, or take three times as many: what is predicted at more than twice the
 # budget is not tried on the chance that it saves so much.
 _COMPILED_SHARE = 0.5
+_COMPILED = (
+    "compiled: memory and time are those of the model as written, fused by a rule of thumb; "
+    "activations may take a small part of what is predicted, or three times as much"
+)
 
 # A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
 _BEYOND = 1.01
+
+
+_TRACED = attrgetter(
+    *(name for name, (knob, _) in KNOBS.items() if knob.is_traced and name != "per_device_train_batch_size")
+)
+
+
+def kind_of(config: TrainConfig) -> tuple[object, ...]:
+    """Return all that decides which formula predicts a configuration; the micro-batch is its variable."""
+    kind: tuple[object, ...] = _TRACED(config)
+    return kind
+
+
+def is_compiled(config: TrainConfig) -> bool:
+    """Tell whether a compiler fuses operators, which decides what is saved and recomputed."""
+    return config.torch_compile_backend is not None
+
+
+class Counted(NamedTuple):
+    """Time and memory of micro-batches of one kind of configuration, uncorrected, a row for each."""
+
+    seconds: Vector  # of an optimizer step
+    allocated: Vector  # bytes at the peak
+    features: list[dict[str, float]]  # of the memory, by which it is corrected
+    outside: float  # bytes outside of the allocator that are not learned
+    unsure: Vector  # bytes: lower bound of the standard deviation of the memory
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Arrays with a row for each configuration; NaN where its family has no profile."""
+
+    samples_per_second: Vector
+    log_deviation: Vector  # standard deviation of the rate's logarithm
+    needed_bytes: Vector  # what the budget has to hold
+    needed_deviation: Vector  # standard deviation of that
+    surely_bytes: Vector  # what the budget has to hold however wide the deviation is
+
+    @property
+    def least_bytes(self) -> Vector:
+        """Lower bound of what the budget has to hold."""
+        return np.maximum(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
+
+    def chance_to_fit(self, budget_bytes: float) -> Vector:
+        """Return how probable it is that each configuration stays within a budget."""
+        chances = below((budget_bytes - self.needed_bytes) / self.needed_deviation)
+        return np.where(self.surely_bytes > budget_bytes, 0.0, chances)
+
+
+def below(z: Vector) -> Vector:
+    """Return how probable it is that a standard normal variable is below each of `z`."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
 
 
 @dataclass(frozen=True)
@@ -54,7 +111,6 @@ class CostModel:
         network: Of a training on several devices; None: all are in this machine.
         evaluation: How the training is evaluated, if that can be the peak; not in `predict`.
         experts: Of a layer; with any, memory is unsure by what uneven routing may take.
-        footprints: Memory of configurations as counted.
         counts: What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which
             anything above is replaced.
     """
@@ -67,7 +123,6 @@ class CostModel:
     network: Network | None = None
     evaluation: Evaluation | None = None
     experts: int = 0
-    footprints: Footprints = field(default_factory=Footprints, repr=False)
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -122,7 +177,7 @@ class CostModel:
         surely = np.where(compiled, _COMPILED_SHARE * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
-    def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> NDArray[np.float64]:
+    def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
         """Return how unsure the rate of each configuration over that of `reference` is, as deviations of its logarithm.
 
         What is unsure of both alike, as the device's speed, doesn't count.
@@ -137,14 +192,16 @@ class CostModel:
             self.counts[key] = self._count(kind, profile, np.array(micro_batches, dtype=float))
         return self.counts[key]
 
-    def _count(self, kind: TrainConfig, profile: Profile, sizes: NDArray[np.float64]) -> Counted:
+    def _count(self, kind: TrainConfig, profile: Profile, sizes: Vector) -> Counted:
         parallelism = kind.parallelism
         together = sizes * parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
         padded = in_full_length(self.workload, kind, sizes)
         parts = [
-            self.footprints.components(kind, profile, float(size), float(steps))
-            for size, steps in zip(padded.largest, accumulation, strict=True)
+            memory.components(
+                profile, kind.optim, size, steps, memory.share(kind, profile, steps), kind.generation_batch_size
+            )
+            for size, steps in zip(padded.largest.tolist(), accumulation.tolist(), strict=True)
         ]
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
@@ -200,9 +257,9 @@ class CostModel:
             flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
             traced_by=profile.traced_by,
-            notes=notes_on(config),
+            notes=(_COMPILED,) if is_compiled(config) else (),
             communication_s=waiting * corrected,
-            host_bytes=round(self.footprints.share(config, profile, accumulation).host),
+            host_bytes=round(memory.share(config, profile, accumulation).host),
         )
 
     def host_bytes(self, config: TrainConfig) -> float:
@@ -210,20 +267,20 @@ class CostModel:
         profile = self.profile(config)
         if profile is None or config.parallelism.offload == "none":
             return 0.0
-        return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).host
+        return memory.share(config, profile, self.workload.accumulation_steps(config)).host
 
     def paged_bytes(self, config: TrainConfig) -> float:
         """Return the optimizer states of a traced configuration that lie beyond the allocator."""
         profile = self.profiles[self._family(config)]
-        return self.footprints.share(config, profile, self.workload.accumulation_steps(config)).paged
+        return memory.share(config, profile, self.workload.accumulation_steps(config)).paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         size, steps = self._largest(config), self.workload.accumulation_steps(config)
-        parts, unused = self.footprints.parts(config, profile, size, steps, self.evaluation)
+        parts, unused = memory.parts(config, profile, size, steps, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         shown = self.evaluation or (Evaluation(batch=own) if own else None)
-        phases = self.footprints.phases(config, profile, size, steps, shown)
+        phases = memory.phases(config, profile, size, steps, shown)
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         outside = framework_bytes(self.hardware)[0]
         return breakdown(
@@ -236,12 +293,12 @@ class CostModel:
         if profile is None:
             return ()
         size = self._largest(config)
-        parts, _ = self.footprints.parts(config, profile, size, steps, self.evaluation)
+        parts, _ = memory.parts(config, profile, size, steps, self.evaluation)
         return alive(profile, config, parts, samples=size, accumulated=steps > 1)
 
     def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
         steps = self.workload.accumulation_steps(config)
-        return self.footprints.parts(config, profile, self._largest(config), steps, None)
+        return memory.parts(config, profile, self._largest(config), steps, None)
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))

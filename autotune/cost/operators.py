@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from autotune.cost.predictions import Vector
-from autotune.cost.profile import ParameterGroup, Profile
+from autotune.cost.profile import ParameterGroup, Profile, Vector
 from autotune.value import Value
 from autotune.values.estimate import Timings
 

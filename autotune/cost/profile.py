@@ -38,7 +38,7 @@ ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
 # The module of what a model that is only looked at has beside the trained one's.
 REFERENCE = "reference"
 
-Rows = NDArray[np.float64]
+Vector = NDArray[np.float64]
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
@@ -97,7 +97,7 @@ class Storages(Value):
     origins: tuple[tuple[str, str], ...] = Field(default=(), repr=False, description="distinct (module, operator)")
 
     @classmethod
-    def of(cls, rows: Rows, **fields: Any) -> Storages:
+    def of(cls, rows: Vector, **fields: Any) -> Storages:
         """Return the storages of so many rows: float64, column after column, compressed, in base64."""
         columns = np.ascontiguousarray(rows.T, dtype="<f8")
         return cls(packed=base64.b64encode(zlib.compress(columns.tobytes(), 1)).decode(), **fields)
@@ -106,18 +106,18 @@ class Storages(Value):
         return hash(self.packed)  # which a string works out once
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> Vector:
         """The rows, which can't be changed."""
         return _unpacked(self.packed)
 
     @property
-    def alive(self) -> Rows:
+    def alive(self) -> Vector:
         """What is alive while each operator runs: see :func:`alive`."""
         return alive(self.rows, self.forward_end)
 
 
 @functools.lru_cache(maxsize=16)
-def _unpacked(packed: str) -> Rows:
+def _unpacked(packed: str) -> Vector:
     return np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<f8").reshape(7, -1).T
 
 
@@ -163,6 +163,9 @@ class Profile(Value):
     generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
     inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
+
+    def __hash__(self) -> int:
+        return hash((self.family, self.storages))  # enough to tell them apart, and quick
 
     @property
     def weights_bytes(self) -> int:
@@ -233,7 +236,7 @@ def _counted(groups: Sequence[ParameterGroup]) -> tuple[ParameterGroup, ...]:
     return tuple(group.model_copy(update={"count": count}) for group, count in Counter(groups).items())
 
 
-def alive(rows: Rows, forward_end: int) -> Rows:
+def alive(rows: Vector, forward_end: int) -> Vector:
     """Return (operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample.
 
     Args:

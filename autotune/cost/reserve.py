@@ -17,7 +17,7 @@ import numpy as np
 from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.family import Generation, workspace_bytes
 from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Rows
+from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Vector
 from autotune.values.estimate import Evaluation
 
 # In the second step optimizer states are there; what a third brings is little.
@@ -60,6 +60,7 @@ class Held(NamedTuple):
         return self.reserved - self.allocated
 
 
+@functools.lru_cache(maxsize=1024)
 def held_bytes(
     profile: Profile,
     optim: str,
@@ -135,7 +136,7 @@ class _Run:
         self.allocator.take_peak()
         self.allocator.peak_reserved = self.allocator.reserved
 
-    def _sized(self, rows: Rows, samples: float) -> tuple[Rows, list[float]]:
+    def _sized(self, rows: Vector, samples: float) -> tuple[Vector, list[float]]:
         """Return the storages that take anything, and their bytes."""
         sizes = rows[:, 2] + rows[:, 3] * samples
         for at in np.flatnonzero(rows[:, 5]):
@@ -298,7 +299,7 @@ def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:
     return found
 
 
-def _order(rows: Rows, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
+def _order(rows: Vector, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
     """Return (storage, whether it is made) in time; what ends before an operator makes room for its results.
 
     A workspace is -1.

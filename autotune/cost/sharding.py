@@ -12,6 +12,7 @@ transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -114,6 +115,7 @@ class Share:
     host: float = 0.0
 
 
+@functools.lru_cache(maxsize=4096)  # a search asks again and again
 def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool) -> Share:
     """Return what one device holds.
 

@@ -21,8 +21,7 @@ import numpy as np
 from autotune.cost.communication import ALONE, Network, exposed_seconds, host_seconds
 from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, measured, stepping
 from autotune.cost.optimizers import optimizer, state_bytes
-from autotune.cost.predictions import Vector
-from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile
+from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile, Vector
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision
 from autotune.values.estimate import Arithmetic, Rates

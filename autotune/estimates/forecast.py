@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from autotune.cost.communication import Network
 from autotune.cost.family import family_of
-from autotune.cost.memory import Footprints
 from autotune.cost.model import CostModel
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.estimates.profiles import Profiles
@@ -46,7 +45,6 @@ class Question:
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
-    footprints: Footprints = dataclasses.field(default_factory=Footprints)  # the same on all devices of a generation
 
     @property
     def allowance(self) -> Allowance:
@@ -58,13 +56,8 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations, plan.facts.experts)
-        model = dataclasses.replace(
-            model,
-            profiles=self.profiles,
-            network=network,
-            evaluation=self.options.evaluation,
-            footprints=self.footprints,
-        )
+        evaluation = self.options.evaluation
+        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
         return Forecast(plan, target.device, model, self.profiles)
 
     def run(self, found: Predicted) -> RunCost | None:

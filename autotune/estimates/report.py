@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from autotune.cost.corrections import Z
 from autotune.cost.memory import framework_bytes
-from autotune.cost.predictions import Z, below
+from autotune.cost.model import below
 from autotune.errors import InputError
 from autotune.units import show_memory
 from autotune.value import Value

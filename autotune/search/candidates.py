@@ -21,8 +21,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from autotune.cost.model import CostModel
-from autotune.cost.predictions import Predictions, Vector, below, density, is_compiled
+from autotune.cost.model import CostModel, Predictions, below, is_compiled
+from autotune.cost.profile import Vector
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
@@ -264,7 +264,9 @@ class Candidates:
             self._predicted.log_deviation if leader is None else self._model.gain_deviations(self.ranked, leader)
         )
         gains = np.log(self._rates / rate)
-        improvement = gains * below(gains / deviations) + deviations * density(gains / deviations)
+        scaled = gains / deviations  # in standard deviations; below, their density
+        density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
+        improvement = gains * below(scaled) + deviations * density
         return fits * improvement / self._trial_s(history), below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 
 from autotune.cost import operators
 from autotune.cost.family import Family, family_of
-from autotune.cost.model import CostModel
+from autotune.cost.model import CostModel, kind_of
 from autotune.cost.operators import OperatorRequest, parameter_key
-from autotune.cost.predictions import kind_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import rates_by_table
 from autotune.cost.time import worth_measuring

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.corrections import TimeSpread, known_by, time_process
+from autotune.cost.corrections import TimeSpread, Z, known_by, time_process
 from autotune.cost.gaussian_process import Process
-from autotune.cost.predictions import Z
 from published.speed import Timed
 
 # Half the width that holds 95 % of Student's t with 1, 2 ... degrees of freedom, which so many sources' errors are.

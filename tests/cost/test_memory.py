@@ -7,7 +7,7 @@ from factories import make_config, make_gpu, make_hardware
 from profiles import MB, line, make_family, make_group, make_profile, make_storages
 
 from autotune.cost.family import workspace_bytes
-from autotune.cost.memory import Footprints, always_bytes, components, framework_bytes, states_bytes
+from autotune.cost.memory import always_bytes, components, framework_bytes, parts, phases, share, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import ForwardPass
 from autotune.units import GIB
@@ -20,31 +20,30 @@ WORKSPACES_BYTES = 2 * workspace_bytes("ampere")
 
 
 def test_components_sum_to_the_peak():
-    parts = components(make_profile(), "adamw_torch", 8, 1)
-    assert parts.allocated == (
-        parts.weights + parts.gradients + parts.optimizer_state + parts.activations + parts.temporaries
+    held = components(make_profile(), "adamw_torch", 8, 1)
+    assert held.allocated == (
+        held.weights + held.gradients + held.optimizer_state + held.activations + held.temporaries
     )
 
 
 def test_activations_are_those_of_the_micro_batch():
-    parts = components(make_profile(), "adamw_torch", 30, 1)
-    assert (parts.moment, parts.activations, parts.gradients) == ("mm", 30 * MB, 0)
-    assert parts.weights == 4 * MB
-    assert parts.optimizer_state == 8 * MB
+    held = components(make_profile(), "adamw_torch", 30, 1)
+    assert (held.moment, held.activations, held.gradients) == ("mm", 30 * MB, 0)
+    assert held.weights == 4 * MB
+    assert held.optimizer_state == 8 * MB
 
 
 def test_a_small_micro_batch_peaks_in_the_optimizers_step():
-    parts = components(make_profile(), "adamw_torch", 1, 1)
-    assert parts.moment == "optimizer step"
-    assert (parts.activations, parts.gradients) == (0, 4 * MB)
+    held = components(make_profile(), "adamw_torch", 1, 1)
+    assert held.moment == "optimizer step"
+    assert (held.activations, held.gradients) == (0, 4 * MB)
 
 
 def test_of_a_compiled_models_activations_the_budgets_share_is_kept():
     whole, half = (
-        Footprints().components(
-            make_config(30, torch_compile_backend="inductor", activation_memory_budget=budget), make_profile(), 30, 1
-        )
+        components(make_profile(), config.optim, 30, 1, share(config, make_profile(), 1))
         for budget in (None, 0.5)
+        for config in [make_config(30, torch_compile_backend="inductor", activation_memory_budget=budget)]
     )
     assert half.activations == 0.5 * whole.activations
     assert half.temporaries == whole.temporaries
@@ -71,8 +70,8 @@ def test_more_micro_batches_need_no_more_than_two():
 def test_while_gradients_are_added_only_the_fresh_ones_come_on_top():
     """3 MB have been added to the earlier ones before the last MB is there."""
     both = make_storages((0, 4, 100 * MB), (2, 3, 3 * MB, 0, True), (3, 4, MB, 0, True))
-    parts = components(make_profile(storages=both), "sgd", 1, 2)
-    assert parts.gradients == 4 * MB + 3 * MB
+    held = components(make_profile(storages=both), "sgd", 1, 2)
+    assert held.gradients == 4 * MB + 3 * MB
 
 
 def test_accumulation_never_needs_less():
@@ -104,14 +103,14 @@ def test_buffers_are_weights():
 
 def test_frozen_weights_have_neither_gradients_nor_states():
     frozen = make_profile(parameters=(make_group(1000, 1000, trained=False), make_group(10)))
-    parts = components(frozen, "adamw_torch", 1, 1)
-    assert (frozen.gradients_bytes, parts.optimizer_state) == (40, 80)
-    assert parts.weights == 4 * MB + 40
+    held = components(frozen, "adamw_torch", 1, 1)
+    assert (frozen.gradients_bytes, held.optimizer_state) == (40, 80)
+    assert held.weights == 4 * MB + 40
 
 
 def test_paged_states_are_not_the_allocators():
-    parts, resident = (components(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
-    assert (parts.paged, parts.optimizer_state) == (8 * MB, 0)
+    held, resident = (components(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
+    assert (held.paged, held.optimizer_state) == (8 * MB, 0)
     assert (resident.paged, resident.optimizer_state) == (0, 8 * MB)
 
 
@@ -123,9 +122,9 @@ def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_
         parameters=(make_group(4096, 4096, element_bytes=2, count=400),),
         storages=make_storages((0, 2, GIB, GIB / 4)),
     )
-    parts = components(large, "adamw_torch", 4, 1)
-    assert parts.moment == "optimizer step"
-    assert parts.allocated == 10 * parameters + WORKSPACES_BYTES
+    held = components(large, "adamw_torch", 4, 1)
+    assert held.moment == "optimizer step"
+    assert held.allocated == 10 * parameters + WORKSPACES_BYTES
     fused = components(large, "adamw_torch_fused", 4, 1)
     assert fused.allocated == 8 * parameters + WORKSPACES_BYTES
 
@@ -135,8 +134,7 @@ def test_inputs_of_all_micro_batches_are_there_throughout_a_step(device):
     """The Trainer fetches all of them before the first runs."""
     family = make_family(device=device)
     with_inputs, without = (
-        Footprints().phases(make_config(4), make_profile(family, inputs_bytes=nbytes), 4.0, 3, None)
-        for nbytes in (float(MB), 0.0)
+        phases(make_config(4), make_profile(family, inputs_bytes=nbytes), 4.0, 3, None) for nbytes in (float(MB), 0.0)
     )
     for phase in range(2):
         assert with_inputs[phase].allocated - without[phase].allocated == 4 * 3 * MB
@@ -186,8 +184,8 @@ def test_weights_gradients_and_states_need_no_trace():
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_no_trace_says_less_than_the_arithmetic(optim):
-    parts = components(make_profile(), optim, 1, 1)
-    assert states_bytes(10**6, make_config(optim=optim)) <= parts.allocated + parts.paged
+    held = components(make_profile(), optim, 1, 1)
+    assert states_bytes(10**6, make_config(optim=optim)) <= held.allocated + held.paged
 
 
 def test_of_several_devices_each_has_its_part():
@@ -205,12 +203,12 @@ EVALUATED = make_profile(
 
 
 def phase(name: str, evaluation: Evaluation | None = None, *, profile=EVALUATED, **fields):
-    found = Footprints().phases(make_config(4, **fields), profile, 4.0, 1, evaluation)
+    found = phases(make_config(4, **fields), profile, 4.0, 1, evaluation)
     return next(components for components in found if components.phase == name)
 
 
 def test_phases_come_in_the_order_of_a_training():
-    found = Footprints().phases(make_config(4), EVALUATED, 4.0, 1, None)
+    found = phases(make_config(4), EVALUATED, 4.0, 1, None)
     assert [c.phase for c in found] == ["forward and backward", "optimizer step", "evaluation", "saving"]
 
 
@@ -237,8 +235,8 @@ def test_a_single_kept_batch_is_not_copied():
 
 def test_evaluation_is_the_peak_only_if_it_is_asked_for():
     config, evaluation = make_config(4), Evaluation(batch=8, kept_samples=100)
-    assert Footprints().parts(config, EVALUATED, 4.0, 1, None)[0].phase != "evaluation"
-    assert Footprints().parts(config, EVALUATED, 4.0, 1, evaluation)[0].phase == "evaluation"
+    assert parts(config, EVALUATED, 4.0, 1, None)[0].phase != "evaluation"
+    assert parts(config, EVALUATED, 4.0, 1, evaluation)[0].phase == "evaluation"
 
 
 def test_saving_gathers_a_parameter_of_a_sharded_model():
@@ -248,7 +246,7 @@ def test_saving_gathers_a_parameter_of_a_sharded_model():
 
 
 def test_a_model_whose_evaluation_was_not_traced_has_no_such_phase():
-    found = Footprints().phases(make_config(4), make_profile(), 4.0, 1, None)
+    found = phases(make_config(4), make_profile(), 4.0, 1, None)
     assert "evaluation" not in [c.phase for c in found]
 
 
@@ -259,7 +257,7 @@ def test_fsdp_reserves_reduced_gradients_and_gathered_units_on_streams_of_their_
         make_family(device="cuda", autocast="bfloat16"), parameters=(table, layer), outside=(table,), layer=(layer,)
     )
     one, two = (
-        Footprints().parts(make_config(30, precision="bf16", parallelism=p), profile, 30.0, 1, None)[1]
+        parts(make_config(30, precision="bf16", parallelism=p), profile, 30.0, 1, None)[1]
         for p in (Parallelism(), Parallelism(world_size=2, sharding="fsdp_full"))
     )
     weights = 4 * 1.1 * MB

@@ -18,9 +18,9 @@ from factories import (
 from profiles import MB, line, make_family, make_group, make_model, make_profile, make_rates, make_storages, make_work
 
 from autotune.cost.communication import NCCL_BYTES
+from autotune.cost.corrections import Z
 from autotune.cost.memory import components, framework_bytes
 from autotune.cost.model import CostModel
-from autotune.cost.predictions import Z
 from autotune.cost.profile import ForwardPass
 from autotune.cost.reserve import held_bytes
 from autotune.units import GIB

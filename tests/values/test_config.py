@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from transformers import TrainingArguments
 
 from autotune.cost.corrections import time_features
-from autotune.cost.predictions import kind_of
+from autotune.cost.model import kind_of
 from autotune.output.table import show_config
 from autotune.space.knobs import SHORT_NAMES, knobs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
