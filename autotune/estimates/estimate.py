@@ -7,22 +7,31 @@ of the Python API. The notes of a report name every default that was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import request
-from autotune.estimates.fitting import would_fit
+from autotune.estimates.fitting import MUCH_FASTER, nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
 from autotune.estimates.profiles import Profiles
-from autotune.estimates.ranking import ranking, survey
-from autotune.estimates.report import ConfigReport, Report, miss, tokens_per_sample
+from autotune.estimates.report import (
+    ConfigReport,
+    DeviceRow,
+    DevicesReport,
+    Predicted,
+    RankingReport,
+    Report,
+    miss,
+    tokens_per_sample,
+)
 from autotune.planning.options import options_of, takes_options
-from autotune.space.knobs import Scalar, in_words, make_point
-from autotune.space.space import LOADING
+from autotune.space.knobs import Scalar, changes, in_words, make_point, shown_changes
+from autotune.space.space import LOADING, SearchSpace
 from autotune.training import build, resolve
 from autotune.units import show_memory
+from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.workload import Workload
@@ -33,10 +42,21 @@ _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementat
 # Knobs that say how several devices share a training. If none of them is given, all ways are compared.
 _WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
 
-
 # Arguments of `estimate` that are options of the command as well, those of the workload first.
 _OF_WORKLOAD = ("task", "seq_len", "target_len", "global_batch", "images", "image_size", "freeze_vision")
 _ASKED = (*_OF_WORKLOAD, "gpu", "device", "nodes", "revision", "trust_remote_code", "eval_batch", "eval_samples")
+
+
+BEST = 8  # configurations that a ranking shows
+
+RANKED = (
+    "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
+    "with --allow method pure bf16 and LoRA too; what else there is (attention, compile, adapter-rank, chunked-loss, "
+    "QLoRA as adapter=lora,quantization=nf4) is estimated when it is given (--fix)"
+)
+
+# The parameters for which the notes name the values that no shown configuration has.
+_PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
 
 def report(options: request.EstimateOptions) -> Report:
@@ -138,6 +158,128 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
             *forecast.basis(config, found.traced_by),
             *found.notes,
         ),
+    )
+
+
+def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> RankingReport:
+    """Return the best predicted configurations of a device.
+
+    Raises:
+        InputError: The model can't be traced.
+        NothingFitsError: No configuration fits.
+    """
+    plan, device = forecast.plan, forecast.device
+    configs = plan.every_config()
+    best, fitting = forecast.fastest(configs, BEST)
+    if not best:
+        raise nothing_fits(forecast, configs, plan.allowance)
+    rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
+    return RankingReport(
+        workload=plan.workload,
+        device=device,
+        allowance=plan.allowance,
+        considered=len(configs),
+        fitting=fitting,
+        baseline=plan.baseline,
+        best=rows,
+        run=question.run(rows[0]),
+        notes=(
+            *_by_method(forecast, configs, rows[0]),
+            *notes,
+            RANKED,
+            *ranking_notes(plan.search_space, best),
+            *forecast.basis(rows[0].config, rows[0].traced_by),
+            *rows[0].notes,
+        ),
+    )
+
+
+def _by_method(forecast: Forecast, configs: Sequence[TrainConfig], best: Predicted) -> tuple[str, ...]:
+    """Return a line on LoRA in 16 bits where of `configs` full precision alone fits and LoRA would be much faster."""
+    plan = forecast.plan
+    forced = best.config.precision == "fp32" and any(config.precision != "fp32" for config in configs)
+    if not forced or best.speed is None or plan.allowance.admits(Allowance.METHOD):
+        return ()
+    # LoRA as a first look takes it, as each that is traced takes seconds.
+    others = [
+        config
+        for config in plan.model_copy(update={"allowance": Allowance.METHOD}).every_config()
+        if config.adapter is not None
+        and config.optim == plan.baseline.optim
+        and config.checkpointing in ("none", "full")
+    ]
+    lightest = "pure_bf16" if any(config.precision == "pure_bf16" for config in others) else "fp16"
+    found, _ = forecast.fastest([config for config in others if config.precision == lightest], 1)
+    times = forecast.predicted(found[0]).samples_per_second / best.samples_per_second if found else 0.0
+    if times < MUCH_FASTER:
+        return ()
+    return (f"with --allow method {times:.1f} times as fast: {shown_changes(changes(found[0], plan))}",)
+
+
+def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
+    """Return lines that name the values of the ranked space which none of the `best` configurations has, and why."""
+    reasons: dict[str, list[str]] = {}
+    for (name, value), reason in space.left_out.items():
+        if name in _PARAMETERS:
+            reasons.setdefault(reason, []).append(in_words(name, value))
+    refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
+    points = [make_point(config) for config in best]
+    behind = [
+        in_words(dimension.name, value)
+        for dimension in space.dimensions
+        if dimension.name in _PARAMETERS
+        for value in dimension.choices
+        # Of two configurations that differ in tf32 alone only the better is shown, so a missing False says nothing.
+        if value is not False and all(point.get(dimension.name) != value for point in points)
+    ]
+    if not behind:
+        return tuple(refused)
+    return (*refused, f"predicted too, but slower than these or too large: {', '.join(behind)}")
+
+
+def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
+    """Return the best predicted configuration of each device of the table, fastest first.
+
+    Raises:
+        InputError: No device can run the configuration that the user gave, or the model can't be traced.
+        NothingFitsError: No configuration fits any of them.
+    """
+    legal: dict[object, list[TrainConfig]] = {}  # of devices with the same abilities
+    rows: list[DeviceRow] = []
+    tried: list[tuple[Forecast, list[TrainConfig]]] = []
+    for gpu in gpus():
+        forecast = question.forecast(request.with_packages(request.table_target(gpu), question.point))
+        plan, device = forecast.plan, forecast.device
+        if question.point:
+            configs = question.with_micro_batches(request.config_of(plan, question.point))
+            if (reason := request.refusal(plan, configs[0])) is not None:
+                why_not = reason.replace(plan.hardware.name, "it")
+                rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+                continue
+        else:
+            # A rule reads no other ability that differs in the table.
+            abilities = plan.hardware.capability, plan.hardware.arithmetic
+            if abilities not in legal:
+                legal[abilities] = plan.every_config()
+            configs = legal[abilities]
+        tried.append((forecast, configs))
+        best, _ = forecast.fastest(configs, 1)
+        if not best:
+            why_not = f"the least takes {show_memory(forecast.device_bytes(forecast.tightest(configs)))}"
+            rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+            continue
+        found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])
+        rows.append(DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))
+    if not tried:
+        raise InputError(f"not possible on any device of the table: {rows[0].why_not}")
+    if not any(row.best for row in rows):
+        forecast, configs = max(tried, key=lambda pair: pair[0].device.memory_bytes)
+        raise nothing_fits(forecast, configs, Allowance.METHOD if question.point else question.allowance)
+    return DevicesReport(
+        workload=question.workload,
+        allowance=None if question.point else question.allowance,
+        rows=tuple(sorted(rows, key=lambda row: -row.best.samples_per_second if row.best else 0.0)),
+        notes=(*notes, *(() if question.point else (RANKED,)), "rates by data sheets; nothing else on the device"),
     )
 
 

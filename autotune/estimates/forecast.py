@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from autotune.cost.communication import Network
 from autotune.cost.family import family_of
@@ -17,8 +20,8 @@ from autotune.cost.optimizers import OPTIMIZERS
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
-from autotune.planning.plan import SearchPlan, least_states
-from autotune.space.knobs import MICRO_BATCH, Scalar
+from autotune.planning.plan import SearchPlan, least_states, too_large
+from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
 from autotune.values.config import Allowance, TrainConfig
@@ -28,6 +31,9 @@ from autotune.values.workload import Workload
 
 # Upper end of the search for the largest micro-batch where the global batch is free.
 _LARGEST_MICRO_BATCH = 1 << 20
+
+# Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
+_EQUAL_RATES = 0.01
 
 _HOW_TRACED: dict[TracedBy, str] = {
     "meta": "operators traced on the meta device, without memory or arithmetic",
@@ -158,6 +164,31 @@ class Forecast:
             for config, nbytes in zip(configs, needed, strict=True)
         ]
         return configs[taken.index(min(taken))]
+
+    def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
+        """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
+
+        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
+        are as good as equal are ordered by allowance class, then by position in `configs`. A
+        configuration may fit if the lower bound of its memory is within the device's. Nothing is traced for one whose
+        weights, gradients and optimizer states alone aren't.
+        """
+        configs = [config for config in configs if not too_large(self.plan, config)]
+        found = self.model.predict(configs)
+        rates = found.samples_per_second.tolist()
+        with np.errstate(invalid="ignore"):
+            rows: list[int] = np.flatnonzero(found.least_bytes <= self.device.memory_bytes).tolist()
+        left = sorted(rows, key=lambda row: -rates[row])
+        chosen: dict[TrainConfig, TrainConfig] = {}
+        while left and len(chosen) < count:
+            lowest = rates[left[0]] * (1 - _EQUAL_RATES)
+            equal = itertools.takewhile(lambda row: rates[row] >= lowest, left)  # noqa: B023  # used up in this round
+            row = min(equal, key=lambda row: (allowance_of(configs[row], self.plan).rank, -rates[row], row))
+            left.remove(row)
+            kind = configs[row].model_copy(update={"per_device_train_batch_size": 1, "tf32": False})
+            if kind not in chosen and self.fits(configs[row]):
+                chosen[kind] = configs[row]
+        return list(chosen.values()), len(rows)
 
 
 def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:

@@ -16,7 +16,6 @@ from autotune.cost.communication import Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.fitting import MUCH_FASTER
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.ranking import fastest
 from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import Scalar, in_words
@@ -209,7 +208,7 @@ class _Comparison:
             too_small = f"a global batch of {plan.workload.global_batch_size} is too small"
             return next(filter(None, reasons.values()), too_small)
         try:
-            best, _ = fastest(self.forecast, configs, 1)
+            best, _ = self.forecast.fastest(configs, 1)
             chosen = self.forecast.predicted(best[0] if best else self.forecast.tightest(configs))
         except InputError as error:
             return str(error).partition(": ")[2] or str(error)

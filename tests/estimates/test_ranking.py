@@ -9,7 +9,7 @@ import traced_once
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
-from autotune.estimates.ranking import BEST, ranking_notes
+from autotune.estimates.estimate import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
 from autotune.units import GIB
 from autotune.values.catalogue.gpus import gpus
