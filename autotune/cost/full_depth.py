@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.operators import as_line, attends
 from autotune.cost.profile import FUSED_ATTENTION, PRODUCTS, Line, Storages, Vector, Work
 from autotune.cost.tape import Tape
+from autotune.cost.time import as_line, attends
 
 _MADE, _FREED = 0, 1
 

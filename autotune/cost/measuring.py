@@ -36,9 +36,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.cost.calls import bytes_of, runnable
 from autotune.cost.family import Family, Shape
-from autotune.cost.operators import ADDING, CLIPPING, OperatorRequest, at, parameter_key, stepping
 from autotune.cost.profile import ParameterGroup
-from autotune.cost.rates import NO_DEVICE, RatesRequest
+from autotune.cost.rates import NO_DEVICE, OperatorRequest, RatesRequest
+from autotune.cost.time import ADDING, CLIPPING, at, parameter_key, stepping
 from autotune.value import read_value, write_value
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import keep_freed_blocks

@@ -79,7 +79,7 @@ class Work(Value):
     moved_bytes: Line
     count: int
     attends: bool = Field(default=False, description="its work grows with the square of the samples' length")
-    call: str = Field(default="", description="how to run it, its sizes as lines: see `operators.at`; empty: not known")
+    call: str = Field(default="", description="how to run it, its sizes as lines: see `time.at`; empty: not known")
 
 
 class Storages(Value):

@@ -19,11 +19,12 @@ from typing import get_args
 import psutil
 from pydantic import Field
 
+from autotune.cost.profile import ParameterGroup
 from autotune.errors import InfrastructureError, MachineError
 from autotune.units import show_rate
 from autotune.value import Value
 from autotune.values.catalogue.gpus import Gpu, gpu_of
-from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import Hardware
 
 # Share of the dense peak that large matrix products reach on tensor cores. The best shapes reach 87 % (A100 SXM, 271 of
@@ -109,6 +110,9 @@ _BLOCK_S = 0.05  # time of a block of runs at the least
 
 NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
 _TIME_LIMIT_S = 240
+
+# Measures operators and optimizers, in a process of the launcher.
+ENTRY = "autotune.cost.measuring:run_measure"
 
 
 def rates_by_table(hardware: Hardware) -> Rates:
@@ -208,6 +212,18 @@ class RatesRequest(Value):
     products: tuple[tuple[int, int, int], ...] = Field(description="tokens, inputs and outputs of layers, rising")
     elements: int = Field(description="of each tensor of an addition")
     block_s: float = Field(description="time of a block at the least")
+
+
+class OperatorRequest(Value):
+    """The operators and optimizers to measure."""
+
+    device: str
+    calls: tuple[str, ...] = Field(description="as `calls` writes them, those that matter most first")
+    parameters: tuple[ParameterGroup, ...] = Field(default=(), description="of the models")
+    optimizers: tuple[str, ...] = Field(default=(), description="by transformers' names, to step over these")
+    limit_s: float = Field(gt=0, description="nothing is begun after this")
+    most_bytes: float = Field(description="of the tensors that are there at a time")
+    known: Timings | None = Field(default=None, description="what no model decides is taken from it")
 
 
 def calibrate(hardware: Hardware) -> Rates:

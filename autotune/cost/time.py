@@ -3,28 +3,36 @@
 A roofline: each operator takes what its arithmetic or its bytes take, whichever is more, and never less than a launch.
 On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the device's
 sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs
-is added. Operators and optimizers that were measured on the device in the shapes that the model has (`operators`) take
-what they took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
+is added. Operators and optimizers that were measured on the device in the shapes that the model has take what they
+took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
 share its cores. Pure arithmetic on arrays, with an element for each micro-batch.
+
+A trace writes down how each operator is called (`calls`). Sizes that differ between its two micro-batches are lines in
+the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
+are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
+nearest that was: of its kind the one that should take most nearly as long.
 
 Not covered: contention, caches, kernels that are far from the attainable rates. What is measured corrects it.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from autotune.cost.communication import ALONE, Network, exposed_seconds, host_seconds
-from autotune.cost.operators import ADDING, CLIPPING, SIZES, along, at, filled, measured, stepping
 from autotune.cost.optimizers import optimizer, state_bytes
-from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, Profile, Vector
+from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision
-from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.estimate import Arithmetic, Rates, Timings
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
@@ -36,6 +44,15 @@ FUSED_ATTENTION_SHARE = 2 / 3
 
 # What the Trainer itself does around a micro-step, on the host: seconds.
 TRAINER_S = 1.5e-3
+
+# Micro-batches at which operators are measured.
+SIZES = (1, 4, 16, 64, 256)
+
+# Measured of parameters as if they were optimizers: clipping, and adding one gradient to another.
+CLIPPING, ADDING = "clipping", "adding"
+
+_NUMBER = re.compile(r"\d+")
+_LINE = re.compile(r"<(-?\d+):(-?\d+)>")
 
 
 @dataclass(frozen=True)
@@ -156,7 +173,9 @@ def micro_step_seconds(
     else:
         seconds = expected = _busy(profile, rates, work, np.array(SIZES, dtype=float), tf32=tf32, compiled=compiled)
         if not compiled:
-            seconds = np.stack([measured(profile, timings, size) for size in SIZES], axis=1)
+            texts = tuple(w.call for w in profile.work)
+            calls = [_calls_at(texts, size) for size in SIZES]
+            seconds = np.array([[timings.operators.get(call, np.nan) for call in at_size] for at_size in calls]).T
             if tf32:
                 seconds[(work["kind"] == CONTRACTION) & (work["half"] == 0)] = np.nan
             seconds = filled(seconds, expected, 2 * work["kind"] + work["half"])
@@ -243,3 +262,134 @@ def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | Non
     """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one."""
     names: dict[Precision, Arithmetic] = {Precision.FP32: "tf32" if tf32 else "fp32", Precision.FP16: "fp16"}
     return rates.peak_flops.get(names.get(precision, "bf16"))
+
+
+def as_line(low: str, high: str, samples: tuple[int, int]) -> str:
+    """Return one text for a call at two micro-batches; empty where they differ in more than sizes that are lines."""
+    if low == high:
+        return low
+    if _NUMBER.sub("", low) != _NUMBER.sub("", high):
+        return ""
+    between = samples[1] - samples[0]
+    larger = iter(_NUMBER.findall(high))
+
+    def line(match: re.Match[str]) -> str:
+        one, other = int(match[0]), int(next(larger))
+        if one == other:
+            return match[0]
+        slope = (other - one) // between
+        return f"<{one - slope * samples[0]}:{slope}>"
+
+    text = _NUMBER.sub(line, low)
+    return text if at(text, samples[1]) == high else ""
+
+
+def attends(low: str, high: str) -> bool:
+    """Return whether calls at two micro-batches attend, or work on the scores of attention.
+
+    Scores are (batch, heads, length, length), in products (batch x heads, length, length).
+    """
+    if not low:
+        return False
+    name, args, _ = json.loads(low)
+    if "attention" in name:
+        return True
+    one, two = _sizes(args), _sizes(json.loads(high)[1])
+    if "bmm" in name:
+        (rows, width), columns = one[-2][-2:], one[-1][-1]
+        return len({rows, width, columns}) < 3 and all(a[0] != b[0] for a, b in zip(one, two, strict=True))
+    return "conv" not in name and any(len(n) == 4 and n[-1] == n[-2] > 1 for n in one)
+
+
+def _sizes(args: Any) -> list[list[int]]:
+    """Return the sizes of the tensors that a call is given, lists of tensors included."""
+    flat = [inner for value in args for inner in (value if isinstance(value, list) else [value])]
+    return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
+
+
+def at(call: str, samples: int) -> str:
+    """Return a call for a micro-batch of `samples`."""
+    return _LINE.sub(lambda m: str(int(m[1]) + int(m[2]) * samples), call)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_at(calls: tuple[str, ...], samples: int) -> tuple[str, ...]:
+    return tuple(at(call, samples) for call in calls)
+
+
+def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
+    """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
+
+    Args:
+        seconds: (operators, sizes), NaN where nothing was measured.
+        expected: The same by a roofline.
+        kinds: Of the operators.
+    """
+    found = seconds.copy()
+    with np.errstate(divide="ignore"):
+        logs = np.log(expected)
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        known = ~np.isnan(seconds[rows]) & (expected[rows] > 0)
+        lacking = np.argwhere(np.isnan(seconds[rows]))
+        if not len(lacking):
+            continue
+        ratios, places = seconds[rows][known] / expected[rows][known], logs[rows][known]
+        for row, size in lacking:
+            here = rows[row], size
+            nearest = np.argmin(np.abs(places - logs[here])) if len(places) and expected[here] > 0 else None
+            found[here] = expected[here] * (1.0 if nearest is None else ratios[nearest])
+    return found
+
+
+def along(samples: Vector, sizes: Sequence[int], seconds: Vector) -> Vector:
+    """Return seconds between sizes by lines, beyond the last two by theirs, and before the first two, never below 0."""
+    before, after = (max(0.0, (seconds[i + 1] - seconds[i]) / (sizes[i + 1] - sizes[i])) for i in (0, -2))
+    before = min(before, seconds[0] / sizes[0])
+    lacking, beyond = np.minimum(samples - sizes[0], 0.0), np.maximum(samples - sizes[-1], 0.0)
+    found: Vector = np.interp(samples, sizes, seconds) + lacking * before + beyond * after
+    return found
+
+
+def parameter_key(optim: str, group: ParameterGroup) -> str:
+    """Return the key of the time of an optimizer's step over one parameter."""
+    dtype = {4.0: "float32", 2.0: "bfloat16"}.get(group.element_bytes, "")
+    return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
+
+
+def stepping(
+    groups: Iterable[ParameterGroup],
+    optim: str,
+    timings: Timings | None,
+    *,
+    launch_s: float = 0.0,
+    bandwidth: float = 1.0,
+) -> float | None:
+    """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
+
+    A shape that wasn't measured takes the time of the one with the most nearly equal number of elements, times the
+    ratio of what a launch and moving the bytes take of each: a small shape's time is that of the launch.
+    """
+    if timings is None:
+        return None
+    known: dict[int, tuple[float, float]] = {}  # by elements: the seconds, and what was expected
+    total, missing = 0.0, []
+
+    def expected(group: ParameterGroup) -> float:
+        return launch_s + 3 * group.elements * group.element_bytes / bandwidth
+
+    for group in groups:
+        seconds = timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
+        if seconds is None:
+            missing.append(group)
+            continue
+        total += group.count * seconds
+        if group.trained:
+            known[group.elements] = seconds, expected(group)
+    if missing and not known:
+        return None
+    for group in missing:
+        nearest = min(known, key=lambda elements: abs(np.log((elements + 1) / (group.elements + 1))))
+        seconds, usual = known[nearest]
+        total += group.count * seconds * max(1.0, expected(group) / usual)
+    return total

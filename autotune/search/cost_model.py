@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from autotune.cost import operators
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, kind_of
-from autotune.cost.operators import OperatorRequest, parameter_key
 from autotune.cost.profile import Profile
-from autotune.cost.rates import rates_by_table
-from autotune.cost.time import worth_measuring
+from autotune.cost.rates import ENTRY as MEASURING
+from autotune.cost.rates import OperatorRequest, rates_by_table
+from autotune.cost.time import parameter_key, worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
@@ -233,7 +232,7 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     watch = HostWatch()
     watch.begin()
     try:
-        path = runner.ask("timings", operators.ENTRY, request, timeout_s=timeout_s) / "answer.json"
+        path = runner.ask("timings", MEASURING, request, timeout_s=timeout_s) / "answer.json"
         found = read_value(Timings, path)
     except (OSError, ValidationError):
         return model

@@ -14,9 +14,10 @@ from autotune.cost import measuring
 from autotune.cost.calls import bytes_of, runnable, written
 from autotune.cost.family import Shape
 from autotune.cost.measuring import matmul_flops, timings_of
-from autotune.cost.operators import ADDING, CLIPPING, OperatorRequest, at, parameter_key
 from autotune.cost.profile import VIEW
 from autotune.cost.profiler import profile
+from autotune.cost.rates import OperatorRequest
+from autotune.cost.time import ADDING, CLIPPING, at, parameter_key
 from autotune.values.estimate import Timings
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.values.model import Task

@@ -4,8 +4,19 @@ import numpy as np
 import pytest
 from profiles import make_family, make_group, make_profile, make_rates, make_work
 
-from autotune.cost.operators import ADDING, CLIPPING, along, as_line, at, filled, parameter_key, stepping
-from autotune.cost.time import micro_step_seconds, optimizer_seconds, worth_measuring
+from autotune.cost.time import (
+    ADDING,
+    CLIPPING,
+    along,
+    as_line,
+    at,
+    filled,
+    micro_step_seconds,
+    optimizer_seconds,
+    parameter_key,
+    stepping,
+    worth_measuring,
+)
 from autotune.values.estimate import Timings
 
 

@@ -17,7 +17,8 @@ from factories import (
 )
 from profiles import make_family, make_group, make_model, make_profile, make_storages, make_work
 
-from autotune.cost.operators import CLIPPING, OperatorRequest, parameter_key
+from autotune.cost.rates import OperatorRequest
+from autotune.cost.time import CLIPPING, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.estimates.profiles import ENTRY, TraceRequest, Traces
