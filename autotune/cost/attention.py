@@ -47,42 +47,31 @@ class AttentionCall(NamedTuple):
 
 def chosen(call: AttentionCall, generation: Generation) -> Kernel:
     """Return the kernel that torch takes."""
-    if _flash_can(call, generation):
-        return "flash"
-    return "efficient" if _efficient_can(call, generation) else "math"
-
-
-def _flash_can(call: AttentionCall, generation: Generation) -> bool:
     query, key, value = call.query, call.key, call.value
-    width = query.shape[-1]
+    width, half = query.shape[-1], query.dtype in _HALF
     trained = any(t.requires_grad for t in (query, key, value))
     too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or call.dropout > 0)
-    return (
+    if (
         generation != "turing"
         and call.mask is None
         and width == key.shape[-1] == value.shape[-1] <= 256
         and not too_wide
         and not (call.causal and query.shape[-2] != key.shape[-2])
-        and query.dtype in _HALF
+        and half
         and (call.grouped or query.shape[1] == key.shape[1] == value.shape[1])
-    )
-
-
-def _efficient_can(call: AttentionCall, generation: Generation) -> bool:
-    query, key, value = call.query, call.key, call.value
-    half = query.dtype in _HALF
-    if query.dtype is torch.bfloat16 and generation == "turing":
-        return False
+    ):
+        return "flash"
     # `minimum_gemm_alignment`: 16 bytes of what tensor cores multiply
     alignment = 8 if half else 1 if generation == "turing" else 4
-    widths = (query.shape[-1], value.shape[-1])
-    return (
-        query.shape[1] == key.shape[1] == value.shape[1]
-        and query.shape[-1] == key.shape[-1]
-        and all(width % alignment == 0 for width in widths)
+    is_efficient = (
+        not (query.dtype is torch.bfloat16 and generation == "turing")
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and width == key.shape[-1]
+        and width % alignment == value.shape[-1] % alignment == 0
         and all(t.stride(-1) == 1 for t in (query, key, value))
         and (call.mask is None or call.mask.stride(-1) == 1)
     )
+    return "efficient" if is_efficient else "math"
 
 
 def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -> torch.Tensor:
@@ -97,8 +86,13 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -
         return _math(call)
     if kernel == "flash":
         return flash(recorder, call.query, call.key, call.value, causal=call.causal)
+    if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
+        if any(stride % 8 for stride in mask.stride()[:-1]):
+            last = mask.shape[-1]
+            mask = pad(mask, (0, 8 - last % 8))[..., :last]
+        mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
     result: torch.Tensor = _Efficient.apply(  # type: ignore[no-untyped-call]
-        call.query, call.key, call.value, _expanded(call), recorder, call.causal, generation
+        call.query, call.key, call.value, mask, recorder, call.causal, generation
     )
     return result
 
@@ -112,18 +106,6 @@ def flash(
         query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
     result: torch.Tensor = _Flash.apply(query, key, value, recorder, causal)  # type: ignore[no-untyped-call]
     return result[..., :width]
-
-
-def _expanded(call: AttentionCall) -> torch.Tensor | None:
-    """Return the mask for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8."""
-    mask = call.mask
-    if mask is None:
-        return None
-    if any(stride % 8 for stride in mask.stride()[:-1]):
-        last = mask.shape[-1]
-        mask = pad(mask, (0, 8 - last % 8))[..., :last]
-    batch, heads, length, _ = call.query.shape
-    return mask.expand(batch, heads, length, call.key.shape[2])
 
 
 def _math(call: AttentionCall) -> torch.Tensor:
@@ -157,11 +139,13 @@ def _math(call: AttentionCall) -> torch.Tensor:
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, recorder: Any, causal: bool) -> Any:
-        output, ctx.flops = _zeros_as(query), work_of(query, key, causal)
+        # Laid out as `empty_like` does, without the work of filling it.
+        order = sorted(range(query.dim()), key=query.stride, reverse=True)
+        places = [order.index(dim) for dim in range(query.dim())]
+        output = query.new_zeros([query.shape[dim] for dim in order]).permute(places)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.recorder = recorder
-        ctx.causal = causal
+        ctx.recorder, ctx.causal, ctx.flops = recorder, causal, work_of(query, key, causal)
         recorder.note_kernel(
             "flash_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
         )
@@ -174,16 +158,16 @@ class _Flash(torch.autograd.Function):
         batch, heads, length, width = query.shape
         of_query, of_key, of_value = (torch.empty_like(t) for t in (query, key, value))
         rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
-        scratch = [query.new_empty((batch, heads, rows), dtype=torch.float32)]
-        scratch.append(query.new_empty((batch, rows, heads, columns), dtype=torch.float32))
-        expanded = []
+        scratch = [
+            query.new_empty(n, dtype=torch.float32) for n in ((batch, heads, rows), (batch, rows, heads, columns))
+        ]
         if key.shape[1] != heads:
-            expanded = [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
+            scratch += [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
         tensors = (query, key, value, output, gradient, of_query)
         ctx.recorder.note_kernel(
             "flash_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION, causal=ctx.causal
         )
-        del scratch, expanded
+        del scratch
         return of_query, of_key, of_value, None, None
 
 
@@ -199,8 +183,7 @@ class _Efficient(torch.autograd.Function):
         if query.dtype in _HALF and value.shape[-1] > 128:  # kNeedsOutputAccumulatorBuffer in kernel_forward.h
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, normaliser)
-        ctx.recorder, ctx.generation = recorder, generation
-        ctx.causal = causal
+        ctx.recorder, ctx.generation, ctx.causal = recorder, generation, causal
         recorder.note_kernel(
             "efficient_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
         )
@@ -274,13 +257,6 @@ def by_position(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Return zeros for heads of a width, laid out as (batch, length, heads, width): merging the heads is a view."""
     batch, heads, length, _ = tensor.shape
     return tensor.new_zeros((batch, length, heads, width)).transpose(1, 2)
-
-
-def _zeros_as(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros laid out as `empty_like` does, without the work of filling them."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    places = [order.index(dim) for dim in range(tensor.dim())]
-    return tensor.new_zeros([tensor.shape[dim] for dim in order]).permute(places)
 
 
 def _up(size: int, multiple: int) -> int:

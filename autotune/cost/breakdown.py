@@ -7,14 +7,14 @@ one of several devices holds is in proportion; all together are the components' 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from autotune.cost.corrections import Corrections, Z, memory_features
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
-from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, TEMPORARY, ParameterGroup, Profile
+from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Profile
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval
@@ -111,11 +111,10 @@ def alive(
         "temporaries": parts.temporaries,
         "communication": parts.communication,
     }
-    sums: Counter[str] = Counter()
-    for tensor in found:
-        sums[tensor.kind] += tensor.nbytes  # type: ignore[assignment]
+    sums: dict[str, float] = defaultdict(float)
     groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
     for tensor in found:
+        sums[tensor.kind] += tensor.nbytes
         if totals[tensor.kind]:
             module = _NUMBER.sub(
                 ".*", _WRAPPERS.sub("", tensor.module)
@@ -147,12 +146,9 @@ def _parameters(profile: Profile, config: TrainConfig) -> Iterator[_Tensor]:
         module = name.rpartition(".")[0]
         yield _Tensor("weights", module, "parameter", group.elements * group.element_bytes, is_fixed=True)
         if group.trained:
-            yield _Tensor("optimizer states", module, config.optim, _states_bytes(config.optim, group), is_fixed=True)
-
-
-def _states_bytes(optim: str, group: ParameterGroup) -> float:
-    sizes, scales = state_sizes(optim, group)
-    return sum(scales) if is_paged(optim, group) else sum(sizes) + sum(scales)
+            sizes, scales = state_sizes(config.optim, group)
+            nbytes = sum(scales) + (0.0 if is_paged(config.optim, group) else sum(sizes))
+            yield _Tensor("optimizer states", module, config.optim, nbytes, is_fixed=True)
 
 
 def _storages(profile: Profile, parts: Components, samples: float, *, accumulated: bool) -> Iterator[_Tensor]:

@@ -51,6 +51,11 @@ class Family(Value):
     )
 
     @property
+    def half(self) -> bool:
+        """Whether products are of 16 bits."""
+        return self.autocast is not None or self.dtype != "float32"
+
+    @property
     def checkpointed_every(self) -> int:
         """N where every n-th layer is checkpointed; 1 where none is."""
         return 1 if self.checkpointing == "none" else CHECKPOINTING[self.checkpointing].every

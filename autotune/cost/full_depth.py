@@ -22,7 +22,7 @@ from autotune.cost.profile import FUSED_ATTENTION, PRODUCTS, Line, Storages, Vec
 from autotune.cost.tape import Tape
 from autotune.cost.time import as_line, attends
 
-_MADE, _FREED = 0, 1
+_MADE, _FREED = 0, 1  # columns
 
 # Where a layer's operators are, (position, length) in the forward and the backward pass.
 _Layer = tuple[tuple[int, int], tuple[int, int]]
@@ -89,23 +89,18 @@ def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[
         needed = needed + n * (deep.needed_flops() - short.needed_flops())
     order = {row: at for at, row in enumerate(works)}
     rows = sorted((row for row, count in total.items() if count), key=lambda row: order.get(row, len(order)))
-    return tuple(_work(row, total[row], deep.samples) for row in rows), line(needed)
+    found = [
+        Work(
+            kind=kind, half=half, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
+            attends=kind == FUSED_ATTENTION or attends(low, high), call=as_line(low, high, deep.samples),
+        )
+        for row in rows
+        for kind, half, lines, low, high in [row]
+    ]  # fmt: skip
+    return tuple(found), line(needed)
 
 
-def _work(row: tuple[Any, ...], count: int, samples: tuple[int, int]) -> Work:
-    kind, half, (flops, more_flops, moved, more_moved), low, high = row
-    return Work(
-        kind=kind,
-        half=half,
-        flops=Line(constant=flops, per_sample=more_flops),
-        moved_bytes=Line(constant=moved, per_sample=more_moved),
-        count=count,
-        attends=kind == FUSED_ATTENTION or attends(low, high),
-        call=as_line(low, high, samples),
-    )
-
-
-def line(values: Vector) -> Line:
+def line(values: Sequence[float] | Vector) -> Line:
     """Return (constant, per sample) as a line."""
     return Line(constant=float(values[0]), per_sample=float(values[1]))
 
@@ -149,10 +144,9 @@ def _layer(short: Tape, long: Tape) -> _Layer:
     Raises:
         NotLinear: The tapes don't agree.
     """
-    ends = short.forward_end, long.forward_end
-    first = stretch(short.names[: ends[0]], long.names[: ends[1]])
-    second = stretch(short.names[ends[0] :], long.names[ends[1] :])
-    return first, (ends[1] + second[0], second[1])
+    few, many = short.forward_end, long.forward_end
+    at, length = stretch(short.names[few:], long.names[many:])
+    return stretch(short.names[:few], long.names[:many]), (many + at, length)
 
 
 def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
@@ -184,28 +178,28 @@ def _repeated(rows: Vector, layer: _Layer, n: int, end: int) -> Vector:
     made, freed = rows[:, _MADE], rows[:, _FREED]
     in_forward, in_backward = (made >= f0) & (made < f0 + lf), (made >= b0) & (made < b0 + lb)
     once = rows[~(in_forward | in_backward)].copy()
-    before = once[:, _MADE] < f0
-    once[:, _FREED] = np.where(
-        once[:, _FREED] < end,
-        once[:, _FREED] + np.where(before & (once[:, _FREED] <= f0 + lf), 0, n * lf),
-        once[:, _FREED] + np.where(once[:, _FREED] > np.where(before, b0 - 1, b0 + lb), n * (lf + lb), n * lf),
+    before, last = once[:, _MADE] < f0, once[:, _FREED]
+    once[:, _FREED] += np.where(
+        last < end,
+        np.where(before & (last <= f0 + lf), 0, n * lf),
+        np.where(last > np.where(before, b0 - 1, b0 + lb), n * (lf + lb), n * lf),
     )
     once[:, _MADE] = _outside(once[:, _MADE], layer, n)
     found = [once]
     ends = _outside(freed, layer, n)
-    stays = _ends_with_layer(rows, lf)[in_forward]
-    for j in range(n + 1):
-        copy = rows[in_forward].copy()
-        by_layer = np.where(copy[:, _FREED] < end, copy[:, _FREED] + j * lf, copy[:, _FREED] + n * lf + (n - j) * lb)
-        copy[:, _MADE] += j * lf
-        copy[:, _FREED] = np.where(stays, by_layer, ends[in_forward])
-        found.append(copy)
-    stays = _ends_with_layer(rows, lb)[in_backward]
-    for k in range(n + 1):
-        copy = rows[in_backward].copy()
-        copy[:, _MADE] += n * lf + k * lb
-        copy[:, _FREED] = np.where(stays, copy[:, _FREED] + n * lf + k * lb, ends[in_backward])
-        found.append(copy)
+    for chosen, length in ((in_forward, lf), (in_backward, lb)):
+        stays = _ends_with_layer(rows, length)[chosen]
+        for j in range(n + 1):
+            copy = rows[chosen].copy()
+            last = copy[:, _FREED]
+            if chosen is in_forward:
+                copy[:, _MADE] += j * lf
+                by_layer = np.where(last < end, last + j * lf, last + n * lf + (n - j) * lb)
+            else:
+                copy[:, _MADE] += n * lf + j * lb
+                by_layer = last + n * lf + j * lb
+            copy[:, _FREED] = np.where(stays, by_layer, ends[chosen])
+            found.append(copy)
     repeated = np.concatenate(found)
     repeated[:, _FREED] = np.maximum(repeated[:, _FREED], repeated[:, _MADE] + 1)
     return repeated

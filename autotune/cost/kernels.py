@@ -24,19 +24,11 @@ from unittest import mock
 import torch
 
 from autotune.cost import meta
-from autotune.cost.attention import AttentionCall, by_position, flash, work_of
+from autotune.cost.attention import by_position, flash, work_of
 from autotune.cost.family import Family
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
 from autotune.training.loss import base_model
-
-
-def fused_attention_on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
-    """Return an output of the CPU's fused attention without computing it; the recorder writes it down."""
-    result: torch.Tensor = _FusedAttention.apply(  # type: ignore[no-untyped-call]
-        call.query, call.key, call.value, call.mask, recorder, call.causal
-    )
-    return result
 
 
 @contextlib.contextmanager
@@ -68,9 +60,12 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         del ALL_ATTENTION_FUNCTIONS["flash_attention_2"]
 
 
-class _FusedAttention(torch.autograd.Function):
+class CpuAttention(torch.autograd.Function):
+    """Fused attention on the CPU."""
+
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: Any) -> Any:
+        """Return an output laid out by position."""
         output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
         normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, normaliser)
@@ -80,11 +75,10 @@ class _FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradients, that of a mask where it is trained."""
         query, key, value, output, _ = ctx.saved_tensors
         of_query, of_key, of_value = (by_position(t, t.shape[-1]) for t in (query, key, value))
-        of_mask = None
-        if ctx.mask is not None and ctx.mask.requires_grad:
-            of_mask = torch.empty_like(ctx.mask)
+        of_mask = torch.empty_like(ctx.mask) if ctx.mask is not None and ctx.mask.requires_grad else None
         tensors = (query, key, value, output, gradient, of_query)
         ctx.recorder.note_kernel("fused_attention_backward", 2.5 * ctx.flops, *tensors, causal=ctx.causal)
         return of_query, of_key, of_value, of_mask, None, None

@@ -221,8 +221,7 @@ def always_bytes(profile: Profile) -> float:
     Of a GPU's allocator: workspaces, and each weight rounded up to a block. On a CPU: kernels for 16 bits.
     """
     if profile.family.device == "cpu":
-        half = profile.family.autocast is not None or profile.family.dtype != "float32"
-        return _CPU_KERNELS if half else 0.0
+        return _CPU_KERNELS if profile.family.half else 0.0
     sizes = ((g.count, g.elements * g.element_bytes) for g in profile.parameters)
     workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
     return workspaces + float(sum(count * (-size % BLOCK_BYTES) for count, size in sizes))

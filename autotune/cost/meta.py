@@ -32,12 +32,8 @@ def run_once(func: Any, args: Any, kwargs: Any) -> Any:
     if not _makes_new_tensors(func):
         return func(*args, **kwargs)
     try:
-        key = (
-            func,
-            torch.get_default_dtype(),
-            _described(args),
-            *((name, _described(value)) for name, value in kwargs.items()),
-        )
+        options = ((name, _described(value)) for name, value in kwargs.items())
+        key = (func, torch.get_default_dtype(), _described(args), *options)
     except TypeError:  # an argument of another kind: a tensor with values, a symbolic size
         return func(*args, **kwargs)
     if key not in _RESULTS:
@@ -141,15 +137,11 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return `value` with each tensor in it changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(item, change) for item in value)
-    return value
+    return type(value)(mapped(item, change) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _sizes_only(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return tensor if tensor.is_meta else _EMPTY(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def as_type(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +175,7 @@ def pack_at_once(model: Any) -> None:
     edge = config.vision_config.image_size
     side = edge // config.vision_config.patch_size
 
-    def pack(features: Any, sizes: torch.Tensor, image_newline: torch.Tensor, **kwargs: Any) -> Any:
+    def pack(features: Any, sizes: torch.Tensor, image_newline: Any = None, **kwargs: Any) -> Any:
         from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
         (rows,) = features  # of all tiles
@@ -192,14 +184,10 @@ def pack_at_once(model: Any) -> None:
         tiles = tiles.reshape(len(sizes), down, across, side, side, -1).permute(0, 5, 1, 3, 2, 4).contiguous()
         tiles = tiles.flatten(2, 3).flatten(3, 4)
         height, width = tiles.shape[2:]
-        if width < height:
-            tiles = tiles[:, :, (height - width) // 2 : height - (height - width) // 2]
-        else:
-            tiles = tiles[..., (width - height) // 2 : width - (width - height) // 2]
+        cut = abs(height - width) // 2
+        tiles = tiles[:, :, cut : height - cut] if width < height else tiles[..., cut : width - cut]
         ends = image_newline[:, None, None].expand(*tiles.shape[:-1], 1).to(tiles.dtype)
         tiles = torch.cat((tiles, ends), dim=-1).flatten(2, 3).transpose(1, 2)
         return [torch.cat((whole[:, 0], tiles), dim=1).flatten(0, 1)], None
 
-    model.pack_image_features = lambda features, sizes, image_newline=None, **kwargs: pack(
-        features, sizes, image_newline
-    )
+    model.pack_image_features = pack

@@ -118,18 +118,15 @@ class _LogProbs(torch.autograd.Function):
                 head.recorder.note_kernel("log_probs_backward", 0.0, tile, kind=NORMALISATION)
             else:
                 _fold_backward(tile)
-            for name, needed in (("addmm", of_hidden), ("addmm", of_weight)):
+            for needed in (of_hidden, of_weight):
                 if needed is not None:
                     halves = () if head.on_cuda else (tile.float(), part.float())
-                    head.product(name, hidden, part, tile, needed)
+                    head.product("addmm", hidden, part, tile, needed)
                     del halves
             head.recorder.recomputing = True
         head.recorder.recomputing = False
-        return (
-            None if of_hidden is None else of_hidden.to(hidden.dtype),
-            None if of_weight is None else of_weight.to(weight.dtype),
-            None,
-        )
+        pairs = ((of_hidden, hidden), (of_weight, weight))
+        return (*(None if found is None else found.to(given.dtype) for found, given in pairs), None)
 
 
 def _fold_backward(tile: torch.Tensor) -> None:
@@ -164,11 +161,8 @@ def scored(profile: Profile, kind: RecipeKind, work: tuple[Work, ...], needed: L
     found = {"work": profile.work + again, "needed_flops": flops}
     if family.precompute_ref_log_probs:
         return profile.model_copy(update=found)
-    weights = tuple(
-        group.model_copy(update={"trained": False})
-        for group in profile.parameters
-        if kind.reference and family.adapter is None
-    )
+    is_copied = kind.reference and family.adapter is None
+    weights = tuple(g.model_copy(update={"trained": False}) for g in profile.parameters if is_copied)
     copies = [len(profile.parameters) + at for at, group in enumerate(weights) for _ in range(group.count)]
     found |= {"parameters": profile.parameters + weights, "order": (*profile.order, *copies)}
     found["names"] = profile.names + (f"{REFERENCE}.weight",) * len(copies)
@@ -189,15 +183,14 @@ def generation_of(
         work: Of the pass.
         storages: Of the pass.
     """
-    text, family = config.get_text_config(), profile.family
-    half = family.autocast is not None or family.dtype != "float32"
+    text = config.get_text_config()
     return Generation(
         prompt=shape.length - shape.completion,
         completion=shape.completion,
         length=shape.length,
         work=work,
         storages=storages,
-        cache_bytes=1.0 * text.num_hidden_layers * cached_elements(text) * (2 if half else 4),
+        cache_bytes=1.0 * text.num_hidden_layers * cached_elements(text) * (2 if profile.family.half else 4),
         weights_bytes=profile.weights_bytes,
         layers=text.num_hidden_layers,
         words=text.vocab_size,

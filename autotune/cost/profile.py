@@ -16,8 +16,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,7 +169,7 @@ class Profile(Value):
     @property
     def weights_bytes(self) -> int:
         """Bytes of all weights and buffers."""
-        return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters)) + self.buffers_bytes
+        return int(total_bytes(self.parameters)) + self.buffers_bytes
 
     @property
     def made(self) -> list[ParameterGroup]:
@@ -187,32 +186,23 @@ class Profile(Value):
     @property
     def gradients_bytes(self) -> int:
         """Bytes of the gradients of all trained weights."""
-        return int(sum(g.count * g.elements * g.element_bytes for g in self.parameters if g.trained))
+        return int(total_bytes(self.parameters, trained=True))
 
     def work_arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the columns of `work`, a row for each."""
+        columns = ("kind", "half", "count", "attends")
         return {
-            "kind": np.array([w.kind for w in self.work], dtype=float),
-            "half": np.array([w.half for w in self.work], dtype=float),
             "flops": np.array([(w.flops.constant, w.flops.per_sample) for w in self.work]),
             "moved": np.array([(w.moved_bytes.constant, w.moved_bytes.per_sample) for w in self.work]),
-            "count": np.array([w.count for w in self.work], dtype=float),
-            "attends": np.array([w.attends for w in self.work], dtype=float),
+            **{name: np.array([getattr(w, name) for w in self.work], dtype=float) for name in columns},
         }
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The layers of a model.
+class Layers(NamedTuple):
+    """The layers of a model."""
 
-    Attributes:
-        largest: Parameters of the largest one.
-        outside: Parameters that are in none.
-        count: How many layers there are.
-    """
-
-    largest: tuple[ParameterGroup, ...]
-    outside: tuple[ParameterGroup, ...]
+    largest: tuple[ParameterGroup, ...]  # parameters of the largest one
+    outside: tuple[ParameterGroup, ...]  # parameters that are in none
     count: int
 
 
@@ -224,16 +214,16 @@ def layers_of(names: Sequence[str], groups: Sequence[ParameterGroup]) -> Layers:
         match = _LAYER.match(name)
         (by_layer.setdefault(match[1], []) if match else outside).append(group)
     largest = max(by_layer.values(), key=total_bytes, default=[])
-    return Layers(_counted(largest), _counted(outside), len(by_layer))
+    counted = (
+        tuple(group.model_copy(update={"count": count}) for group, count in Counter(found).items())
+        for found in (largest, outside)
+    )
+    return Layers(*counted, len(by_layer))
 
 
 def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:
     """Return the bytes of parameters, or of those that are trained."""
     return sum(g.count * g.elements * g.element_bytes for g in groups if g.trained or not trained)
-
-
-def _counted(groups: Sequence[ParameterGroup]) -> tuple[ParameterGroup, ...]:
-    return tuple(group.model_copy(update={"count": count}) for group, count in Counter(groups).items())
 
 
 def alive(rows: Vector, forward_end: int) -> Vector:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +36,7 @@ SAMPLES = (2, 4)
 WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
 
 
-@dataclass(frozen=True)
-class Shallow:
+class Shallow(NamedTuple):
     """What was traced of a model with few layers."""
 
     step: Pass
@@ -218,8 +217,7 @@ class _Profiler:
         """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
         text = config.get_text_config()
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
-        half = self.family.autocast is not None or self.family.dtype != "float32"
-        return float(self.shape.length * width * (2 if half else 4)) if isinstance(width, int) else 0.0
+        return float(self.shape.length * width * (2 if self.family.half else 4)) if isinstance(width, int) else 0.0
 
 
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
@@ -230,14 +228,14 @@ def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     packed = {id(m.weight): found for m in model.modules() if (found := quantized.weight_of(m)) is not None}
-    return [
-        ParameterGroup(
-            shape=packed.get(id(p), (tuple(p.shape), 0))[0],
-            element_bytes=packed.get(id(p), ((), p.element_size()))[1],
-            trained=p.requires_grad and not (has_unused and p.grad is None),
-            embedding=id(p) in tables,
-            adapter=is_new_weight(name),
-            count=1,
+    groups = []
+    for name, p in model.named_parameters():
+        shape, width = packed.get(id(p), (tuple(p.shape), p.element_size()))
+        trained = p.requires_grad and not (has_unused and p.grad is None)
+        is_table, is_new = id(p) in tables, is_new_weight(name)
+        groups.append(
+            ParameterGroup(
+                shape=shape, element_bytes=width, trained=trained, embedding=is_table, adapter=is_new, count=1
+            )
         )
-        for name, p in model.named_parameters()
-    ]
+    return groups

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
-from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax, fused_attention_on_cpu
+from autotune.cost.kernels import CpuAttention, CtcLoss, GroupedMatmul, UpcastSoftmax
 from autotune.cost.tape import Recorder
 
 Device = Literal["cpu", "cuda"]
@@ -187,22 +187,17 @@ class Semantics(TorchFunctionMode):
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        query, key, value, causal = given["query"], given["key"], given["value"], bool(given.get("is_causal", False))
         call = AttentionCall(
-            given["query"],
-            given["key"],
-            given["value"],
-            given.get("attn_mask"),
-            float(given.get("dropout_p", 0.0)),
-            bool(given.get("is_causal", False)),
-            given.get("scale"),
+            query, key, value, given.get("attn_mask"), float(given.get("dropout_p", 0.0)), causal, given.get("scale"),
             bool(given.get("enable_gqa", False)),
-        )
+        )  # fmt: skip
         if self._device == "cuda":
             return attention(self._recorder, call, self._generation)
         widths = {tensor.shape[-1] for tensor in call[:3]}  # DeepSeek's values are narrower
         if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad) or len(widths) > 1:
             return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp
-        return fused_attention_on_cpu(self._recorder, call)
+        return CpuAttention.apply(*call[:4], self._recorder, call.causal)  # type: ignore[no-untyped-call]
 
     def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's own attention, a function in Python, operator by operator: a mode is off inside what it runs."""
@@ -256,31 +251,26 @@ class Semantics(TorchFunctionMode):
         return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
 
     def _with_images(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return _IMAGES[func.__name__](func, *args, **kwargs) if self._images else NotImplemented
+        change = meta.split_images if func.__name__ == "split" else meta.as_type
+        return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return all values: labels hold no padding."""
-        if not _is_valueless(args[0]):
-            return NotImplemented
-        return args[0].flatten()
+        return args[0].flatten() if _is_valueless(args[0]) else NotImplemented
 
 
-_IMAGES = {"split": meta.split_images, "to": meta.as_type}
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
     "multi_head_attention_forward": Semantics._multi_head_attention,
     "dropout": Semantics._dropout,
-    "softmax": Semantics._softmax,
-    "log_softmax": Semantics._softmax,
+    **dict.fromkeys(("softmax", "log_softmax"), Semantics._softmax),
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
     **dict.fromkeys(("split", "to"), Semantics._with_images),
     "sum": Semantics._sum,
-    "grouped_mm": Semantics._grouped_mm,
-    "_grouped_mm": Semantics._grouped_mm,
-    "nonzero": Semantics._nonzero,
-    "where": Semantics._nonzero,
+    **dict.fromkeys(("grouped_mm", "_grouped_mm"), Semantics._grouped_mm),
+    **dict.fromkeys(("nonzero", "where"), Semantics._nonzero),
 }
 
 

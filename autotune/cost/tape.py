@@ -28,10 +28,8 @@ _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_nor
 
 # Operators that make or alias a tensor and move no data.
 _NO_WORK = frozenset(
-    {
-        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "detach", "alias",
-        "is_same_size",
-    }
+    ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "detach", "alias",
+     "is_same_size")
 )  # fmt: skip
 
 
@@ -112,38 +110,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
-        self._modules: list[str] = []  # whose forward pass runs, from the outermost
+        self.modules: list[str] = []  # whose forward pass runs, from the outermost
         self._module_of: dict[int, str] = {}  # by autograd's sequence number of the node of an operator
         for tensor in known:
             self._watch(tensor, known=True)
 
-    def enter(self, module: str) -> None:
-        """Mark the beginning of a module's forward pass."""
-        self._modules.append(module)
-
-    def leave(self) -> None:
-        """Mark the end of the forward pass of the module that was entered last."""
-        self._modules.pop()
-
     def _module(self) -> str:
         """Return the module in whose forward pass, or in whose operators' backward pass, an operator runs."""
-        if self._modules:
+        if self.modules:
             # An operator's node is made before it is dispatched; without a node of its own it finds an earlier one's.
-            self._module_of.setdefault(torch._C._autograd._get_sequence_nr() - 1, self._modules[-1])
-            return self._modules[-1]
+            self._module_of.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.modules[-1])
+            return self.modules[-1]
         node = torch._C._current_autograd_node()
         return "" if node is None else self._module_of.get(node._sequence_nr(), "")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
         kwargs = kwargs or {}
-        if not self._numbers:
-            out = run_once(func, args, kwargs)
-        else:
-            out = run_beside_numbers(func, args, kwargs)
-            if self._is_aside((args, tuple(kwargs.values())), out):
-                return out
-        self._record(func, args, kwargs, out)
+        out = (run_beside_numbers if self._numbers else run_once)(func, args, kwargs)
+        if not (self._numbers and self._is_aside((args, tuple(kwargs.values())), out)):
+            self._record(func, args, kwargs, out)
         return out
 
     def _is_aside(self, given: Any, out: Any) -> bool:
@@ -158,8 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.partition("::")[2]
         outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
-        inplace = name.endswith("_") or "out" in kwargs
-        works = (bool(fresh) or inplace) and name not in _NO_WORK
+        works = (bool(fresh) or name.endswith("_") or "out" in kwargs) and name not in _NO_WORK
         origin = (self._module(), name)
         flops, moved, kind = 0.0, 0.0, VIEW
         if works:
@@ -214,7 +199,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         after = len(self._operators) + 1  # whatever is still there
         storages = []
         for storage in self._storages:
-            _add_in_place(storage)
+            # A sum begins where its first summand ends, if autograd held the last reference to that. Autograd adds
+            # gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
+            # while a dispatch mode looks on. To a view it doesn't: what it is a view of holds the storage as well, as
+            # with the gradient of a head that shares its weights with the embeddings.
+            first = storage.sum_of
+            if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:
+                storage.made += 1
             gradient = storage.accumulated >= 0
             freed = storage.accumulated if gradient else storage.freed if storage.freed >= 0 else after
             storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
@@ -241,11 +232,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._by_id:
             return
-        entry = None
-        if not known:
-            entry = _Storage(nbytes=storage.nbytes(), made=len(self._operators) - 1, origin=origin)
+        self._by_id[key] = entry = (
+            None if known else _Storage(storage.nbytes(), len(self._operators) - 1, origin=origin)
+        )
+        if entry is not None:
             self._storages.append(entry)
-        self._by_id[key] = entry
         self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))
 
     def _forget(self, key: int, _: object = None) -> None:
@@ -253,18 +244,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references.pop(key, None)
         if entry is not None:
             entry.freed = len(self._operators)
-
-
-def _add_in_place(storage: _Storage) -> None:
-    """Let a sum begin where its first summand ends, if autograd held the last reference to that.
-
-    Autograd adds gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
-    while a dispatch mode looks on. To a view it doesn't: what it is a view of holds the storage as well, as with the
-    gradient of a head that shares its weights with the embeddings.
-    """
-    first = storage.sum_of
-    if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:
-        storage.made += 1
 
 
 def _summed(tensor: torch.Tensor, dims: Any = (), *_: Any) -> tuple[int, int]:

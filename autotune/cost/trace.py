@@ -108,8 +108,8 @@ def _recording(
         changed.enter_context(flash_attention_2(recorder, dtype))
         changed.enter_context(library_autocast(family, semantics))
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name)))
-            handles.append(module.register_forward_hook(lambda *_: recorder.leave(), always_call=True))
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name)))
+            handles.append(module.register_forward_hook(lambda *_: recorder.modules.pop(), always_call=True))
         try:
             yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
         finally:

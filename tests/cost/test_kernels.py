@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.cost.attention import AttentionCall
-from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, fused_attention_on_cpu, scratch_bytes
+from autotune.cost.kernels import CpuAttention, GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.tape import Recorder, Tape
 
@@ -34,8 +33,7 @@ def products(tape: Tape) -> list[float]:
 
 def attention_on_cpu(*, key_heads: int = HEADS, causal: bool = False) -> Tape:
     query, key, value = part(), part(key_heads), part(key_heads)
-    call = AttentionCall(query, key, value, causal=causal)
-    return tape_of(lambda recorder: fused_attention_on_cpu(recorder, call), query, key, value)
+    return tape_of(lambda recorder: CpuAttention.apply(query, key, value, None, recorder, causal), query, key, value)
 
 
 def test_attention_on_the_cpu_keeps_its_output_and_a_number_for_each_row():
@@ -55,7 +53,7 @@ def test_a_causal_mask_halves_it():
 @pytest.mark.parametrize("key_heads", [1, 2, HEADS])
 def test_gradients_have_the_shapes_of_what_they_are_of(key_heads):
     query, key, value = part(), part(key_heads), part(key_heads)
-    output = fused_attention_on_cpu(Recorder([]), AttentionCall(query, key, value))
+    output = CpuAttention.apply(query, key, value, None, Recorder([]), False)
     output.backward(torch.empty_like(output))
     assert [t.grad.shape for t in (query, key, value)] == [t.shape for t in (query, key, value)]
 
