@@ -98,6 +98,10 @@ def _recording(
     )  # fmt: skip
     _set_checkpointing(model, family, semantics, recorder)
     handles = []
+
+    def leave(*_: Any) -> None:
+        recorder.modules.pop()
+
     with contextlib.ExitStack() as changed:
         if family.liger:
             changed.enter_context(liger_kernels(model, recorder, family))
@@ -109,7 +113,7 @@ def _recording(
         changed.enter_context(library_autocast(family, semantics))
         for name, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name)))
-            handles.append(module.register_forward_hook(lambda *_: recorder.modules.pop(), always_call=True))
+            handles.append(module.register_forward_hook(leave, always_call=True))
         try:
             yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
         finally:
