@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.cost.allocator import CachingAllocator, OutOfMemory
+from autotune.cost.allocator import CachingAllocator
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -15,128 +15,61 @@ def test_sizes_are_rounded_up_to_512_bytes(asked, given):
 
 
 @pytest.mark.parametrize(
-    ("asked", "segment"),
-    [(512, 2 * MIB), (MIB, 2 * MIB), (MIB + 512, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
-     (11 * MIB, 12 * MIB), (33 * MIB, 34 * MIB)],
+    ("expandable", "asked", "reserved"),
+    [
+        (False, [512], 2), (False, [MIB], 2), (False, [MIB + 512], 20), (False, [10 * MIB - 512], 20),
+        (False, [10 * MIB], 10), (False, [11 * MIB], 12), (False, [33 * MIB], 34),
+        # small blocks share a segment
+        (False, [512 * KIB] * 4, 2), (False, [512 * KIB] * 4 + [1], 4),
+        # a segment grows by 20 MiB, and that of small blocks by 2
+        (True, [512], 2), (True, [512, 3 * MIB], 22), (True, [512, 3 * MIB, 18 * MIB], 42),
+    ],
 )  # fmt: skip
-def test_a_segment_has_the_size_of_its_class(asked, segment):
-    allocator = CachingAllocator()
-    allocator.allocate(asked)
-    assert allocator.reserved == segment
+def test_segments_have_the_size_of_their_class(expandable, asked, reserved):
+    allocator = CachingAllocator(expandable=expandable)
+    for size in asked:
+        allocator.allocate(size)
+    assert allocator.reserved == reserved * MIB
 
 
-def test_small_blocks_share_a_segment():
-    allocator = CachingAllocator()
-    for _ in range(4):
-        allocator.allocate(512 * KIB)
-    assert allocator.reserved == 2 * MIB
-    allocator.allocate(1)
-    assert allocator.reserved == 4 * MIB
-
-
-def test_small_and_large_blocks_do_not_share():
-    allocator = CachingAllocator()
-    allocator.release(allocator.allocate(5 * MIB))
-    allocator.allocate(512)
-    assert allocator.reserved == 22 * MIB
-
-
-def test_the_smallest_free_block_that_is_large_enough_is_taken():
-    allocator = CachingAllocator()
-    blocks = [allocator.allocate(size * MIB) for size in (40, 16, 24)]
-    for block in blocks:
-        allocator.release(block)
-    assert allocator.allocate(15 * MIB).segment_size == 16 * MIB
-    assert allocator.allocate(15 * MIB).segment_size == 24 * MIB
-
-
-def test_the_rest_of_a_large_block_is_split_off_if_it_is_more_than_1_mib():
-    allocator = CachingAllocator()
-    allocator.release(allocator.allocate(20 * MIB))
-    assert allocator.allocate(19 * MIB).size == 20 * MIB
-    allocator = CachingAllocator()
-    allocator.release(allocator.allocate(20 * MIB))
-    assert allocator.allocate(18 * MIB).size == 18 * MIB
-
-
-def test_neighbours_are_joined_when_freed():
-    allocator = CachingAllocator()
-    blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
-    assert allocator.reserved == 20 * MIB
-    for block in (blocks[0], blocks[2], blocks[1]):
-        allocator.release(block)
-    assert allocator.allocate(15 * MIB).size == 15 * MIB
-    assert allocator.reserved == 20 * MIB
-
-
-def test_what_lies_between_blocks_in_use_is_not_joined():
-    allocator = CachingAllocator()
-    blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
-    allocator.release(blocks[0])
-    allocator.release(blocks[2])
-    allocator.allocate(10 * MIB)
-    assert allocator.reserved == 30 * MIB
-
-
-def test_what_is_freed_stays_reserved_and_is_used_again():
-    allocator = CachingAllocator()
-    for _ in range(3):
-        allocator.release(allocator.allocate(30 * MIB))
-    assert allocator.allocated == 0
-    assert allocator.reserved == 30 * MIB
+@pytest.mark.parametrize(
+    ("expandable", "held", "freed", "asked", "size", "reserved"),
+    [
+        (False, [5], [0], 512 / MIB, 512 / MIB, 22),  # small and large blocks don't share
+        (False, [40, 16, 24], [0, 1, 2], 15, 16, 80),  # the smallest that is large enough; its rest is too small
+        (False, [20], [0], 19, 20, 20),  # a rest of 1 MiB stays with its block
+        (False, [20], [0], 18, 18, 20),
+        (False, [5, 5, 5, 5], [0, 2, 1], 15, 15, 20),  # neighbours are joined when freed
+        (False, [5, 5, 5, 5], [0, 2], 10, 10, 30),  # but not across a block in use
+        (False, [30], [0], 30, 30, 30),  # what is freed stays reserved and is used again
+        (False, [20, 20], [0, 1], 60, 60, 100),  # separate segments are too small
+        (True, [20, 20], [0, 1], 60, 60, 60),  # where one that expands has room
+    ],
+)
+def test_a_block_is_taken_of_what_was_freed(expandable, held, freed, asked, size, reserved):
+    allocator = CachingAllocator(expandable=expandable)
+    blocks = [allocator.allocate(n * MIB) for n in held]
+    for position in freed:
+        allocator.release(blocks[position])
+    assert allocator.allocate(asked * MIB).size == size * MIB
+    assert allocator.reserved == reserved * MIB
 
 
 def test_peaks_are_the_highest_of_all_times():
     allocator = CachingAllocator()
     allocator.release(allocator.allocate(30 * MIB))
     allocator.allocate(10 * MIB)
-    assert allocator.peak_allocated == 30 * MIB
-    assert allocator.peak_reserved == 30 * MIB
+    assert allocator.peak_allocated == allocator.peak_reserved == 30 * MIB
+    assert (allocator.take_peak(), allocator.take_peak()) == (30 * MIB, 10 * MIB)
 
 
-def test_at_capacity_unused_segments_are_given_back_first():
-    allocator = CachingAllocator(capacity=50 * MIB)
-    kept = allocator.allocate(20 * MIB)
-    allocator.release(allocator.allocate(20 * MIB))
-    allocator.allocate(30 * MIB)
-    assert allocator.reserved == 50 * MIB
-    assert kept.size == 20 * MIB
-    assert allocator.peak_reserved == 50 * MIB
-
-
-def test_a_segment_that_is_partly_used_is_not_given_back():
-    allocator = CachingAllocator(capacity=40 * MIB)
-    first, _ = allocator.allocate(5 * MIB), allocator.allocate(5 * MIB)
-    allocator.release(first)
-    with pytest.raises(OutOfMemory):
-        allocator.allocate(30 * MIB)
-
-
-def test_out_of_memory_leaves_what_there_is_usable():
-    allocator = CachingAllocator(capacity=40 * MIB)
-    with pytest.raises(OutOfMemory):
-        allocator.allocate(50 * MIB)
-    allocator.allocate(40 * MIB)
-    assert allocator.allocated == 40 * MIB
-
-
-def test_an_expandable_segment_grows_by_20_mib_and_one_of_small_blocks_by_2():
-    allocator = CachingAllocator(expandable=True)
-    allocator.allocate(512)
-    assert allocator.reserved == 2 * MIB
-    allocator.allocate(3 * MIB)
-    assert allocator.reserved == 22 * MIB
-    allocator.allocate(18 * MIB)
-    assert allocator.reserved == 42 * MIB
-
-
-def test_an_expandable_segment_has_room_for_what_separate_segments_are_too_small_for():
-    for expandable, reserved in ((False, 100 * MIB), (True, 60 * MIB)):
-        allocator = CachingAllocator(expandable=expandable)
-        for block in [allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)]:
-            allocator.release(block)
-        allocator.allocate(60 * MIB)
-        assert allocator.reserved == reserved
+def test_segments_that_are_wholly_free_can_be_given_back_and_others_not():
+    allocator = CachingAllocator()
+    first, _, free = (allocator.allocate(size * MIB) for size in (5, 5, 30))
+    for block in (first, free):
+        allocator.release(block)
+    allocator.return_unused()
+    assert (allocator.reserved, allocator.peak_reserved) == (20 * MIB, 50 * MIB)
 
 
 def test_the_end_of_an_expandable_segment_is_taken_last():

@@ -76,11 +76,6 @@ def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what):
     assert tape.live[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
 
 
-def test_the_tape_tells_the_kernel():
-    assert tape_of(asked()).attention == ("flash",)
-    assert tape_of(asked(torch.float32, key_heads=1)).attention == ("math",)
-
-
 def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
     whole, causal = (tape_of(asked(causal=causal)) for causal in (False, True))
     product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH

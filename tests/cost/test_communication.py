@@ -56,11 +56,8 @@ def test_a_step_sends_so_many_times_the_weights(sharding, times):
     assert sent == pytest.approx(times * PSI, rel=1e-3)
 
 
-def test_every_way_says_what_it_sends():
+def test_every_way_says_what_it_sends_and_a_ring_less_the_fewer_devices_there_are():
     assert EXCHANGES.keys() == WAYS.keys()
-
-
-def test_a_ring_sends_less_the_fewer_devices_there_are():
     (all_reduce,) = EXCHANGES["none"]
     assert [volume(all_reduce, model(), n) / PSI for n in (1, 2, 4)] == [0, 1, 1.5]
 
@@ -106,10 +103,6 @@ def test_those_that_share_a_sample_share_the_weights_as_well():
     assert found == pytest.approx(expected + layer_seconds(model(), shared, NVLINK, ONE))
 
 
-def test_one_device_waits_for_nobody():
-    assert seconds(world=1) == 0
-
-
 def waits(offload: str, *, ranks: int = 4, per_node: int = 4, **fields) -> tuple[float, float]:
     spread = Parallelism(world_size=ranks, sharding="zero_3", offload=offload, **fields)
     return host_seconds(make_profile(), spread, make_rates(), per_node)
@@ -125,31 +118,24 @@ def test_the_optimizers_states_cost_a_step_and_weights_each_micro_batch():
 H100 = hypothetical(gpu_named("h100-80gb"))
 
 
-def network(world: int = 64, nodes: int = 8, **fields):
-    return network_of(H100, world, nodes=nodes, host_bandwidth=5e10, **fields)
+@pytest.mark.parametrize(
+    ("members", "stride", "gb_s", "expected"),
+    [
+        (8, 1, None, 450e9 * NVLINK_SHARE),  # in one node a device's own link
+        (4, 2, None, 450e9 * NVLINK_SHARE),
+        (64, 1, None, 8 * ADAPTER_GB_S * 1e9 * NETWORK_SHARE),  # all devices of all nodes share a node's adapters
+        (64, 1, 50, 50e9 * NETWORK_SHARE),
+        (8, 8, 400, 50e9 * NETWORK_SHARE),  # beside tensor parallel 8 each data-parallel group has an eighth of them
+    ],
+)
+def test_a_group_has_the_slowest_link_between_its_ranks(members, stride, gb_s, expected):
+    network = network_of(H100, 64, nodes=8, gb_s=gb_s, host_bandwidth=5e10)
+    assert network.channel(members, stride=stride).bandwidth == pytest.approx(expected)
 
 
-def test_a_group_in_one_node_has_the_devices_own_link():
-    assert network().channel(8, stride=1).bandwidth == 450e9 * NVLINK_SHARE
-    assert network().channel(4, stride=2).bandwidth == 450e9 * NVLINK_SHARE
-
-
-def test_all_devices_of_all_nodes_share_the_adapters_of_a_node():
-    assert network().channel(64, stride=1).bandwidth == pytest.approx(8 * ADAPTER_GB_S * 1e9 * NETWORK_SHARE)
-    assert network(gb_s=50).channel(64, stride=1).bandwidth == pytest.approx(50e9 * NETWORK_SHARE)
-
-
-def test_beside_tensor_parallel_8_each_data_parallel_group_has_an_eighth_of_them():
-    channel = network(gb_s=400).channel(8, stride=8)
-    assert channel.bandwidth == pytest.approx(50e9 * NETWORK_SHARE)
-
-
-def test_a_device_that_the_table_lacks_has_the_link_to_its_host():
+def test_a_device_that_the_table_lacks_has_the_link_to_its_host_and_a_cpu_its_cores():
     unknown = H100.model_copy(update={"name": "Some GPU"})
     assert network_of(unknown, 2, host_bandwidth=1e10).link == 1e10 * PCIE_SHARE
-
-
-def test_processes_of_a_cpu_exchange_with_the_cores_that_compute():
     channel = network_of(make_hardware(), 2, host_bandwidth=1e10).channel(2, stride=1)
     assert not channel.overlaps
     assert channel.bandwidth < 1e10

@@ -14,30 +14,19 @@ LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, ma
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "autocast"),
-    [
-        ("fp32", "float32", None),
-        ("bf16", "float32", "bfloat16"),
-        ("fp16", "float32", "float16"),
-        ("pure_bf16", "bfloat16", None),
-    ],
-)
-def test_precision_decides_the_types(precision, dtype, autocast):
-    family = family_of(make_config(precision=precision), make_gpu())
-    assert (family.dtype, family.autocast) == (dtype, autocast)
-
-
-@pytest.mark.parametrize(
     ("precision", "sharding", "dtype", "autocast"),
     [
+        ("fp32", "none", "float32", None),
         ("bf16", "none", "float32", "bfloat16"),
+        ("fp16", "none", "float32", "float16"),
+        ("pure_bf16", "none", "bfloat16", None),
         ("bf16", "fsdp_full", "bfloat16", "bfloat16"),  # gathered in 16 bits, under autocast
         ("bf16", "zero_2", "bfloat16", None),  # a model in 16 bits, without autocast
         ("fp32", "zero_3", "float32", None),
         ("pure_bf16", "fsdp_full", "bfloat16", None),
     ],
 )
-def test_who_shards_decides_what_operators_see_of_mixed_precision(precision, sharding, dtype, autocast):
+def test_precision_and_who_shards_decide_the_types(precision, sharding, dtype, autocast):
     spread = Parallelism(world_size=2, sharding=sharding)
     family = family_of(make_config(precision=precision, parallelism=spread), make_gpu())
     assert (family.dtype, family.autocast) == (dtype, autocast)
@@ -55,42 +44,30 @@ def test_only_degrees_that_split_the_model_make_another_family():
     assert family_of(make_config(parallelism=split), make_gpu()).tensor_parallel == 2
 
 
-def test_the_device_is_part_of_it():
-    assert family_of(make_config(), make_hardware()).device == "cpu"
-    assert family_of(make_config(), make_gpu()).device == "cuda"
-
-
 @pytest.mark.parametrize(
-    "fields", [{"micro_batch": 1}, {"optim": "adafactor"}, {"tf32": True}, {"dataloader_num_workers": 2}]
-)
-def test_what_runs_the_same_operators_is_one_family(fields):
-    assert family_of(make_config(**fields), make_gpu()) == family_of(make_config(), make_gpu())
+    ("fields", "is_another"),
+    [
+        ({"micro_batch": 1}, False), ({"optim": "adafactor"}, False), ({"tf32": True}, False),
+        ({"dataloader_num_workers": 2}, False), ({"checkpointing": "full"}, True),
+        ({"attn_implementation": "eager"}, True), ({"adapter": LoraAdapter(rank=4)}, True),
+    ],
+)  # fmt: skip
+def test_what_runs_the_same_operators_is_one_family(fields, is_another):
+    assert (family_of(make_config(**fields), make_gpu()) != family_of(make_config(), make_gpu())) == is_another
 
 
-@pytest.mark.parametrize(
-    "fields", [{"checkpointing": "full"}, {"attn_implementation": "eager"}, {"adapter": LoraAdapter()}]
-)
-def test_what_runs_other_operators_is_another_family(fields):
-    assert family_of(make_config(**fields), make_gpu()) != family_of(make_config(), make_gpu())
-
-
-def test_adapters_of_other_ranks_are_other_families():
+def test_devices_and_ranks_of_adapters_make_families():
+    assert [family_of(make_config(), device).device for device in (make_hardware(), make_gpu())] == ["cpu", "cuda"]
     small, large = (family_of(make_config(adapter=LoraAdapter(rank=r)), make_gpu()) for r in (4, 8))
     assert small != large
 
 
-def test_inputs_are_those_of_the_workload():
+def test_inputs_are_those_of_the_workload_and_of_real_data_those_of_the_longest_sample():
     shape = shape_of(make_workload(task=Task.SEQ2SEQ_LM, sequence_length=128, target_length=32))
     assert (shape.task, shape.length, shape.target_length, shape.padded) == (Task.SEQ2SEQ_LM, 128, 32, False)
-
-
-def test_real_data_are_as_long_as_their_longest_sample_and_padded_to_it():
     shape = shape_of(make_workload(sequence_length=128, lengths=LENGTHS))
     assert (shape.length, shape.padded) == (60, True)
-
-
-def test_samples_of_one_length_need_no_padding():
-    equal = LengthProfile(samples=100, mean=60.0, minimum=60, median=60, p95=60, maximum=60)
+    equal = LENGTHS.model_copy(update={"mean": 60.0, "minimum": 60, "median": 60, "p95": 60})
     assert not shape_of(make_workload(lengths=equal)).padded
 
 

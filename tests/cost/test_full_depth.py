@@ -65,10 +65,6 @@ def test_the_work_is_the_same(both):
     for kind in range(4):
         for half in (False, True):
             assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
-
-
-def test_the_needed_work_is_the_same(both):
-    extended, whole = both
     assert extended.needed_flops == whole.needed_flops
 
 
@@ -167,27 +163,27 @@ def rows_of(storages) -> list[list[float]]:
     return sorted(storages.rows[:, :3].tolist())
 
 
-def test_what_a_layer_keeps_is_kept_by_each_and_freed_in_the_opposite_order():
-    kept = three_layers((15, 75, 1), (25, 65, 1), (35, 55, 1))
-    # five layers: 10 to 59 forward, 70 to 119 backward
-    assert rows_of(kept) == [[15, 115, 1], [25, 105, 1], [35, 95, 1], [45, 85, 1], [55, 75, 1]]
+# Of five layers 10 to 59 are forward and 70 to 119 backward.
+REPEATED = {
+    "what a layer keeps is kept by each and freed in the opposite order": (
+        [(15, 75, 1), (25, 65, 1), (35, 55, 1)], [[15, 115], [25, 105], [35, 95], [45, 85], [55, 75]]
+    ),
+    "what a layer drops is dropped by each": (
+        [(15, 17, 1), (25, 27, 1), (35, 37, 1)], [[15, 17], [25, 27], [35, 37], [45, 47], [55, 57]]
+    ),
+    # The first layer's lasts until the second is over, which is where the repeated one ends.
+    "what a layer hands to the next is gone with that": (
+        [(19, 30, 1), (29, 40, 1), (39, 45, 1)], [[19, 30], [29, 40], [39, 50], [49, 60], [59, 65]]
+    ),
+    "what all keep until the end of the forward pass, as casts of weights, ends there": (
+        [(15, 41, 1), (25, 41, 1), (35, 41, 1)], [[15, 61], [25, 61], [35, 61], [45, 61], [55, 61]]
+    ),
+}  # fmt: skip
 
 
-def test_what_a_layer_drops_is_dropped_by_each():
-    dropped = three_layers((15, 17, 1), (25, 27, 1), (35, 37, 1))
-    assert rows_of(dropped) == [[15, 17, 1], [25, 27, 1], [35, 37, 1], [45, 47, 1], [55, 57, 1]]
-
-
-def test_what_a_layer_hands_to_the_next_is_gone_with_that():
-    """The first layer's lasts until the second is over, which is where the repeated one ends."""
-    handed = three_layers((19, 30, 1), (29, 40, 1), (39, 45, 1))
-    assert rows_of(handed) == [[19, 30, 1], [29, 40, 1], [39, 50, 1], [49, 60, 1], [59, 65, 1]]
-
-
-def test_what_all_layers_keep_until_the_end_of_the_forward_pass_ends_there_for_each():
-    """As weights that autocast has cast."""
-    casts = three_layers((15, 41, 1), (25, 41, 1), (35, 41, 1))
-    assert [end for _, end, _ in rows_of(casts)] == [61] * 5
+@pytest.mark.parametrize(("made", "repeated"), REPEATED.values(), ids=list(REPEATED))
+def test_storages_of_a_layer_are_repeated(made, repeated):
+    assert rows_of(three_layers(*made)) == [[*row, 1] for row in repeated]
 
 
 def test_what_surrounds_the_layers_is_there_once():

@@ -19,7 +19,7 @@ from profiles import MB, line, make_family, make_group, make_model, make_profile
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.corrections import Z
-from autotune.cost.memory import components, framework_bytes
+from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.profile import ForwardPass
 from autotune.cost.reserve import held_bytes
@@ -80,14 +80,6 @@ def test_an_estimate_is_the_prediction_in_detail(model, config):
     assert estimate.step_time_s == pytest.approx(16 / estimate.samples_per_second)
     assert estimate.memory.device_peak_bytes == pytest.approx(predicted.needed_bytes[0], abs=1)
     assert estimate.tokens_per_second == pytest.approx(128 * estimate.samples_per_second)
-
-
-def test_the_components_are_those_of_the_profile(model):
-    parts = components(make_profile(), "adamw_torch", 4, 4)
-    memory = model.estimate(make_config(4, optim="adamw_torch")).memory
-    assert memory.weights_bytes == pytest.approx(parts.weights, abs=1)
-    assert memory.optimizer_state_bytes == pytest.approx(parts.optimizer_state, abs=1)
-    assert memory.allocated_peak_bytes == pytest.approx(parts.allocated, abs=1)
 
 
 def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
@@ -181,9 +173,6 @@ def test_an_unknown_family_has_no_prediction(model):
     predicted = model.predict([make_config(), unknown])
     for array in (predicted.samples_per_second, predicted.least_bytes, predicted.chance_to_fit(GIB)):
         assert np.isnan(array).tolist() == [False, True]
-
-
-def test_nothing_is_predicted_of_nothing(model):
     assert len(model.predict([]).samples_per_second) == 0
 
 
@@ -210,9 +199,6 @@ def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
 # Real data
 
 
-# Learning
-
-
 @pytest.mark.parametrize("knobs", [{"train_sampling_strategy": "group_by_length"}, {"packing": True}])
 def test_without_padding_samples_are_faster_and_need_as_much_memory(knobs):
     padded = make_model(workload=make_workload(lengths=LENGTHS))
@@ -230,6 +216,9 @@ def test_balanced_micro_batches_are_faster_and_hold_what_the_largest_does():
     assert balanced.samples_per_second > 1.1 * plain.samples_per_second
     assert balanced.needed_bytes < plain.needed_bytes
     assert padded.estimate(saving).memory.device_peak_bytes < padded.estimate(config).memory.device_peak_bytes
+
+
+# Learning
 
 
 def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):
@@ -262,14 +251,10 @@ def test_where_no_memory_is_known_the_time_alone_teaches(model):
     assert found.log_time == model.observation(result).log_time
 
 
-def test_a_crash_teaches_nothing(model):
-    assert model.observe(make_result(make_config(), CRASHED)) is model
-
-
-def test_running_out_of_memory_where_it_was_expected_teaches_nothing():
+def test_a_crash_and_running_out_of_memory_where_it_was_expected_teach_nothing():
     model = make_model([large_profile()])
     short = make_result(make_config(8), OUT_OF_MEMORY, limits=make_limits(memory_bytes=GIB))
-    assert model.observe(short) is model
+    assert model.observe(make_result(make_config(), CRASHED), short) is model
 
 
 def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed():

@@ -80,13 +80,9 @@ def groups_of(shapes=SHAPES, element_bytes: int = 4, **fields) -> list:
     return [make_group(*s, count=shapes.count(s), element_bytes=element_bytes, **fields) for s in dict.fromkeys(shapes)]
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - ROWS.keys()))
-def test_an_optimizer_without_a_row_is_taken_as_adamw(name):
-    assert optimizer(name) is ROWS["adamw_torch"]
-
-
-def test_every_row_is_an_optimizer():
+def test_every_row_is_an_optimizer_and_one_without_is_taken_as_adamw():
     assert ROWS.keys() <= OPTIMIZERS.keys()
+    assert {optimizer(name) for name in OPTIMIZERS.keys() - ROWS.keys()} == {ROWS["adamw_torch"]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,9 +121,18 @@ def test_fused_kernels_of_a_gpu_take_nothing(name):
     assert temporary_bytes(name, groups_of(), on_cpu=False) == 0
 
 
-def test_small_weights_keep_states_in_fp32():
-    assert state_bytes("adamw_8bit", [make_group(4095)]) == (2 * 4 * 4095, 0)
-    assert state_bytes("adamw_8bit", [make_group(4096)]) == (2 * (4096 + 4 * 16), 0)
+@pytest.mark.parametrize(
+    ("name", "elements", "states"),
+    [
+        ("adamw_8bit", 4095, (2 * 4 * 4095, 0)),  # small weights keep states in fp32
+        ("adamw_8bit", 4096, (2 * (4096 + 4 * 16), 0)),
+        ("paged_adamw_8bit", 256_000, (2 * 4_000, 2 * 256_000)),  # scales, of 256 elements each, stay on the device
+        ("paged_adamw_32bit", 99_999, (8 * 99_999, 0)),  # `get_state_buffer` pages from 100,000 elements on
+        ("paged_adamw_32bit", 100_000, (0, 800_000)),
+    ],
+)
+def test_states_of_bitsandbytes_go_by_the_size_of_a_weight(name, elements, states):
+    assert state_bytes(name, [make_group(elements)]) == states
 
 
 def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
@@ -138,17 +143,6 @@ def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
     table.weight.grad = torch.zeros_like(table.weight)
     made.step()
     assert state_bytes("adamw_bnb_8bit", [make_group(300, 200, embedding=True)]) == (kept_bytes(made), 0)
-
-
-def test_scales_of_paged_states_stay_on_the_device():
-    """bitsandbytes makes them with `torch.zeros`, 4 bytes for each 256 elements."""
-    assert state_bytes("paged_adamw_8bit", [make_group(256_000)]) == (2 * 4_000, 2 * 256_000)
-
-
-def test_only_large_states_are_paged():
-    """bitsandbytes: `get_state_buffer` pages from 100,000 elements on."""
-    assert state_bytes("paged_adamw_32bit", [make_group(99_999)]) == (8 * 99_999, 0)
-    assert state_bytes("paged_adamw_32bit", [make_group(100_000)]) == (0, 800_000)
 
 
 def test_frozen_weights_cost_an_optimizer_nothing():
@@ -182,16 +176,6 @@ def test_states_of_t5_3b(t5_3b):
     assert in_8_bits / parameters == pytest.approx(2.1, abs=0.1)
     factored, _ = state_bytes("adafactor", t5_3b)
     assert factored / parameters < 0.02
-
-
-def test_states_of_an_adapter_are_those_of_what_it_trains():
-    """200 M of 7,000 M parameters: 8 bytes of states each, and 4 of the fp32 weight itself."""
-    base = make_group(1_000_000, 1, trained=False, count=6800)
-    adapter = make_group(1_000_000, 1, adapter=True, count=200)
-    states, _ = state_bytes("adamw_torch", [base, adapter])
-    weights = adapter.count * adapter.elements * adapter.element_bytes
-    assert states == 1.6e9
-    assert states + weights == 2.4e9
 
 
 # What updates weights in the backward pass

@@ -1,11 +1,13 @@
 """The passes without gradients of TRL's Trainers, and its head: memory and work are those of TRL itself."""
 
+import contextlib
 import functools
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
@@ -128,22 +130,17 @@ def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
     ours, theirs = (build_model(spec, Task.CAUSAL_LM, dtype=dtype, device="cpu") for _ in range(2))
     outputs = ("log_probs", "entropy", "mean_logits", "is_top1")
 
-    class Theirs:
-        def __init__(self, recorder):
-            utils.add_fused_lm_head(theirs, outputs=outputs)
-            inner = theirs.forward
-            theirs.forward = lambda **given: {"loss": inner(**given, fused_lm_head=True).log_probs.sum()}
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
+    @contextlib.contextmanager
+    def with_theirs(recorder):
+        utils.add_fused_lm_head(theirs, outputs=outputs)
+        inner = theirs.forward
+        theirs.forward = lambda **given: {"loss": inner(**given, fused_lm_head=True).log_probs.sum()}
+        yield
 
     one = taped(
         ours, lambda recorder: log_probs_head(ours, recorder, on_cuda=False, dtype=getattr(torch, dtype), scored=LENGTH)
     )
-    other = taped(theirs, Theirs)
+    other = taped(theirs, with_theirs)
     # A buffer of TRL's is 32,768 words wide whatever the vocabulary; pages that nothing is written to aren't there.
     unused = ROWS * (LENGTH - 1) * (32768 - 512) * (4 if dtype == "float32" else 2)
     assert one.live.sum(axis=1).max() == pytest.approx(other.live.sum(axis=1).max() - unused, rel=0.02)
@@ -173,17 +170,9 @@ DENSE = {"first_k_dense_replace": 2, "n_routed_experts": 4, "n_group": 1, "topk_
     [("llama", {"num_key_value_heads": 2}), ("llama", {"head_dim": 32}), ("deepseek_v3", {**DEEPSEEK, **DENSE})],
 )
 def test_a_cache_is_as_wide_as_a_real_one(kind, fields):
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     config = AutoConfig.for_model(kind, **{**sizes, "num_attention_heads": 4, "num_key_value_heads": 4, **fields})
     cache = AutoModelForCausalLM.from_config(config)(torch.ones((1, 8), dtype=torch.long)).past_key_values
     layer = cache.layers[0]
     assert cached_elements(config) == (layer.keys.numel() + layer.values.numel()) / 8
-
-
-def test_a_model_without_attention_caches_nothing_of_a_token():
-    from transformers import MambaConfig
-
-    assert cached_elements(MambaConfig()) == 0
+    assert cached_elements(MambaConfig()) == 0  # has no attention

@@ -16,7 +16,7 @@ from autotune.cost.trace import library_autocast
 from autotune.training.adapters import quantization_arguments
 from autotune.training.build import build_model
 from autotune.training.random_weights import quantized_layers
-from autotune.values.adapters import ADAPTERS, is_new_weight
+from autotune.values.adapters import ADAPTERS
 from autotune.values.config import Precision
 from autotune.values.model import Task
 
@@ -104,12 +104,6 @@ def test_unpacking_is_work_beside_the_same_products(profile_of):
     assert packed.needed_flops == plain.needed_flops
     assert moved(packed, ELEMENTWISE) > moved(plain, ELEMENTWISE)
     assert moved(packed, CONTRACTION) == pytest.approx(moved(plain, CONTRACTION))
-
-
-def test_the_names_of_traced_layers_adapters_are_known(profile_of):
-    groups = profile_of("llama", adapter=LORA, quantization="int8").parameters
-    assert {g.trained for g in groups if g.adapter} == {True}
-    assert is_new_weight("base_model.model.x.lora_A.default.weight")
 
 
 def test_lora_on_experts_is_traced(profile_of):

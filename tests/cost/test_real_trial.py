@@ -27,18 +27,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Large enough for what a process takes beside its training to be little.
 LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 16000,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 256,
-}
-
-
-USUAL = {"per_device_train_batch_size": 8}
+    "model_type": "llama", "vocab_size": 16000, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,39 +51,26 @@ def runner(run_directory):
         yield made
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param({"per_device_train_batch_size": 8}, id="usual"),
-        pytest.param({"per_device_train_batch_size": 16, "checkpointing": "full"}, id="checkpointing"),
-        pytest.param({"per_device_train_batch_size": 8, "precision": "bf16"}, id="bf16"),
-        pytest.param({"per_device_train_batch_size": 32, "optim": "adafactor"}, id="adafactor"),
-        *(pytest.param({**USUAL, "adapter": {"kind": kind}}, id=kind) for kind in ("lora", "dora", "ia3", "prefix")),
-        pytest.param({**USUAL, "adapter": {}, "quantization": "nf4"}, id="nf4"),
-        pytest.param({**USUAL, "adapter": {}, "quantization": "int8", "checkpointing": "full"}, id="int8"),
-    ],
-)
-def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, workload, fields, request):
-    hardware = detect("cpu")
-    config = TrainConfig(attn_implementation="sdpa", dataloader_pin_memory=False, **fields)
-    traced = profile(workload.model, family_of(config, hardware), shape_of(workload))
-    predicted = CostModel.of(workload, hardware, rates_of(hardware), [traced]).estimate(config).memory.device_peak_bytes
-    result = runner.run(
-        make_request(
-            config,
-            number=request.node.callspec.indices["fields"],
-            workload=workload,
-            accumulation_steps=min(2, workload.accumulation_steps(config)),
-            limits=make_limits(memory_bytes=2 * GIB, timeout_s=300.0, measure_steps=2),
-        )
-    )
-    assert result.measurement.memory.peak_bytes == pytest.approx(predicted, rel=0.1)
+FIELDS = {
+    "usual": {},
+    "checkpointing": {"per_device_train_batch_size": 16, "checkpointing": "full"},
+    "bf16": {"precision": "bf16"},
+    "adafactor": {"per_device_train_batch_size": 32, "optim": "adafactor"},
+    **{kind: {"adapter": {"kind": kind}} for kind in ("lora", "dora", "ia3", "prefix")},
+    "nf4": {"adapter": {}, "quantization": "nf4"},
+    "int8": {"adapter": {}, "quantization": "int8", "checkpointing": "full"},
+}
 
 
-def assert_peak_is_predicted(runner, trained, fields, number, *, below=0.05):
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_measured_peak_is_within_10_percent_of_the_predicted_one(runner, workload, name):
+    assert_peak_is_predicted(runner, workload, FIELDS[name], list(FIELDS).index(name), below=0.1, above=0.1)
+
+
+def assert_peak_is_predicted(runner, trained, fields, number, *, below=0.05, above=0.05):
     """Run a trial of micro-batches of 8 samples or as `fields` say, two of them or all of a step where they differ.
 
-    Its peak is to be within 5 % of the predicted one, or down to `below` under it.
+    Its peak is to be within 5 % of the predicted one, or as far as is said.
     """
     hardware = detect("cpu")
     usual = {"attn_implementation": "sdpa", "dataloader_pin_memory": False, "per_device_train_batch_size": 8}
@@ -104,12 +82,12 @@ def assert_peak_is_predicted(runner, trained, fields, number, *, below=0.05):
             config,
             number=number,
             workload=trained,
-            accumulation_steps=trained.accumulation_steps(config) if config.is_balanced else 2,
+            accumulation_steps=min(16 if config.is_balanced else 2, trained.accumulation_steps(config)),
             limits=make_limits(memory_bytes=4 * GIB, timeout_s=300.0, measure_steps=2),
         )
     )
     assert result.measurement is not None, result.outcome
-    assert (1 - below) * predicted <= result.measurement.memory.peak_bytes <= 1.05 * predicted
+    assert (1 - below) * predicted <= result.measurement.memory.peak_bytes <= (1 + above) * predicted
 
 
 TEXTS = {
@@ -158,14 +136,17 @@ OF_RECIPES = [
 def test_a_recipe_takes_the_predicted_peak_within_5_percent(runner, workload, case):
     pytest.importorskip("trl")
     name, fields = OF_RECIPES[case]
+    assert_peak_is_predicted(runner, of_recipe(workload, name, 64), fields, 200 + case)
+
+
+def of_recipe(workload, name, length):
+    """A workload of prompts and completions of a length each."""
     kind, model = RECIPES[name], workload.model
     if kind.task is not Task.CAUSAL_LM:
         model = model.model_copy(update={"config": {**model.config, "num_labels": 1}})
-    recipe = Recipe(name=name, prompt_length=64, completion_length=64, generations=4 if kind.generates else 1)
-    trained = workload.model_copy(
-        update={"model": model, "task": kind.task, "sequence_length": 128, "global_batch_size": 16, "recipe": recipe}
-    )
-    assert_peak_is_predicted(runner, trained, fields, 200 + case)
+    recipe = Recipe(name=name, prompt_length=length, completion_length=length, generations=4 if kind.generates else 1)
+    sizes = {"sequence_length": 2 * length, "global_batch_size": 16}
+    return workload.model_copy(update={"model": model, "task": kind.task, "recipe": recipe, **sizes})
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
@@ -176,18 +157,14 @@ def test_a_recipe_on_rows_of_a_file_takes_the_predicted_peak_and_less_where_rows
 ):
     """It is predicted of the longest rows together, which a few random batches of unlike rows don't bring."""
     pytest.importorskip("trl")
-    kind, model, columns = RECIPES[name], workload.model, RECIPES[name].columns
-    if kind.task is not Task.CAUSAL_LM:
-        model = model.model_copy(update={"config": {**model.config, "num_labels": 1}})
+    columns = RECIPES[name].columns
     rows = [
         {c: c[0] * (40 if alike else 8 + n) for c in columns} | ({"label": n % 2 == 0} if "label" in columns else {})
         for n in range(40)
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = Recipe(name=name, prompt_length=128, completion_length=128, generations=4 if kind.generates else 1)
-    changes = {"model": model, "task": kind.task, "sequence_length": 256, "global_batch_size": 16, "recipe": recipe}
-    trained = workload.model_copy(update={**changes, "dataset": str(file)})
+    trained = of_recipe(workload, name, 128).model_copy(update={"dataset": str(file)})
     lengths, _ = checked_data(trained, run_directory / "data")
     trained = trained.model_copy(update={"lengths": lengths})
     number = 400 + 10 * alike + list(RECIPES).index(name)

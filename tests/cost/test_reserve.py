@@ -26,23 +26,19 @@ def model(*storages, parameters=(WEIGHT,), **fields) -> Profile:
 GRADIENT = (3, 4, 16, 0, True)
 
 
-def test_blocks_that_fit_exactly_leave_nothing_unused():
-    assert held_bytes(model((0, 2, 0, 32, False), GRADIENT), "sgd", 1, accumulated=False).unused == 0
-
-
-def test_a_segment_that_is_partly_used_is_reserved_whole():
-    """Blocks of 3 MiB come out of 20 MiB, which the gradient then uses 16 of."""
-    assert held_bytes(model((0, 2, 3, 0, False), GRADIENT), "sgd", 1, accumulated=False).unused == 4 * MIB
-
-
-def test_a_block_that_no_later_one_fits_into_stays_unused():
-    growing = model((0, 1, 30, 0, False), (1, 2, 32, 0, False), GRADIENT)
-    assert held_bytes(growing, "sgd", 1, accumulated=False).unused == pytest.approx(30 * MIB, abs=2 * MIB)
-
-
-def test_what_ends_before_an_operator_makes_room_for_its_results():
-    equal = model((0, 1, 32, 0, False), (1, 2, 32, 0, False), GRADIENT)
-    assert held_bytes(equal, "sgd", 1, accumulated=False).unused == 0
+@pytest.mark.parametrize(
+    ("storages", "unused"),
+    [
+        ([(0, 2, 0, 32, False)], 0),  # blocks that fit exactly
+        ([(0, 2, 3, 0, False)], 4),  # of 3 MiB out of a segment of 20, which the gradient then uses 16 of
+        ([(0, 1, 30, 0, False), (1, 2, 32, 0, False)], 30),  # a block that no later one fits into
+        ([(0, 1, 32, 0, False), (1, 2, 32, 0, False)], 0),  # what ends before an operator makes room for its results
+    ],
+    ids=["exact", "part of a segment", "growing", "equal"],
+)
+def test_blocks_that_no_other_fits_into_stay_unused(storages, unused):
+    found = held_bytes(model(*storages, GRADIENT), "sgd", 1, accumulated=False).unused
+    assert found == pytest.approx(unused * MIB, abs=2 * MIB if unused == 30 else 0)
 
 
 def test_sizes_follow_the_micro_batch():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from autotune.cost.profile import ACTIVATION, CONTRACTION
+from autotune.cost.profile import CONTRACTION
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 
@@ -110,17 +110,14 @@ def test_the_cpus_types_are_those_of_a_real_autocast(name):
         assert compute(torch.ones(8, 8), torch.ones(8, 8, dtype=BF16)).dtype is expected
 
 
-def test_without_autocast_nothing_is_cast():
-    result, tape = run(lambda: meta(8, 8, dtype=BF16) @ meta(8, 8, dtype=BF16), autocast=None)
+def test_a_weight_is_cast_once_what_is_none_each_time_and_nothing_without_autocast():
+    weight, hidden, wide = meta(8, 8, trained=True), meta(4, 8, dtype=BF16), meta(8, 8)
+    once = tape_of(lambda: functional.linear(functional.linear(hidden, weight), weight), known=[weight, hidden])
+    each = tape_of(lambda: (wide @ wide, wide @ wide), known=[wide])
+    assert [tape.names.count("_to_copy") for tape in (once, each)] == [1, 4]
+    result, plain = run(lambda: hidden @ meta(8, 8, dtype=BF16), autocast=None)
     assert result.dtype is BF16
-    assert "_to_copy" not in tape.names
-
-
-def test_a_weight_is_cast_once():
-    weight = meta(8, 8, trained=True)
-    hidden = meta(4, 8, dtype=BF16)
-    tape = tape_of(lambda: functional.linear(functional.linear(hidden, weight), weight), known=[weight, hidden])
-    assert tape.names.count("_to_copy") == 1
+    assert "_to_copy" not in plain.names
 
 
 def test_a_cast_weight_is_kept_until_the_end_of_the_forward_pass():
@@ -134,12 +131,6 @@ def test_a_cast_weight_is_kept_until_the_end_of_the_forward_pass():
     last, after = tape.names.index("add"), tape.names.index("after the forward pass")
     assert tape.live[last].sum() >= 2 * 100 * 100
     assert tape.live[after].sum() < 2 * 100 * 100
-
-
-def test_what_is_no_weight_is_cast_each_time():
-    hidden = meta(8, 8)
-    tape = tape_of(lambda: (hidden @ hidden, hidden @ hidden), known=[hidden])
-    assert tape.names.count("_to_copy") == 4
 
 
 def test_what_runs_again_is_cast_again():
@@ -169,23 +160,14 @@ def test_softmax_in_fp32_converts_bf16_first_and_reads_fp16_as_it_is(autocast):
 # Dropout
 
 
-def test_dropout_on_cuda_keeps_a_mask_of_bytes():
+@pytest.mark.parametrize(
+    ("device", "rate", "training", "mask"),
+    [("cuda", 0.1, True, 1), ("cpu", 0.1, True, 4), ("cuda", 0.0, True, 0), ("cuda", 0.1, False, 0)],
+)
+def test_dropout_keeps_a_mask_of_bytes_on_cuda_and_on_the_cpu_one_as_wide_as_the_values(device, rate, training, mask):
     hidden = meta(1000, trained=True)
-    tape = tape_of(lambda: functional.dropout(hidden * 2, 0.1, True), autocast=None, known=[hidden])
-    assert tape.live[-1].sum() == 4 * 1000 + 1000
-
-
-def test_dropout_on_the_cpu_keeps_a_mask_as_wide_as_the_values():
-    hidden = meta(1000, trained=True)
-    tape = tape_of(lambda: functional.dropout(hidden * 2, 0.1, True), "cpu", autocast=None, known=[hidden])
-    assert tape.live[-1].sum() == 4 * 1000 + 4 * 1000
-
-
-@pytest.mark.parametrize(("rate", "training"), [(0.0, True), (0.1, False)])
-def test_dropout_that_drops_nothing_keeps_no_mask(rate, training):
-    hidden = meta(1000, trained=True)
-    tape = tape_of(lambda: functional.dropout(hidden * 2, rate, training), autocast=None, known=[hidden])
-    assert tape.live[-1].sum() == 4 * 1000
+    tape = tape_of(lambda: functional.dropout(hidden * 2, rate, training), device, autocast=None, known=[hidden])
+    assert tape.live[-1].sum() == (4 + mask) * 1000
 
 
 # Attention
@@ -200,34 +182,19 @@ def attention(device="cuda", *, values: int = WIDTH, **options) -> Tape:
     return tape_of(compute, device, autocast=None, known=parts)
 
 
-def eager() -> Tape:
-    query, key, value = (meta(BATCH, HEADS, LENGTH, WIDTH, trained=True) for _ in range(3))
-    return tape_of(lambda: (query @ key.transpose(2, 3)).softmax(-1) @ value, autocast=None, known=[query, key, value])
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_fused_attention_on_cuda_keeps_no_scores(dropout):
-    assert attention(dropout_p=dropout).live.sum(axis=1).max() < SCORES
-
-
-def test_attention_as_written_keeps_scores():
-    assert eager().live[:, ACTIVATION].max() >= 4 * SCORES
-
-
-def test_the_cpus_kernel_has_no_dropout_and_keeps_scores_then():
-    assert attention("cpu").live.sum(axis=1).max() < SCORES
-    assert attention("cpu", dropout_p=0.1).live.sum(axis=1).max() >= 4 * SCORES
-
-
-def test_values_of_another_width_keep_scores_on_the_cpu():
-    """As in DeepSeek's attention: torch's CPU kernel wants one width."""
-    assert attention("cpu", values=WIDTH // 2).live.sum(axis=1).max() >= 4 * SCORES
-
-
-def test_a_bias_that_is_trained_keeps_scores_on_the_cpu():
-    bias = meta(1, HEADS, LENGTH, LENGTH, trained=True)
-    assert attention("cpu", attn_mask=bias).live[:, ACTIVATION].max() >= 4 * SCORES
-    assert attention("cpu", attn_mask=bias.detach()).live.sum(axis=1).max() < 4 * SCORES
+@pytest.mark.parametrize(
+    ("device", "options", "keeps"),
+    [
+        ("cuda", {}, False), ("cuda", {"dropout_p": 0.1}, False), ("cpu", {}, False),
+        # torch's CPU kernel has no dropout, wants one width (DeepSeek's values are narrower) and trains no bias
+        ("cpu", {"dropout_p": 0.1}, True), ("cpu", {"values": WIDTH // 2}, True),
+        ("cpu", {"attn_mask": meta(1, HEADS, LENGTH, LENGTH, trained=True)}, True),
+        ("cpu", {"attn_mask": meta(1, HEADS, LENGTH, LENGTH)}, False),
+    ],
+    ids=["on cuda", "dropped on cuda", "on a cpu", "dropped", "narrow values", "a trained bias", "a bias"],
+)  # fmt: skip
+def test_fused_attention_keeps_no_scores(device, options, keeps):
+    assert (attention(device, **options).live.sum(axis=1).max() >= 4 * SCORES) == keeps
 
 
 def test_a_mask_of_booleans_becomes_numbers_on_cuda():
@@ -235,47 +202,32 @@ def test_a_mask_of_booleans_becomes_numbers_on_cuda():
     assert attention(attn_mask=mask).live.sum(axis=1).max() >= 4 * BATCH * LENGTH * LENGTH
 
 
-def test_a_causal_mask_halves_the_work():
-    assert attention(is_causal=True).flops.sum() == attention().flops.sum() / 2
-
-
 # Answers about data
 
 
-def test_without_padding_every_mask_is_true():
-    mask = meta(2, 8)
-    assert bool(run(lambda: (mask == 1).all())[0])
-    assert not bool(run(lambda: (mask == 0).any())[0])
-    assert run(lambda: bool(mask[0, 0] == 1))[0]
+MASK = meta(2, 8)
+ANSWERS = {
+    "without padding every mask is true": (lambda: bool((MASK == 1).all()), {}, True),
+    "and none is false": (lambda: bool((MASK == 0).any()), {}, False),
+    "a value is asked for": (lambda: bool(MASK[0, 0] == 1), {}, True),
+    "with padding not all of a mask is true": (lambda: bool((MASK == 1).all()), {"padded": True}, False),
+    "tokens are shared out evenly between experts": (
+        lambda: tuple((meta(4, 32, 2)[0] == 1).nonzero().shape), {"experts": 4}, (32 * 2 // 4, 2)
+    ),
+    "every expert is chosen": (lambda: (meta(4) > 0).nonzero().tolist(), {"experts": 4}, [[0], [1], [2], [3]]),
+    "positions that are looked for are all found": (lambda: list(map(len, torch.where(meta(3, 5) > 0))), {}, [15, 15]),
+    "a choice between two tensors is no question": (
+        lambda: torch.where(meta(3, 5) > 0, meta(3, 5), meta(3, 5)).shape, {}, (3, 5)
+    ),
+    "what is no meta tensor is computed": (lambda: bool((torch.zeros(3) == 1).any()), {}, False),
+    "positions as well": (lambda: torch.tensor([0, 1]).nonzero().tolist(), {"experts": 4}, [[1]]),
+}  # fmt: skip
 
 
-def test_with_padding_not_all_of_a_mask_is_true():
-    assert not bool(run(lambda: (meta(2, 8) == 1).all(), padded=True)[0])
-
-
-def test_tokens_are_shared_out_evenly_between_experts():
-    chosen = meta(4, 32, 2)  # of 4 experts, by two choices of 32 tokens
-    tokens, _ = run(lambda: (chosen[0] == 1).nonzero(), experts=4)
-    assert tuple(tokens.shape) == (32 * 2 // 4, 2)
-
-
-def test_every_expert_is_chosen():
-    hits, _ = run(lambda: (meta(4) > 0).nonzero(), experts=4)
-    assert hits.tolist() == [[0], [1], [2], [3]]
-
-
-def test_positions_that_are_looked_for_are_all_found():
-    rows, columns = run(lambda: torch.where(meta(3, 5) > 0))[0]
-    assert len(rows) == len(columns) == 15
-
-
-def test_a_choice_between_two_tensors_is_no_question():
-    assert run(lambda: torch.where(meta(3, 5) > 0, meta(3, 5), meta(3, 5)))[0].shape == (3, 5)
-
-
-def test_what_is_no_meta_tensor_is_computed():
-    assert run(lambda: bool((torch.zeros(3) == 1).any()))[0] is False
-    assert run(lambda: torch.tensor([0, 1]).nonzero(), experts=4)[0].tolist() == [[1]]
+@pytest.mark.parametrize("name", ANSWERS)
+def test_questions_about_data_are_answered(name):
+    compute, options, answer = ANSWERS[name]
+    assert run(compute, **options)[0] == answer
 
 
 # Products of experts

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
 from autotune.cost.profile import ACTIVATION, total_bytes
-from autotune.cost.traced_model import is_fake
+from autotune.cost.traced_model import is_fake, keep_part
 from autotune.errors import InputError
+from autotune.training.build import build_config, build_model, shallower, stacks
+from autotune.training.heads import default_task
+from autotune.training.random_weights import put_apart
 from autotune.training.resolve import resolve
+from autotune.values.catalogue import catalogue
 from autotune.values.model import Task
 
 
@@ -39,13 +44,9 @@ def test_layers_and_what_is_outside_of_them_make_the_model(profile_of, model):
 
 
 LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 5,
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 5,
     "num_attention_heads": 4,
-}
+}  # fmt: skip
 SHAPE = Shape(task=Task.CAUSAL_LM, length=16)
 FAMILY = Family(device="cuda", dtype="float32", autocast="bfloat16", checkpointing="full", attn_implementation="sdpa")
 
@@ -89,10 +90,10 @@ def test_fake_tensors_serve_where_the_meta_device_does_not(spec, monkeypatch):
 
 def test_a_model_that_no_way_serves_is_refused_with_the_first_reason(spec, monkeypatch):
     def fails(*args):
-        raise NotImplementedError("no kernel for this")
+        raise NotImplementedError("no kernel\nfor this")
 
     monkeypatch.setattr(profiler, "micro_step", fails)
-    with pytest.raises(InputError, match="can't be traced, so there is no prediction: no kernel for this"):
+    with pytest.raises(InputError, match=r"can't be traced, so there is no prediction: no kernel.*for this"):
         profiler.profile(spec, FAMILY, SHAPE)
 
 
@@ -101,3 +102,103 @@ def test_a_model_too_large_for_a_real_run_is_not_run(only):
     only("run")
     with pytest.raises(InputError, match="too much for a real run"):
         profiler.profile(resolve("meta-llama/Llama-3.2-1B"), FAMILY, Shape(task=Task.CAUSAL_LM, length=1024))
+
+
+# One device's part under tensor parallelism, held against the parts that transformers itself makes
+
+# A model of each type; what has no plan is left out by the test.
+MODELS = {entry.model_type: entry.id for entry in reversed(catalogue()) if entry.kind in ("decoder", "vision-language")}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    """Two devices that exchange nothing, of which this process is the first."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    torch.distributed.destroy_process_group()
+
+
+def few_layers(model: str):
+    spec = resolve(model)
+    task = default_task(spec)
+    config = build_config(spec, task)
+    config = shallower(config, {stack.field: stack.base for stack in stacks(config)})
+    return build_model(spec, task, dtype="float32", device="meta", config=config)
+
+
+def share_as_the_library(model, mesh) -> None:
+    """Take the steps of `from_pretrained`, in which weights are tied last."""
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    put_apart(model)
+    apply_tensor_parallelism(model, mesh, model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))[0])
+    model.tie_weights()
+
+
+def sizes(model) -> dict[str, tuple[int, ...]]:
+    """Shapes of what this device has of each parameter, tied ones once."""
+    local = {name: getattr(p.data, "_local_tensor", p) for name, p in model.named_parameters()}
+    return {name: tuple(tensor.shape) for name, tensor in local.items()}
+
+
+def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh):
+    wrong, checked = {}, 0
+    for name in MODELS.values():
+        ours, theirs = few_layers(name), few_layers(name)
+        config = ours.config.get_text_config()
+        heads = (getattr(config, f"num_{kind}_heads", None) or 2 for kind in ("attention", "key_value"))
+        if not getattr(ours, "tp_plan", None) or any(number % 2 for number in heads):
+            continue
+        keep_part(ours, 2)
+        share_as_the_library(theirs, mesh)
+        checked += 1
+        found, wanted = sizes(ours), sizes(theirs)
+        if found != wanted:
+            wrong[name] = {n: (found.get(n), wanted.get(n)) for n in found | wanted if found.get(n) != wanted.get(n)}
+    assert wrong == {}
+    assert checked > 40
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
+def test_a_trial_shares_a_model_whose_head_is_tied(mesh, tmp_path):
+    """Of a model on the meta device, as trials make it: each rank then draws its own part."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "tie_word_embeddings": True}))
+    model = build_model(
+        resolve(str(tmp_path)), Task.CAUSAL_LM, dtype="float32", device="cpu", distributed_config={"tp_size": 2}
+    )
+    assert sizes(model)["model.embed_tokens.weight"] == (32, 32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_key_value_heads": 1}, "does not divide num_key_value_heads = 1"),
+        ({"num_attention_heads": 1}, "does not divide num_attention_heads = 1"),
+        ({"model_type": "gpt2"}, "transformers has no plan for gpt2"),
+    ],
+)
+def test_what_no_plan_splits_is_refused(tmp_path, fields, words):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **fields}))
+    model = build_model(resolve(str(tmp_path)), Task.CAUSAL_LM, dtype="float32", device="meta")
+    with pytest.raises(InputError, match=words):
+        keep_part(model, 2)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
+def test_a_device_has_half_of_each_matrix_and_all_of_the_norms(profile_of, model_type):
+    whole, half = profile_of(model_type), profile_of(model_type, tensor_parallel=2)
+    matrices, norms = (
+        [sum(total_bytes([g]) for g in p.layer if len(g.shape) == dimensions) for p in (whole, half)]
+        for dimensions in (2, 1)
+    )
+    assert matrices[1] == matrices[0] / 2
+    assert norms[0] / 2 <= norms[1] <= norms[0]  # biases of what is split by its outputs are split too
+    tables = [sum(total_bytes([g]) for g in p.outside if len(g.shape) == 2) for p in (whole, half)]
+    assert tables[1] == tables[0] / 2
+    assert half.hidden_bytes == whole.hidden_bytes > 0
+    assert half.needed_flops.per_sample < 0.6 * whole.needed_flops.per_sample

@@ -69,28 +69,22 @@ def compared() -> SpreadReport:
     return spread_over()
 
 
-def test_every_way_has_a_row_or_a_reason(compared):
+def test_every_way_has_a_row_or_a_reason_and_the_fastest_is_first(compared):
     names = {row.way for row in compared.rows}
     refused = {name for names in compared.refused.values() for name in names}
     assert {"ddp", "zero_1", "zero_2", "zero_3", "fsdp_full", "fsdp_grad_op", "zero_2, states on cpu"} <= names
     assert {"fsdp_full, TP 2", "TP 4"} <= names
     assert not names & refused
-
-
-def test_the_fastest_is_first(compared):
     rates = [row.predicted.speed.samples_per_second for row in compared.rows if row.fits_at_all]
     assert rates == sorted(rates, reverse=True)
 
 
-def test_all_samples_of_a_step_are_dealt_out(compared):
+def test_all_samples_of_a_step_are_dealt_out_and_only_offload_takes_memory_of_the_host(compared):
     for row in compared.rows:
         config = row.predicted.config
         ranks = config.parallelism.data_parallel
         assert ranks * config.per_device_train_batch_size * row.predicted.accumulation_steps == 64
-
-
-def test_only_offload_takes_memory_of_the_host(compared):
-    assert all((row.host_bytes > 0) == (row.predicted.config.parallelism.offload != "none") for row in compared.rows)
+        assert (row.host_bytes > 0) == (config.parallelism.offload != "none")
 
 
 def test_the_table_is_80_columns_wide_and_names_every_way(compared):
@@ -128,15 +122,17 @@ def test_more_nodes_are_slower_and_said():
     assert "200 Gb/s a device (--network-gb-s)" in " ".join(two.notes)
 
 
-def test_a_host_that_is_too_small_is_said():
-    with pytest.raises(NothingFitsError, match="of each node's memory it takes"):
-        spread_over(host_memory_bytes=1 << 10, fix="offload=optimizer")
-
-
-def test_nothing_fits():
-    with pytest.raises(NothingFitsError, match=r"nothing fits 4 devices: .* comes nearest") as error:
-        spread_over(memory_bytes=GIB)
-    assert error.value.exit_code == 5
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host_memory_bytes": 1 << 10, "fix": "offload=optimizer"}, "of each node's memory it takes"),
+        ({"memory_bytes": GIB}, r"nothing fits 4 devices: .* comes nearest"),
+    ],
+    ids=["host", "device"],
+)
+def test_where_nothing_fits_the_nearest_is_said(options, words):
+    with pytest.raises(NothingFitsError, match=words):
+        spread_over(**options)
 
 
 def test_where_the_method_may_change_ways_with_whole_layers_have_lora_too():
@@ -227,20 +223,28 @@ def ways_of(devices: int = 64, per_node: int = 8, facts=FACTS, **point) -> tuple
 
 
 def test_degrees_multiply_to_the_devices_and_no_way_comes_twice():
-    assert {way.sharding_ranks * way.tensor_parallel for way in ways_of()} == {64}
-    assert len(set(ways_of())) == len(ways_of())
+    found = ways_of()
+    assert {way.sharding_ranks * way.tensor_parallel for way in found} == {64}
+    assert len(set(found)) == len(found)
+    assert {way.sharding for way in found} == {"none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full"}
+    assert {(w.sharding, w.offload) for w in found if w.offload != "none"} >= {("zero_2", "optimizer")}
 
 
-def test_every_sharding_and_offload_is_there():
-    assert {way.sharding for way in ways_of()} == {"none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full"}
-    assert {(w.sharding, w.offload) for w in ways_of() if w.offload != "none"} >= {("zero_2", "optimizer")}
-
-
-def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads():
-    assert {way.tensor_parallel for way in ways_of()} == {1, 2, 4, 8}
-    assert {way.tensor_parallel for way in ways_of(per_node=2)} == {1, 2}
-    assert {way.tensor_parallel for way in ways_of(facts=make_facts(layers=12, tensor_parallel_heads=6))} == {1, 2}
-    assert {way.tensor_parallel for way in ways_of(facts=make_facts(layers=12))} == {1}
+@pytest.mark.parametrize(
+    ("options", "field", "values"),
+    [
+        ({}, "tensor_parallel", {1, 2, 4, 8}),  # inside a node, dividing the heads
+        ({"per_node": 2}, "tensor_parallel", {1, 2}),
+        ({"facts": make_facts(layers=12, tensor_parallel_heads=6)}, "tensor_parallel", {1, 2}),
+        ({"facts": make_facts(layers=12)}, "tensor_parallel", {1}),
+        ({"sharding": "zero_2"}, "sharding", {"zero_2"}),  # what is given is kept
+        ({"tensor_parallel": 4}, "tensor_parallel", {4}),
+        ({"ddp_bucket_cap_mb": 50}, "ddp_bucket_cap_mb", {50}),
+    ],
+    ids=["node", "small node", "six heads", "no plan", "sharding", "degree", "buckets"],
+)
+def test_ways_stay_inside_a_node_and_keep_what_is_given(options, field, values):
+    assert {getattr(way, field) for way in ways_of(**options)} == values
 
 
 def test_sequence_parallel_stays_inside_a_node_and_beside_zero():
@@ -248,12 +252,6 @@ def test_sequence_parallel_stays_inside_a_node_and_beside_zero():
     assert {way.sequence_parallel for way in shared} == {2, 4, 8}
     assert {way.sharding for way in shared} == {"zero_2", "zero_3"}
     assert {way.data_parallel for way in shared} == {32, 16, 8}
-
-
-def test_what_is_given_is_kept():
-    assert {way.sharding for way in ways_of(sharding="zero_2")} == {"zero_2"}
-    assert {way.tensor_parallel for way in ways_of(tensor_parallel=4)} == {4}
-    assert {way.ddp_bucket_cap_mb for way in ways_of(ddp_bucket_cap_mb=50)} == {50}
 
 
 @pytest.mark.parametrize(

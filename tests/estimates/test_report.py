@@ -115,10 +115,7 @@ def test_hours_follow_from_the_predicted_speed():
     run = cost(tokens=4096.0 * 3600 * 10)
     assert (run.hours, run.gpu_hours) == pytest.approx((10, 10))
     assert (run.hours_interval.low, run.hours_interval.high) == pytest.approx((5, 20))
-
-
-def test_without_a_speed_there_are_no_hours():
-    assert cost(of=found(rates=None)).hours is None
+    assert cost(of=found(rates=None)).hours is None  # no speed is known
 
 
 @pytest.mark.parametrize(
