@@ -52,7 +52,6 @@ _LOOPBACK_SHARE, _LOOPBACK_LATENCY_S = 0.2, 200e-6
 # https://github.com/stas00/ml-engineering, training/performance, torch-dist-mem-usage.py).
 NCCL_BYTES = 0.72 * (1 << 30)
 
-
 # DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
 _DDP_BUCKET = 25 * (1 << 20)
 
@@ -62,12 +61,6 @@ _ADAM_BYTES = 28.0
 # Of a node, bytes/s. Memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM reaches 79 %
 # (https://github.com/aigatech/vpbenchmarking).
 _HOST_MEMORY = 160e9
-
-# All-reduces of the hidden states in a layer's forward pass under tensor parallelism: after attention and perceptron.
-_REDUCTIONS = 2
-
-# Tensors that are exchanged around attention under sequence parallelism: queries, keys, values and outputs.
-_EXCHANGED = 4
 
 
 @dataclass(frozen=True)
@@ -81,19 +74,12 @@ class Channel:
 
 @dataclass(frozen=True)
 class Network:
-    """The nodes of a training.
-
-    Attributes:
-        devices_per_node: How many devices each has.
-        link: Bytes/s that a device attains to the others of its node, one way.
-        node: Bytes/s that a node attains to the others, one way.
-        on_cpu: Whether the devices are processes of one CPU.
-    """
+    """The nodes of a training."""
 
     devices_per_node: int
-    link: float
-    node: float
-    on_cpu: bool = False
+    link: float  # bytes/s that a device attains to the others of its node, one way
+    node: float  # bytes/s that a node attains to the others, one way
+    on_cpu: bool = False  # whether the devices are processes of one CPU
 
     def channel(self, members: int, *, stride: int) -> Channel:
         """Return the channel of `members` ranks whose numbers are `stride` apart.
@@ -139,19 +125,12 @@ def network_of(
 
 @dataclass(frozen=True)
 class Exchange:
-    """One kind of message of a way of sharding.
+    """One kind of message of a way of sharding."""
 
-    Attributes:
-        when: In which pass of each micro-batch, in the backward pass of the last one, or with the optimizer's step.
-        part: What is sent.
-        factor: How often its bytes pass through a device's link: 1 to gather or to scatter, 2 to reduce for all.
-        hidden: Whether it goes on while the device computes.
-    """
-
-    when: Literal["forward", "backward", "last backward", "step"]
+    when: Literal["forward", "backward", "last backward", "step"]  # of each micro-batch, or of a step once
     part: Literal["weights", "gradients"]
-    factor: int
-    hidden: bool
+    factor: int  # how often its bytes pass through a device's link: 1 to gather or to scatter, 2 to reduce for all
+    hidden: bool  # whether it goes on while the device computes
 
 
 _GATHER_AHEAD = Exchange("forward", "weights", 1, hidden=True)
@@ -190,8 +169,12 @@ def exposed_seconds(
     total = np.zeros_like(samples)
     for exchange in exchanges if ranks > 1 else ():
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
-        size = volume(exchange, profile, ranks)
-        messages = _messages(profile, parallelism, size)
+        size, messages = volume(exchange, profile, ranks), profile.layers + 2  # the embeddings, and norm and head
+        if parallelism.sharding == "none":
+            cap = parallelism.ddp_bucket_cap_mb
+            messages = max(1, math.ceil(size / 2 / (cap * (1 << 20) if cap else _DDP_BUCKET)))
+        elif parallelism.sharding in ("zero_1", "zero_2"):
+            messages = max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
         seconds = size / channel.bandwidth + messages * channel.latency_s
         added = np.full_like(micro, seconds)
         if exchange.hidden and channel.overlaps:
@@ -209,28 +192,16 @@ def volume(exchange: Exchange, profile: Profile, ranks: int) -> float:
     return exchange.factor * size * (ranks - 1) / ranks
 
 
-def _messages(profile: Profile, parallelism: Parallelism, size: float) -> int:
-    if parallelism.sharding == "none":
-        cap = parallelism.ddp_bucket_cap_mb
-        return max(1, math.ceil(size / 2 / (cap * (1 << 20) if cap else _DDP_BUCKET)))
-    if parallelism.sharding in ("zero_1", "zero_2"):
-        return max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
-    return profile.layers + 2  # the embeddings, and norm and head
-
-
 def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
     """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it.
 
-    Tensor parallelism reduces hidden states. Under sequence parallelism each device sends all but its own part of
-    queries, keys, values and outputs (DeepSpeed-Ulysses, arXiv:2309.14509, section 3.2); keys and values count as wide
-    as queries.
+    Tensor parallelism reduces hidden states twice in a forward pass, after attention and perceptron. Under sequence
+    parallelism each device sends all but its own part of four tensors: queries, keys, values and outputs
+    (DeepSpeed-Ulysses, arXiv:2309.14509, section 3.2); keys and values count as wide as queries.
     """
     total = np.zeros_like(samples)
     passes = 2 + profile.family.recomputed
-    for degree, count, factor in (
-        (parallelism.tensor_parallel, _REDUCTIONS, 2),
-        (parallelism.sequence_parallel, _EXCHANGED, 1),
-    ):
+    for degree, count, factor in ((parallelism.tensor_parallel, 2, 2), (parallelism.sequence_parallel, 4, 1)):
         if degree > 1:
             channel = network.channel(degree, stride=1)
             size = factor * (degree - 1) / degree * profile.hidden_bytes * samples

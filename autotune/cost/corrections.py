@@ -200,19 +200,12 @@ def _run_noise(memory_features: Mapping[str, float]) -> float:
 
 
 class TimeSpread(NamedTuple):
-    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm.
+    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm."""
 
-    Attributes:
-        device: Of what is off for all configurations alike, as the device's rates are.
-        knobs: Factor on the deviations of knobs, residuals and noise.
-        several: Of what is off for all trainings on several devices.
-        each: Of what is off for each of them by itself, which no trial of another tells.
-    """
-
-    device: float
-    knobs: float = 1.0
-    several: float = 0.2
-    each: float = 0.0
+    device: float  # of what is off for all configurations alike, as the device's rates are
+    knobs: float = 1.0  # factor on the deviations of knobs, residuals and noise
+    several: float = 0.2  # of what is off for all trainings on several devices
+    each: float = 0.0  # of what is off for each of them by itself, which no trial of another tells
 
 
 def time_process(

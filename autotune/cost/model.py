@@ -100,29 +100,18 @@ def below(z: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts, and learns from what was measured.
-
-    Args:
-        workload: What is trained.
-        hardware: Where.
-        rates: Of the device.
-        profiles: By family.
-        corrections: What earlier measurements said.
-        network: Of a training on several devices; None: all are in this machine.
-        evaluation: How the training is evaluated, if that can be the peak; not in `predict`.
-        experts: Of a layer; with any, memory is unsure by what uneven routing may take.
-        counts: What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which
-            anything above is replaced.
-    """
+    """Predicts, and learns from what was measured."""
 
     workload: Workload
     hardware: Hardware
     rates: Rates
     profiles: Mapping[Family, Profile]
-    corrections: Corrections
-    network: Network | None = None
-    evaluation: Evaluation | None = None
-    experts: int = 0
+    corrections: Corrections  # what earlier measurements said
+    network: Network | None = None  # of a training on several devices; None: all are in this machine
+    evaluation: Evaluation | None = None  # how the training is evaluated, if that can be the peak; not in `predict`
+    experts: int = 0  # of a layer; with any, memory is unsure by what uneven routing may take
+    # What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which anything
+    # above is replaced.
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -277,7 +266,7 @@ class CostModel:
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         size, steps = self._largest(config), self.workload.accumulation_steps(config)
-        parts, unused = memory.parts(config, profile, size, steps, self.evaluation)
+        parts, unused = self._parts(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         shown = self.evaluation or (Evaluation(batch=own) if own else None)
         phases = memory.phases(config, profile, size, steps, shown)
@@ -292,13 +281,14 @@ class CostModel:
         profile, steps = self.profile(config), self.workload.accumulation_steps(config)
         if profile is None:
             return ()
-        size = self._largest(config)
-        parts, _ = memory.parts(config, profile, size, steps, self.evaluation)
-        return alive(profile, config, parts, samples=size, accumulated=steps > 1)
+        parts, _ = self._parts(config, profile, self.evaluation)
+        return alive(profile, config, parts, samples=self._largest(config), accumulated=steps > 1)
 
-    def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
+    def _parts(
+        self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
+    ) -> tuple[Components, float]:
         steps = self.workload.accumulation_steps(config)
-        return memory.parts(config, profile, self._largest(config), steps, None)
+        return memory.parts(config, profile, self._largest(config), steps, evaluation)
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.cost.profile import ParameterGroup
+from autotune.cost.profile import ParameterGroup, total_bytes
 
 # bitsandbytes: states of smaller parameters stay in fp32; larger ones have a scale for each block of elements.
 _MIN_8BIT_ELEMENTS = 4096
@@ -28,40 +28,28 @@ Temporaries = Literal["none", "foreach", "loop", "adafactor"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer costs.
+    """What an optimizer costs."""
 
-    Attributes:
-        states: Values stored for each element of a weight.
-        width: Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight.
-        temporaries: What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or
-            of a few of the largest weight (a loop over the weights).
-        copies: Of all weights, where foreach kernels run.
-        loop_copies: Of a weight, where a loop runs over them, without those that the weight before still holds.
-        wide_copies: Copies in fp32 that are added where the weight is in 16 bits.
-        projection: How the gradients of matrices get a low rank, that of the states: by random numbers, which are kept,
-            or by singular vectors, of which all are kept where the weight is in fp32 (the first ones are a view).
-        compensates: A weight in 16 bits has one state more, for what rounding loses.
-        in_backward: Gradients that are there at once where weights are updated in the backward pass: 1, or 2 where the
-            next weight's hook does it. 0: all are there, until the step.
-        paged: States live in memory that moves between host and device, beyond torch's allocator.
-        passes: Bytes that a step moves on a GPU, over those of a fused kernel: each foreach operator goes over them.
-        kernels: Operators a step runs for each weight where it loops over them.
-        cpu_cost: Time of a step on a CPU over that of a fused kernel that moves as many bytes: 21 M parameters on one
-            thread took 29 ms fused, 146 ms in a loop, 251 ms in bitsandbytes' 32 bits and 539 ms in its 8 bits.
-    """
-
-    states: int
-    width: int = 0
+    states: int  # values stored for each element of a weight
+    width: int = 0  # bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight
+    # What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or of a few of the
+    # largest weight (a loop over the weights).
     temporaries: Temporaries = "none"
-    paged: bool = False
-    copies: int = 1
-    loop_copies: float = 2
-    wide_copies: int = 0
+    paged: bool = False  # states live in memory that moves between host and device, beyond torch's allocator
+    copies: int = 1  # of all weights, where foreach kernels run
+    loop_copies: float = 2  # of a weight, where a loop runs over them, without those that the weight before still holds
+    wide_copies: int = 0  # copies in fp32 that are added where the weight is in 16 bits
+    # How the gradients of matrices get a low rank, that of the states: by random numbers, which are kept, or by
+    # singular vectors, of which all are kept where the weight is in fp32 (the first ones are a view).
     projection: Literal["", "random", "singular"] = ""
-    compensates: bool = False
+    compensates: bool = False  # a weight in 16 bits has one state more, for what rounding loses
+    # Gradients that are there at once where weights are updated in the backward pass: 1, or 2 where the next weight's
+    # hook does it. 0: all are there, until the step.
     in_backward: int = 0
-    passes: float = 1.0
-    kernels: int = 1
+    passes: float = 1.0  # bytes that a step moves on a GPU, over a fused kernel's: each foreach operator goes over them
+    kernels: int = 1  # operators a step runs for each weight where it loops over them
+    # Time of a step on a CPU over that of a fused kernel that moves as many bytes: 21 M parameters on one thread took
+    # 29 ms fused, 146 ms in a loop, 251 ms in bitsandbytes' 32 bits and 539 ms in its 8 bits.
     cpu_cost: float = 1.0
 
 
@@ -119,15 +107,11 @@ def optimizer(name: str) -> Optimizer:
 def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
     """Return the bytes of an optimizer's states: those of torch's allocator, and those that are paged."""
     resident = paged = 0.0
-    for group in groups:
-        if not group.trained:
-            continue
+    for group in (g for g in groups if g.trained):
         sizes, scales = state_sizes(name, group)
-        if is_paged(name, group):
-            paged += group.count * sum(sizes)
-            resident += group.count * sum(scales)  # `torch.zeros` in bitsandbytes' init_state, paged or not
-        else:
-            resident += group.count * (sum(sizes) + sum(scales))
+        moves = sum(sizes) if is_paged(name, group) else 0.0  # not scales: `torch.zeros` in bitsandbytes' init_state
+        paged += group.count * moves
+        resident += group.count * (sum(sizes) + sum(scales) - moves)
     return int(resident), int(paged)
 
 
@@ -163,16 +147,23 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
 
     On the CPU torch loops over the weights where it would run foreach kernels on a GPU.
     """
-    kind = optimizer(name).temporaries
-    trained = [g for g in groups if g.trained]
-    if kind == "foreach" and not on_cpu:
+    row, trained, sizes = optimizer(name), [g for g in groups if g.trained], [0.0]
+    if row.temporaries == "foreach" and not on_cpu:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
-        return int(optimizer(name).copies * sum(g.count * g.elements * g.element_bytes for g in trained))
-    if kind in ("foreach", "loop", "adafactor"):
-        return int(max((_loop_bytes(name, g) for g in trained), default=0.0))
-    if on_cpu and optimizer(name).width:
-        return int(max((_bitsandbytes_copies(name, g) * 4.0 * g.elements for g in trained), default=0.0))
-    return 0
+        return int(row.copies * total_bytes(trained))
+    for group in trained:
+        if row.temporaries != "none":
+            copies, width = loop_copies(name, group)
+            held = group.count > 1 and not row.in_backward  # the last copy of the weight before
+            sizes.append((copies + held) * width * group.elements)
+        elif on_cpu and row.width:
+            # What bitsandbytes' CPU kernels take, and those of a GPU don't: the scaled gradient, a square root and a
+            # quotient, the states where they are in 8 bits, the weight where it is in 16, each in fp32:
+            # `bitsandbytes/backends/cpu/ops.py`.
+            in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
+            copies = 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)
+            sizes.append(copies * 4.0 * group.elements)
+    return int(max(sizes))
 
 
 def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
@@ -186,20 +177,3 @@ def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
     if row.wide_copies and group.element_bytes < 4:
         return copies + row.wide_copies, 4.0
     return copies, group.element_bytes
-
-
-def _loop_bytes(name: str, group: ParameterGroup) -> float:
-    """Return the bytes of a parameter's copies and of the last copy of the one before, which is still held."""
-    copies, width = loop_copies(name, group)
-    return (copies + (group.count > 1 and not optimizer(name).in_backward)) * width * group.elements
-
-
-def _bitsandbytes_copies(name: str, group: ParameterGroup) -> int:
-    """Return how many fp32 copies of a parameter bitsandbytes' CPU kernels take; those of a GPU take none.
-
-    The scaled gradient, a square root and a quotient, the states where they are in 8 bits, the weight where it is in
-    16: `bitsandbytes/backends/cpu/ops.py`.
-    """
-    row = optimizer(name)
-    in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
-    return 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)

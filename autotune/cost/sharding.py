@@ -56,20 +56,12 @@ _PACKED_BELOW = 2.0
 
 @dataclass(frozen=True)
 class Spread:
-    """How a training is spread, as far as memory goes.
-
-    Attributes:
-        parallelism: Of the configuration.
-        mixed: Whether arithmetic is in 16 bits and weights are kept in fp32.
-        frozen_in_fp32: Whether, if so, frozen weights are kept in fp32 too.
-        root_stays: Whether embeddings and head stay gathered through forward and backward pass, as by torch's first
-            FSDP.
-    """
+    """How a training is spread, as far as memory goes."""
 
     parallelism: Parallelism
-    mixed: bool
-    frozen_in_fp32: bool = True
-    root_stays: bool = False
+    mixed: bool  # whether arithmetic is in 16 bits and weights are kept in fp32
+    frozen_in_fp32: bool = True  # whether, if so, frozen weights are kept in fp32 too
+    root_stays: bool = False  # embeddings and head stay gathered through both passes, as by torch's first FSDP
 
     @classmethod
     def of(cls, config: TrainConfig) -> Spread:
@@ -82,37 +74,21 @@ ONE_DEVICE = Spread(Parallelism(), mixed=False)
 
 @dataclass(frozen=True)
 class Share:
-    """What one device holds, in bytes, in addition to what the tape says is alive.
+    """What one device holds, in bytes, in addition to what the tape says is alive."""
 
-    Attributes:
-        weights: All the time, buffers included.
-        states: Of the optimizer, master copies of weights included.
-        paged: States beyond the allocator.
-        gradients: At the optimizer's step.
-        gradient_share: Of the gradients that the tape has so far, the part that stays.
-        accumulated: Gradients that are there between the micro-batches of a step.
-        stepping: Temporaries of the optimizer's step.
-        in_backward: Whether weights are updated in the backward pass, so that gradients are few and steps are there.
-        forward_buffers: Gathered weights and messages while there are no gradients yet.
-        backward_buffers: The same when there are.
-        step_buffers: The same at the optimizer's step.
-        kept: Share of the activations that are stored.
-        host: Of the host's memory.
-    """
-
-    weights: float
-    states: float
-    paged: float
-    gradients: float
-    gradient_share: float
-    accumulated: float
-    stepping: float
-    forward_buffers: float = 0.0
-    backward_buffers: float = 0.0
-    step_buffers: float = 0.0
-    kept: float = 1.0
-    in_backward: bool = False
-    host: float = 0.0
+    weights: float  # all the time, buffers included
+    states: float  # of the optimizer, master copies of weights included
+    paged: float  # states beyond the allocator
+    gradients: float  # at the optimizer's step
+    gradient_share: float  # of the gradients that the tape has so far, the part that stays
+    accumulated: float  # gradients that are there between the micro-batches of a step
+    stepping: float  # temporaries of the optimizer's step
+    forward_buffers: float = 0.0  # gathered weights and messages while there are no gradients yet
+    backward_buffers: float = 0.0  # the same when there are
+    step_buffers: float = 0.0  # the same at the optimizer's step
+    kept: float = 1.0  # share of the activations that are stored
+    in_backward: bool = False  # weights are updated in the backward pass, so gradients are few and steps are there
+    host: float = 0.0  # of the host's memory
 
 
 @functools.lru_cache(maxsize=4096)  # a search asks again and again
@@ -191,14 +167,9 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     if spread.parallelism.offload == "none":
         return found
     host = found.weights - profile.buffers_bytes + states + gradients + stepping
-    offloaded: dict[str, Any] = {
-        "weights": profile.buffers_bytes,
-        "states": 0.0,
-        "gradients": 0.0,
-        "stepping": 0.0,
-        "host": host,
-    }
-    return replace(found, **offloaded, gradient_share=found.gradient_share if accumulated else 0.0)
+    share = found.gradient_share if accumulated else 0.0
+    here = float(profile.buffers_bytes)
+    return replace(found, weights=here, states=0.0, gradients=0.0, stepping=0.0, host=host, gradient_share=share)
 
 
 def _gathered(profile: Profile, spread: Spread, way: Way) -> tuple[float, float]:
@@ -209,16 +180,12 @@ def _gathered(profile: Profile, spread: Spread, way: Way) -> tuple[float, float]
         return whole, whole
     if spread.root_stays:
         return outside + layer, outside + 2 * layer
-    # The unit of norm and head is not given back after the forward pass; the next layer is fetched ahead.
-    return _tail(profile) + layer, 2 * layer
-
-
-def _tail(profile: Profile) -> float:
-    """Return the bytes outside of the layers but for an embedding table that isn't the head as well."""
+    # The unit of norm and head, without an embedding table that isn't the head as well, is not given back after the
+    # forward pass; the next layer is fetched ahead.
     rest = [g for g in profile.outside if not g.embedding]
-    tables = [g for g in profile.outside if g.embedding]
-    has_head = any(head.elements == table.elements for head in rest for table in tables)
-    return total_bytes(rest if has_head else profile.outside)
+    tables = {g.elements for g in profile.outside if g.embedding}
+    has_head = any(group.elements in tables for group in rest)
+    return total_bytes(rest if has_head else profile.outside) + layer, 2 * layer
 
 
 def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
@@ -289,6 +256,5 @@ def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
 
 def _slice(group: ParameterGroup, ranks: int) -> ParameterGroup:
     """Return the first rank's rows of a parameter: `torch.chunk`, so that it has the most."""
-    if not group.shape:
-        return group
-    return group.model_copy(update={"shape": (math.ceil(group.shape[0] / ranks), *group.shape[1:])})
+    rows = [math.ceil(n / ranks) for n in group.shape[:1]]
+    return group.model_copy(update={"shape": (*rows, *group.shape[1:])})

@@ -57,27 +57,16 @@ _LINE = re.compile(r"<(-?\d+):(-?\d+)>")
 
 @dataclass(frozen=True)
 class StepCost:
-    """A step of one configuration, and how long it takes.
+    """A step of one configuration, and how long it takes."""
 
-    Attributes:
-        profile: Of one device's part of the model.
-        rates: Of the device, alone.
-        optim: The optimizer.
-        spread: How it is spread.
-        network: The devices.
-        tf32: Whether fp32 contractions use tensor cores.
-        compiled: Whether element-wise operators are fused.
-        generated: Completions that are generated at once, of a recipe that generates; None: those of a step.
-    """
-
-    profile: Profile
-    rates: Rates
+    profile: Profile  # of one device's part of the model
+    rates: Rates  # of the device, alone
     optim: str
     spread: Spread = ONE_DEVICE
     network: Network = ALONE
-    tf32: bool = False
-    compiled: bool = False
-    generated: int | None = None
+    tf32: bool = False  # whether fp32 contractions use tensor cores
+    compiled: bool = False  # whether element-wise operators are fused
+    generated: int | None = None  # completions at once, of a recipe that generates; None: those of a step
 
     def seconds(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
         """Return the seconds of a step for each micro-batch with its accumulation.
