@@ -173,9 +173,7 @@ class _Flash(torch.autograd.Function):
 
 class _Efficient(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, generation: Generation
-    ) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, where: Any) -> Any:
         output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
         batch, heads, length, _ = query.shape
         normaliser = query.new_empty((batch, heads, _up(length, 32)), dtype=torch.float32)
@@ -183,7 +181,7 @@ class _Efficient(torch.autograd.Function):
         if query.dtype in _HALF and value.shape[-1] > 128:  # kNeedsOutputAccumulatorBuffer in kernel_forward.h
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, normaliser)
-        ctx.recorder, ctx.generation, ctx.causal = recorder, generation, causal
+        ctx.recorder, ctx.generation, ctx.causal = recorder, where, causal
         recorder.note_kernel(
             "efficient_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
         )

@@ -19,9 +19,6 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.estimate import Alive, MemoryBreakdown, Phase
 from autotune.values.trial import Interval
 
-# Of all that is alive, what takes less than this share is put together by kind.
-_LEAST_SHARE = 0.002
-
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
 
@@ -124,7 +121,7 @@ def alive(
     rest = {kind: total for kind, total in totals.items() if total > 0}
     for (kind, module, operator), tensors in groups.items():
         nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
-        if nbytes < _LEAST_SHARE * parts.allocated:
+        if nbytes < 0.002 * parts.allocated:  # what takes less is put together by kind
             continue
         rest[kind] -= nbytes
         knob = _knob(config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))

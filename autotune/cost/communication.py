@@ -52,16 +52,6 @@ _LOOPBACK_SHARE, _LOOPBACK_LATENCY_S = 0.2, 200e-6
 # https://github.com/stas00/ml-engineering, training/performance, torch-dist-mem-usage.py).
 NCCL_BYTES = 0.72 * (1 << 30)
 
-# DDP's messages hold 25 MiB by default (`bucket_cap_mb`).
-_DDP_BUCKET = 25 * (1 << 20)
-
-# Bytes of a parameter that an Adam in fp32 moves.
-_ADAM_BYTES = 28.0
-
-# Of a node, bytes/s. Memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM reaches 79 %
-# (https://github.com/aigatech/vpbenchmarking).
-_HOST_MEMORY = 160e9
-
 
 @dataclass(frozen=True)
 class Channel:
@@ -171,8 +161,8 @@ def exposed_seconds(
         channel = network.channel(ranks, stride=parallelism.tensor_parallel)
         size, messages = volume(exchange, profile, ranks), profile.layers + 2  # the embeddings, and norm and head
         if parallelism.sharding == "none":
-            cap = parallelism.ddp_bucket_cap_mb
-            messages = max(1, math.ceil(size / 2 / (cap * (1 << 20) if cap else _DDP_BUCKET)))
+            cap = parallelism.ddp_bucket_cap_mb or 25  # by default (`bucket_cap_mb`)
+            messages = max(1, math.ceil(size / 2 / (cap << 20)))
         elif parallelism.sharding in ("zero_1", "zero_2"):
             messages = max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
         seconds = size / channel.bandwidth + messages * channel.latency_s
@@ -222,7 +212,9 @@ def host_seconds(
     """
     ranks = parallelism.sharding_ranks
     trained = sum(g.count * g.elements for g in profile.parameters if g.trained) / ranks
-    per_step = trained * _ADAM_BYTES * devices_per_node / _HOST_MEMORY
+    # 28 bytes a parameter are moved. A node's memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM
+    # reaches 79 % (https://github.com/aigatech/vpbenchmarking).
+    per_step = trained * 28.0 * devices_per_node / 160e9
     # Gradients go down and what was updated comes up again, as wide as they are computed with.
     per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
     per_micro = 0.0

@@ -41,24 +41,13 @@ _MEMORY_PRIORS = {
     "compiled": (0.0, 1.2),
 }
 _MEMORY_NOISE = 0.008
-# In units of _CONSTANT_BYTES: what a process takes in addition to its training differs by 0.3 MiB (benchmarks/tables).
-_CONSTANT_NOISE = 0.0035
-# One compiled configuration says little of the next one: fusion and what is recomputed differ.
-_COMPILED_NOISE = 0.5
 
-# Of the logarithm of the factor that a knob's predicted time is off by. Some devices emulate a precision, and a way of
-# running experts or a compiler may be written for another; what only changes the order of the same work is off by less.
+# Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
+# Some devices emulate a precision, and a way of running experts or a compiler may be written for another, which is
+# surprising; what only changes the order of the same work is off by less.
 _TIME_KNOB = 0.15
-_TIME_PRIORS = {
-    SIZE: 0.25,  # from a micro-batch of 1 to one of 16
-    "precision": 0.25,
-    "experts": 0.3,
-    "compile": 0.3,
-    "quantization": 0.3,
-    "attention": 0.2,
-    "sharding": 0.2,
-}
-_SURPRISING = frozenset({"precision", "experts", "compile", "quantization"})
+_SURPRISING = {"precision": 0.25, "experts": 0.3, "compile": 0.3, "quantization": 0.3}
+_TIME_PRIORS = {SIZE: 0.25, "attention": 0.2, "sharding": 0.2, **_SURPRISING}
 
 
 class Observation(Value):
@@ -195,8 +184,9 @@ class Corrections:
 
 
 def _run_noise(memory_features: Mapping[str, float]) -> float:
-    of_compiler = _COMPILED_NOISE * memory_features.get("compiled", 0.0)
-    return math.hypot(_CONSTANT_NOISE * memory_features["constant"], of_compiler)
+    # One compiled configuration says little of the next one: fusion and what is recomputed differ. What a process takes
+    # in addition to its training differs by 0.3 MiB (benchmarks/tables), in units of _CONSTANT_BYTES.
+    return math.hypot(0.0035 * memory_features["constant"], 0.5 * memory_features.get("compiled", 0.0))
 
 
 class TimeSpread(NamedTuple):
@@ -215,15 +205,10 @@ def time_process(
     knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
     expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
     priors = {**knobs, "all": spread.device, "several": spread.several}
-    return Process(priors, spread.knobs * _TIME_KNOB, _SURPRISING, features, log_times, expected)
+    return Process(priors, spread.knobs * _TIME_KNOB, frozenset(_SURPRISING), features, log_times, expected)
 
 
 Known = Literal["rows", "generation", "sheet"]
-
-# GPUs whose predicted time was held against published trainings, by the beginnings of their names, and the compute
-# capabilities of their generations.
-_WITH_ROWS = ("a100", "v100")
-_GENERATIONS = ((7, 0), (8, 0), (8, 6))
 
 # By the errors on published rows: `python benchmarks/predictor.py`, "deviations" of its last line (2026-11-23, 395 rows
 # of six sources; how they are estimated is in `benchmarks/published/intervals.py`).
@@ -236,9 +221,9 @@ _GPU_SPREADS: dict[Known, TimeSpread] = {
 
 def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
     """Return how well the time on a GPU is known: by published trainings on it, on its generation, or by neither."""
-    if gpu.startswith(_WITH_ROWS):
+    if gpu.startswith(("a100", "v100")):
         return "rows"
-    return "generation" if capability in _GENERATIONS else "sheet"
+    return "generation" if capability in ((7, 0), (8, 0), (8, 6)) else "sheet"
 
 
 def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:

@@ -22,8 +22,6 @@ Generation = Literal["turing", "ampere", "small_ampere", "hopper"]
 Half = Literal["bfloat16", "float16"]
 Dtype = Literal["float32"] | Half
 
-_HALF: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-
 
 class Family(Value):
     """Configurations whose micro-steps run the same operators: all but micro-batch, accumulation and optimizer."""
@@ -138,7 +136,8 @@ def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
     """
     if config.precision is Precision.PURE_BF16:
         return "bfloat16", None
-    half = _HALF.get(config.precision)
+    halves: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+    half = halves.get(config.precision)
     engine = config.parallelism.sharding.partition("_")[0]
     if half is None or engine == "none":
         return "float32", half

@@ -21,7 +21,6 @@ Features = Mapping[str, float]
 
 # The one feature with more values than 0 and 1: the logarithm to base 16 of the micro-batch.
 SIZE = "samples"
-_DOUBLINGS = 4.0  # of the micro-batch in a unit of it
 
 # By how much the logarithm of the correlation of two residuals falls with each knob that differs, and with each
 # doubling of the micro-batch.
@@ -36,11 +35,11 @@ class Scales(NamedTuple):
     surprise: float
 
 
-# The grid of scales, and what is expected before anything is observed, if not said: each is log-normal around that.
+# The grid of scales, and what is expected before anything is observed, if not said: each is log-normal around that,
+# with a standard deviation of 1.
 _RESIDUALS, _NOISES = (0.02, 0.04, 0.08, 0.15, 0.25), (0.02, 0.04, 0.08, 0.15, 0.25)
 _SURPRISES = (1.0, 3.0, 8.0)
 EXPECTED = Scales(0.08, 0.04, 1.0)
-_PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of each scale
 
 # Scales that are less probable than this share of the most probable ones are left out.
 _IMPROBABLE = 0.02
@@ -148,7 +147,7 @@ class Process:
         for scales in itertools.starmap(Scales, itertools.product(_RESIDUALS, _NOISES, _SURPRISES)):
             lower = _lower(known * self._deviations(names, scales.surprise), seen, scales)
             white = np.linalg.solve(lower, values)
-            prior = sum((math.log(x / e) / _PRIOR_WIDTH) ** 2 for x, e in zip(scales, expected, strict=True))
+            prior = sum((math.log(x / e)) ** 2 for x, e in zip(scales, expected, strict=True))
             found[scales] = float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
         if len(self._rows) > _MOST_JUDGED:
             return {max(found, key=found.__getitem__): 1.0}
@@ -170,7 +169,7 @@ def _correlation(left: Vector, right: Vector) -> Vector:
     """Return the correlation of residuals, (left, right), by the micro-batch in the first column and other features."""
     ours, theirs = left[:, 1:], right[:, 1:]
     different = np.maximum(ours.sum(axis=1)[:, None], theirs.sum(axis=1)) - ours @ theirs.T
-    doublings = _DOUBLINGS * np.abs(left[:, :1] - right[:, 0])
+    doublings = 4.0 * np.abs(left[:, :1] - right[:, 0])  # of the micro-batch
     correlation: Vector = np.exp(-_PER_KNOB * different - _PER_DOUBLING * doublings)
     return correlation
 

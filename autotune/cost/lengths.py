@@ -75,9 +75,8 @@ def _mean_square(lengths: LengthProfile) -> float:
 
 
 def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:
-    known = [(0.0, lengths.minimum), (0.5, lengths.median), (0.95, lengths.p95), (1.0, lengths.maximum)]
-    at, values = zip(*known, strict=True)
-    found: Vector = np.interp(shares, at, values)
+    known = (lengths.minimum, lengths.median, lengths.p95, lengths.maximum)
+    found: Vector = np.interp(shares, (0.0, 0.5, 0.95, 1.0), known)
     return found
 
 

@@ -50,20 +50,16 @@ _PRODUCT_LIMIT_S = 0.3  # products that would take longer are left out, but for 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _TINY_LAYERS, _TINY_WIDTH = 20, 32
 
-# Times that each operator is run, and how often in a row at most and for how long: a GPU is waited for after some.
-_ROUNDS = 7
-_RUNS_ON_GPU, _RUN_ON_GPU_S = 20, 1e-3
-# Operators that take turns.
-_TURN = 100
+# Times that each operator is run, how often in a row at most and for how long (a GPU is waited for after some), and
+# operators that take turns.
+_ROUNDS, _RUNS_ON_GPU, _RUN_ON_GPU_S, _TURN = 7, 20, 1e-3, 100
 
 # Parameters of each shape that an optimizer steps over at once.
 _COPIES = 4
 _WIDTHS = {4.0: torch.float32, 2.0: torch.bfloat16}
 
-# Layers of the narrow models, and steps that are timed of each.
-_FEW, _MORE = 2, 8
-_STEPS = 40
-_NARROW_BYTES = 1e9
+# Steps of the narrow models that are timed, and bytes of tensors that are there at a time.
+_STEPS, _NARROW_BYTES = 40, 1e9
 
 # Makes what is timed; `bytes_of` or the like says how much memory it takes.
 _Make = Callable[[], Callable[[], object]]
@@ -104,10 +100,9 @@ def main() -> None:
     device = torch.device(request.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            build = (
-                f"its driver is too old for CUDA {torch.version.cuda}" if torch.version.cuda else "it is a CPU build"
-            )
-            print(build, file=sys.stderr)  # noqa: T201
+            version = torch.version.cuda
+            why = f"its driver is too old for CUDA {version}" if version else "it is a CPU build"
+            print(why, file=sys.stderr)  # noqa: T201
             sys.exit(NO_DEVICE)
         torch.cuda.set_device(device)
     print("\n" + rates(Stopwatch(device, request.block_s), request).model_dump_json())  # noqa: T201
@@ -186,9 +181,8 @@ def launch_s(stopwatch: Stopwatch) -> float:
         counter = _Counter()  # type: ignore[no-untyped-call]
         with counter:
             work()
-        return float(
-            min(stopwatch.blocks(work)) / counter.count
-        )  # the quickest block: the host's scheduler only ever adds
+        # The quickest block: the host's scheduler only ever adds.
+        return float(min(stopwatch.blocks(work)) / counter.count)
     finally:
         torch.set_num_threads(threads)
 
@@ -224,7 +218,6 @@ def timings_of(request: OperatorRequest) -> Timings:
 def _calls(
     calls: Iterable[str], stopwatch: Stopwatch, most_bytes: float, ends_at: float = math.inf
 ) -> dict[str, float]:
-    """Return the seconds of operators by their calls."""
     pieces = {call: (bytes_of(call), functools.partial(runnable, call, stopwatch.device)) for call in calls}
     return _in_turn(pieces, stopwatch, most_bytes, ends_at)
 
@@ -237,15 +230,10 @@ def _steps(
     ends_at: float = math.inf,
 ) -> dict[str, float]:
     """Return the seconds of an optimizer's step over one parameter, by `parameter_key`."""
-    pieces = {
-        # States and temporaries count as two each.
-        parameter_key(what, group): (
-            6 * _COPIES * group.elements * group.element_bytes,
-            functools.partial(_step, what, group, stopwatch.device),
-        )
-        for what in whats
-        for group in groups
-    }
+    pieces: dict[str, tuple[float, _Make]] = {}
+    for what, group in itertools.product(whats, groups):
+        nbytes = 6 * _COPIES * group.elements * group.element_bytes  # states and temporaries count as two each
+        pieces[parameter_key(what, group)] = nbytes, functools.partial(_step, what, group, stopwatch.device)
     return {key: taken / _COPIES for key, taken in _in_turn(pieces, stopwatch, most_bytes, ends_at).items()}
 
 
@@ -277,9 +265,7 @@ def _in_turn(
                     once = stopwatch.block(work, 1) if most_runs > 1 else math.inf
                     works[name] = work, max(1, min(most_runs, int(_RUN_ON_GPU_S / once)))
             rounds = [[stopwatch.block(work, n) / n for work, n in works.values()] for _ in range(_ROUNDS)]
-            found |= {
-                name: statistics.median(times) for name, times in zip(works, zip(*rounds, strict=True), strict=True)
-            }
+            found |= dict(zip(works, map(statistics.median, zip(*rounds, strict=True)), strict=True))
     return found
 
 
@@ -316,7 +302,7 @@ def _beside(stopwatch: Stopwatch) -> Timings:
     Of the Trainer's steps with two narrow models, what more layers take more is that of their operators, and the rest
     the Trainer's.
     """
-    (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (_FEW, _MORE))
+    (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
     operator_s = max(0.0, (more_s - few_s) / (more - few))
     return Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
 
@@ -334,13 +320,9 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
 
     shape, on_cpu = Shape(task=Task.CAUSAL_LM, length=8), stopwatch.device.type == "cpu"
     config = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 16,
-    }
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers,
+        "num_attention_heads": 2, "max_position_embeddings": 16,
+    }  # fmt: skip
     spec = ModelSpec(
         reference="narrow", name="narrow", source="directory", model_type="llama", kind="decoder", config=config
     )

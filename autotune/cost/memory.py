@@ -38,28 +38,15 @@ from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 
-# The caching allocator hands out multiples of 512 bytes: kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp.
-BLOCK_BYTES = 512
-_PACKED_BYTES = 0.5  # an element of a quantized weight in 4 bits, the fewest
 _MIB = float(1 << 20)
 
-# Micro-batches that peaks are looked for at, and shares of the gradients: all, or those of one of many devices.
+# Micro-batches that peaks are looked for at.
 _SAMPLES = np.unique(np.round(np.geomspace(1, 65536, 200)))
-_SHARES = (1.0, 0.5, 0.25, 0.0)
 
 # The CUDA context and the kernels: 0.47 GiB when they are loaded as they are used, 0.92 GiB when all are (A100, torch
 # 2.1 with CUDA 12.1, https://github.com/stas00/ml-engineering). A training run loads nearly all; of published runs
 # nvidia-smi showed 0.2 to 1.9 GiB more beyond the reserved memory.
 _CUDA = (0.92 * 1024 * _MIB, 0.4 * 1024 * _MIB)
-
-# Of the process on a CPU: the Trainer, oneDNN's primitives and scratchpads. A Llama of one layer of width 64, whose
-# training takes 1 MiB, grew by 7 to 20 MiB.
-_CPU = (15 * _MIB, 10 * _MIB)
-
-# More of it where products are of 16 bits: oneDNN's kernels for them stay once made, for each shape and layout.
-# A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after one in fp32, TRL's reward
-# model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
-_CPU_KERNELS = 11 * _MIB
 
 
 @dataclass(frozen=True)
@@ -162,7 +149,7 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
     they come and go, and a published training of LoRA by FSDP takes 2 % less than the most of both together.
     """
     found, moments = storages.alive, list[int]()
-    for share in (1.0,) if later else _SHARES:
+    for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):  # all, or those of one of many devices
         gradients = share * found[:, FRESH if later else GRADIENT]
         constant, slope = (found[:, ACTIVATION] + found[:, TEMPORARY] + gradients).T
         order = np.lexsort((-constant, -slope))  # of these no line exceeds one in both constant and slope:
@@ -218,18 +205,23 @@ def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, sh
 def always_bytes(profile: Profile) -> float:
     """Return what libraries take beside a training.
 
-    Of a GPU's allocator: workspaces, and each weight rounded up to a block. On a CPU: kernels for 16 bits.
+    Of a GPU's allocator: workspaces, and each weight rounded up to a block of 512 bytes (kMinBlockSize in
+    c10/cuda/CUDACachingAllocator.cpp). On a CPU oneDNN's kernels for products of 16 bits, which stay once made, for
+    each shape and layout. A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after
+    one in fp32, TRL's reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
     """
     if profile.family.device == "cpu":
-        return _CPU_KERNELS if profile.family.half else 0.0
+        return 11 * _MIB if profile.family.half else 0.0
     sizes = ((g.count, g.elements * g.element_bytes) for g in profile.parameters)
     workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
-    return workspaces + float(sum(count * (-size % BLOCK_BYTES) for count, size in sizes))
+    return workspaces + float(sum(count * (-size % 512) for count, size in sizes))
 
 
 def framework_bytes(hardware: Hardware) -> tuple[float, float]:
     """Return the bytes that are taken outside of the allocator, and their standard deviation."""
-    return _CPU if hardware.is_cpu else _CUDA
+    # Of the process on a CPU: the Trainer, oneDNN's primitives and scratchpads. A Llama of one layer of width 64, whose
+    # training takes 1 MiB, grew by 7 to 20 MiB.
+    return (15 * _MIB, 10 * _MIB) if hardware.is_cpu else _CUDA
 
 
 def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
@@ -251,7 +243,7 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     if spread.offload != "none":
         return 0.0
     width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
-    each, trained = width if config.quantization is None else _PACKED_BYTES, 0.0
+    each, trained = width if config.quantization is None else 0.5, 0.0  # in 4 bits, the fewest
     if config.adapter is not None and config.precision is not Precision.FP32 and spread.sharding.startswith("zero"):
         each = min(each, 2.0)  # DeepSpeed keeps fp32 copies of trained weights alone
     if config.adapter is None and config.quantization is None:

@@ -20,7 +20,6 @@ import torch
 # operator has to be run. By operator and arguments, as `_described` has them.
 _Results = tuple[bool, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]] | None
 _RESULTS: dict[tuple[Any, ...], _Results] = {}
-_MOST_RESULTS = 100_000
 
 
 def run_once(func: Any, args: Any, kwargs: Any) -> Any:
@@ -38,7 +37,7 @@ def run_once(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     if key not in _RESULTS:
         out = func(*args, **kwargs)
-        if len(_RESULTS) < _MOST_RESULTS:
+        if len(_RESULTS) < 100_000:
             _RESULTS[key] = _results(out, args, kwargs)
         return out
     known = _RESULTS[key]

@@ -34,16 +34,10 @@ from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
-# A compiler may save most of the activations, or take three times as many: what is predicted at more than twice the
-# budget is not tried on the chance that it saves so much.
-_COMPILED_SHARE = 0.5
 _COMPILED = (
     "compiled: memory and time are those of the model as written, fused by a rule of thumb; "
     "activations may take a small part of what is predicted, or three times as much"
 )
-
-# A trial that ran out of memory is taken to have needed this much of its budget: how much more isn't known.
-_BEYOND = 1.01
 
 
 _TRACED = attrgetter(
@@ -163,7 +157,9 @@ class CostModel:
         sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
-        surely = np.where(compiled, _COMPILED_SHARE * needed, 0.0)
+        # A compiler may save most of the activations, or take three times as many: what is predicted at more than twice
+        # the budget is not tried on the chance that it saves so much.
+        surely = np.where(compiled, 0.5 * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
@@ -341,7 +337,7 @@ class CostModel:
         failure = result.outcome
         if not isinstance(failure, Failure) or failure.status is not TrialStatus.OUT_OF_MEMORY:
             return None
-        config, least = result.request.config, _BEYOND * result.request.limits.memory_bytes
+        config, least = result.request.config, 1.01 * result.request.limits.memory_bytes  # how much more isn't known
         if failure.memory is not None and failure.memory.is_known:
             least = max(least, failure.memory.peak_bytes)
         if is_compiled(config):

@@ -15,15 +15,8 @@ from typing import Literal
 
 from autotune.cost.profile import ParameterGroup, total_bytes
 
-# bitsandbytes: states of smaller parameters stay in fp32; larger ones have a scale for each block of elements.
+# bitsandbytes: states of smaller parameters stay in fp32; larger ones have a scale for each block of 256 elements.
 _MIN_8BIT_ELEMENTS = 4096
-_BLOCK_ELEMENTS = 256
-_PAGED_MIN_ELEMENTS = 100_000
-
-# To which GaLore and APOLLO project gradients of linear layers, by the Trainer's default.
-_RANK = 128
-
-Temporaries = Literal["none", "foreach", "loop", "adafactor"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class Optimizer:
     width: int = 0  # bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight
     # What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or of a few of the
     # largest weight (a loop over the weights).
-    temporaries: Temporaries = "none"
+    temporaries: Literal["none", "foreach", "loop", "adafactor"] = "none"
     paged: bool = False  # states live in memory that moves between host and device, beyond torch's allocator
     copies: int = 1  # of all weights, where foreach kernels run
     loop_copies: float = 2  # of a weight, where a loop runs over them, without those that the weight before still holds
@@ -120,7 +113,7 @@ def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[flo
     row, kept = optimizer(name), list[float]()
     if row.projection and len(group.shape) == 2 and not group.embedding:
         narrow, wide = sorted(group.shape)
-        rank = min(_RANK, narrow)
+        rank = min(128, narrow)  # by the Trainer's default
         is_view = row.projection == "singular" and group.element_bytes == 4
         kept = [group.element_bytes * narrow * (narrow if is_view else rank)]
         group = group.model_copy(update={"shape": (wide, rank)})
@@ -133,13 +126,13 @@ def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[flo
         states = row.states + (row.compensates and group.element_bytes < 4)
         return [*kept, *[group.element_bytes * elements] * states], []
     if row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding:
-        return [*kept, *[float(elements)] * row.states], [4.0 * math.ceil(elements / _BLOCK_ELEMENTS)] * row.states
+        return [*kept, *[float(elements)] * row.states], [4.0 * math.ceil(elements / 256)] * row.states
     return [*kept, *[4.0 * elements] * row.states], []
 
 
 def is_paged(name: str, group: ParameterGroup) -> bool:
     """Return whether a parameter's states live beyond the allocator."""
-    return optimizer(name).paged and group.elements >= _PAGED_MIN_ELEMENTS
+    return optimizer(name).paged and group.elements >= 100_000
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:

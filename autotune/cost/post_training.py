@@ -30,7 +30,6 @@ from autotune.training.loss import base_model
 from autotune.values.workload import RecipeKind
 
 _TOKENS, _WORDS = 4096, 32768  # TOKEN_CHUNK_SIZE, and _CHUNKED_LOGPROB_CHUNK_SIZE of trl/trainer/utils.py
-_STATISTICS = 7  # fp32 numbers of a token
 
 
 @contextlib.contextmanager
@@ -91,7 +90,7 @@ class _Head:
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, head: _Head) -> torch.Tensor:
-        statistics = hidden.new_empty((_STATISTICS, len(hidden)), dtype=torch.float32)
+        statistics = hidden.new_empty((7, len(hidden)), dtype=torch.float32)
         for tile, _ in head.tiles(hidden, weight):
             if head.on_cuda:
                 head.recorder.note_kernel("log_probs", 0.0, tile, kind=NORMALISATION)

@@ -51,26 +51,6 @@ _POWER_CAPPED_SHARE = {"t4": 0.37}
 _SHARED_UNITS = frozenset({(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)})
 _SHARED_UNITS_FP32_SHARE = 0.6
 
-# Share of the memory bandwidth that copying or adding reaches: 87 % on an H100 (2.90 of 3.35 TB/s,
-# https://github.com/aigatech/vpbenchmarking), 83 % on a GH200 (3.30 of 4.0 TB/s, BabelStream's add,
-# https://github.com/UoB-HPC/BabelStream/issues/194). Other memories are taken to be like these.
-_BANDWIDTH_SHARE = 0.85
-
-# Seconds of the host for each operator of a model in eager mode, with its part of Python and autograd; one alone takes
-# 7 us on an H100 (https://github.com/meta-pytorch/autoparallel/pull/146). Llama-3.2-1B with one sample of 512 tokens
-# and checkpointing: 2,407 operators in 48.8 ms on a B200, 12.6 ms compiled
-# (https://github.com/stas00/ml-engineering/tree/master/training/performance).
-_CUDA_LAUNCH_S = 20e-6
-
-# Pinned memory to the device: 54.8 GB/s of PCIe 5.0's 63 on an H100 (https://github.com/aigatech/vpbenchmarking).
-_PCIE_SHARE = 0.87
-_PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9  # bytes/s of 16 lanes, one way
-
-# FLOP a core does in a cycle in fp32: https://stackoverflow.com/questions/15655835. AVX-512 counts as AVX2: many
-# processors that have it do it in two halves (Zen 4) or with one unit (Intel's smaller ones).
-_VECTOR_FP32 = 32.0
-_PLAIN_FP32 = 8.0
-
 # In bf16. AVX512-BF16: 32 products a cycle; an EPYC of Zen 4 does 2.2 times its fp32 (torch 2.13). AMX: 1,024 FLOP by
 # the instruction set, but "3x to 10x" of AVX-512's 64 in models: 3x is taken
 # (https://docs.pytorch.org/tutorials/recipes/amx.html).
@@ -81,32 +61,16 @@ _BF16 = {"amx_bf16": 192.0, "avx512_bf16": 64.0}
 # and worse (https://github.com/pytorch/pytorch/issues/146508).
 _EMULATED_AVX512, _EMULATED = 0.4, 1 / 45
 
-# Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency is
-# the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its highest.
-_CPU_SHARE = 0.7
-
 # A core waits for memory with 10 line buffers of 64 bytes, some 80 ns each: 8 GB/s
 # (https://stackoverflow.com/questions/39260020). All cores together get what two channels of DDR4-3200 give, 51.2 GB/s,
 # at the 79 % that STREAM reaches of a data sheet (https://github.com/aigatech/vpbenchmarking).
 _CORE_BANDWIDTH, _HOST_BANDWIDTH = 8e9, 40e9
-
-# Between "approx 2 us" for x*x without autograd and 7 us for 2*x with it:
-# https://github.com/pytorch/pytorch/issues/41383
-_CPU_LAUNCH_S = 4e-6
-
-_UNKNOWN_FREQUENCY_HZ = 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
-
-# Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at 1,980 MHz
-# instead of 1,830, cards that are overclocked when sold by a tenth.
-_CLOCK_MARGIN = 0.15
 
 # Tokens, inputs and outputs of the layers whose products are measured, rising.
 _PRODUCTS = {
     "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
     "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
 }
-_ELEMENTS = 64 << 20  # of each of the three tensors of an addition, far beyond the caches
-_BLOCK_S = 0.05  # time of a block of runs at the least
 
 NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
 _TIME_LIMIT_S = 240
@@ -157,16 +121,25 @@ def sheet_rates(gpu: Gpu) -> Rates:
             return _SHARED_UNITS_FP32_SHARE
         return _HALVED_SHARE if halved else _WHOLE_SHARE
 
-    # The slot that a generation is made for: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD 4.0 or more.
-    slot = _PCIE_4 if capability is None or (8, 0) <= capability < (9, 0) else _PCIE_5
+    # Bytes/s of 16 lanes, one way, of the slot that a generation is made for: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD
+    # 4.0 or more.
+    slot = 31.5e9 if capability is None or (8, 0) <= capability < (9, 0) else 63.0e9
     if capability is not None and capability < (8, 0):
-        slot = _PCIE_3
+        slot = 15.75e9
+    # Copying or adding reaches 87 % of the memory's bandwidth on an H100 (2.90 of 3.35 TB/s,
+    # https://github.com/aigatech/vpbenchmarking), 83 % on a GH200 (3.30 of 4.0 TB/s, BabelStream's add,
+    # https://github.com/UoB-HPC/BabelStream/issues/194). Other memories are taken to be like these.
+    # Seconds of the host for each operator of a model in eager mode, with its part of Python and autograd; one alone
+    # takes 7 us on an H100 (https://github.com/meta-pytorch/autoparallel/pull/146). Llama-3.2-1B with one sample of 512
+    # tokens and checkpointing: 2,407 operators in 48.8 ms on a B200, 12.6 ms compiled
+    # (https://github.com/stas00/ml-engineering/tree/master/training/performance).
+    # Pinned memory to the device: 54.8 GB/s of PCIe 5.0's 63 on an H100 (https://github.com/aigatech/vpbenchmarking).
     return Rates(
         matmul_flops={arithmetic: peak * share(arithmetic) for arithmetic, peak in peaks.items()},
         peak_flops=peaks,
-        bandwidth=gpu.bandwidth * _BANDWIDTH_SHARE,
-        launch_s=_CUDA_LAUNCH_S,
-        host_bandwidth=slot * _PCIE_SHARE,
+        bandwidth=gpu.bandwidth * 0.85,
+        launch_s=20e-6,
+        host_bandwidth=slot * 0.87,
         source="table",
     )
 
@@ -179,15 +152,22 @@ def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rat
         cores: Physical ones.
         frequency_hz: That of the processor.
     """
-    cycles = cores * frequency_hz * _CPU_SHARE
-    fp32 = cycles * (_VECTOR_FP32 if {"avx2", "avx512f"} & set(features) else _PLAIN_FP32)
+    # Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency
+    # is the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its
+    # highest.
+    cycles = cores * frequency_hz * 0.7
+    # FLOP a core does in a cycle in fp32: https://stackoverflow.com/questions/15655835. AVX-512 counts as AVX2: many
+    # processors that have it do it in two halves (Zen 4) or with one unit (Intel's smaller ones).
+    fp32 = cycles * (32.0 if {"avx2", "avx512f"} & set(features) else 8.0)
     native = [per_cycle for name, per_cycle in _BF16.items() if name in features]
     emulated = fp32 * (_EMULATED_AVX512 if "avx512f" in features else _EMULATED)
     bandwidth = min(cores * _CORE_BANDWIDTH, _HOST_BANDWIDTH)
     return Rates(
         matmul_flops={"fp32": fp32, "bf16": cycles * max(native) if native else emulated},
         bandwidth=bandwidth,
-        launch_s=_CPU_LAUNCH_S,
+        # Between "approx 2 us" for x*x without autograd and 7 us for 2*x with it:
+        # https://github.com/pytorch/pytorch/issues/41383
+        launch_s=4e-6,
         host_bandwidth=bandwidth / 2,  # a copy reads and writes each byte
         source="table",
     )
@@ -201,7 +181,7 @@ def _frequency_hz(name: str) -> float:
         return float(match[1]) * 1e9
     frequency = psutil.cpu_freq()
     mhz = (frequency.max or frequency.current) if frequency else 0.0
-    return mhz * 1e6 or _UNKNOWN_FREQUENCY_HZ
+    return mhz * 1e6 or 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
 
 
 class RatesRequest(Value):
@@ -243,8 +223,9 @@ def calibrate(hardware: Hardware) -> Rates:
         device=hardware.device,
         arithmetics=tuple(name for name, there in offered.items() if there),
         products=_PRODUCTS[hardware.kind],
-        elements=min(_ELEMENTS, hardware.free_bytes // (4 * 3 * 4)),  # a quarter of the free memory at most
-        block_s=_BLOCK_S,
+        # Far beyond the caches, a quarter of the free memory at most.
+        elements=min(64 << 20, hardware.free_bytes // (4 * 3 * 4)),
+        block_s=0.05,
     )
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     try:
@@ -268,11 +249,9 @@ def calibrate(hardware: Hardware) -> Rates:
     if done.returncode:
         raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
     rates = Rates.model_validate_json(last)
-    too_much = beyond_data_sheet(rates, hardware)
-    if too_much is not None:
-        raise InfrastructureError(
-            f"measuring {hardware.device} gave {too_much}: not stored, its work was not what was timed"
-        )
+    if too_much := beyond_data_sheet(rates, hardware):
+        why = "not stored, its work was not what was timed"
+        raise InfrastructureError(f"measuring {hardware.device} gave {too_much}: {why}")
     known = known_rates(hardware)
     return rates.model_copy(update={"peak_flops": known.peak_flops if known is not None else {}})
 
@@ -285,7 +264,9 @@ def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
     peaks = {**gpu.peak_flops, "bandwidth": gpu.bandwidth}
     measured: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
     for what, rate in measured:
-        if what in peaks and rate > (1 + _CLOCK_MARGIN) * peaks[what]:
+        # Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at
+        # 1,980 MHz instead of 1,830, cards that are overclocked when sold by a tenth.
+        if what in peaks and rate > 1.15 * peaks[what]:
             scale, unit = (1e9, "GB/s of bandwidth") if what == "bandwidth" else (1e12, f"TFLOP/s in {what}")
             sheet = f"the data sheet of {gpu.name} has {show_rate(peaks[what] / scale)}"
             return f"{show_rate(rate / scale)} {unit}, where {sheet}"

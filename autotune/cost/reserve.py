@@ -24,9 +24,7 @@ from autotune.values.estimate import Evaluation
 STEPS = 3
 
 # Threads that fill the device that most have of a generation: T4, A100, A40, H100.
-_THREADS: dict[Generation, int] = {
-    "turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048,
-}  # fmt: skip
+_THREADS = {"turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048}
 
 _UNPACKED = 2  # bytes of an element that isn't quantized, the fewest
 
@@ -180,11 +178,10 @@ class _Run:
                     self.allocator.allocate(self._workspace)
             elif makes:
                 live[index] = self.allocator.allocate(self._sizes[index])
-            elif self._row.in_backward and self._is_gradient[index]:
+            elif self._is_gradient[index] and (first or self._row.in_backward):
                 self._gradients.append(live.pop(index))
-                self._update_before(self._row.in_backward)
-            elif first and self._is_gradient[index]:
-                self._gradients.append(live.pop(index))
+                if self._row.in_backward:
+                    self._update_before(self._row.in_backward)
             else:
                 self.allocator.release(live.pop(index))
         self._has_workspaces = True
@@ -202,8 +199,10 @@ class _Run:
         """Make the states, once, and take what a step takes in addition."""
         is_first = not self._states
         for trained in self._groups:
-            if is_first:
-                self._states += [self.allocator.allocate(size) for size in self._state_sizes(trained)]
+            for group in trained if is_first else ():
+                sizes, scales = state_sizes(self._optim, group)
+                sizes = scales if is_paged(self._optim, group) else sizes + scales
+                self._states += [self.allocator.allocate(size) for size in sizes]
             if self._row.temporaries == "foreach":
                 copies = trained * self._row.copies
                 self._free([self.allocator.allocate(g.elements * g.element_bytes) for g in copies])
@@ -253,13 +252,6 @@ class _Run:
             before = blocks[-1:]
             self._free(blocks[:-1])
         self._free(before)
-
-    def _state_sizes(self, trained: Sequence[ParameterGroup]) -> list[float]:
-        found: list[float] = []
-        for group in trained:
-            sizes, scales = state_sizes(self._optim, group)
-            found += scales if is_paged(self._optim, group) else sizes + scales
-        return found
 
     def _free(self, blocks: Iterable[Block]) -> None:
         for block in blocks:

@@ -45,14 +45,6 @@ WAYS: dict[Sharding, Way] = {
     "fsdp_full": Way("fsdp", states=True, gradients=True, weights=True, regathers=True),
 }
 
-# Weights that DeepSpeed's stage 3 leaves gathered at the most, in elements (`max_live_parameters`), by default.
-_MOST_LIVE = 1_000_000_000
-# Of gradients there are two messages in stages 1 and 2, one that is filled while the other is sent (`overlap_comm`).
-_BUCKETS = {True: 1, False: 2}
-
-# A weight of fewer bytes an element is packed and stays as it is.
-_PACKED_BELOW = 2.0
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -197,11 +189,13 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     partition = 4.0 * master.elements
     stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
     gathers = way.weights
-    bucket = _BUCKETS[gathers] * ZERO_BUCKET_ELEMENTS * width
+    # In stages 1 and 2 there are two messages, one that is filled while the other is sent (`overlap_comm`).
+    bucket = (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
     whole = total_bytes(profile.parameters)
     layer = total_bytes(profile.layer or profile.parameters)
     elements = sum(g.count * g.elements for g in profile.parameters)
-    gathered = min(whole, max(2 * layer, _MOST_LIVE * whole / max(1, elements))) if gathers else 0
+    # What stage 3 leaves gathered at the most, by default: a billion elements (`max_live_parameters`).
+    gathered = min(whole, max(2 * layer, 1e9 * whole / max(1, elements))) if gathers else 0
     gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
     found = Share(
         weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
@@ -250,7 +244,8 @@ def _master(profile: Profile, ranks: int) -> ParameterGroup:
 
 def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
     """Return a parameter with the width that it has between steps."""
-    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= _PACKED_BELOW
+    is_packed = group.element_bytes < 2  # which stays so
+    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and not is_packed
     return group.model_copy(update={"element_bytes": 4.0}) if wide else group
 
 

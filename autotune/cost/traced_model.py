@@ -26,11 +26,6 @@ from autotune.training.loss import chunk_loss
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec
 
-# Weights of a model that is really run, and operations of a micro-step: one of Llama-3.2-1B with few layers, 1e13, took
-# ten minutes of two busy cores.
-_MOST_REAL_BYTES = 2 << 30
-_MOST_REAL_FLOPS = 1e12
-
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 Change = Callable[[Any], Any]
@@ -93,7 +88,7 @@ def _check_size(model: Any, shape: Shape) -> None:
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
     # 4 samples, and for each token each weight once in the forward pass and twice in the backward pass.
     flops = 6.0 * sum(p.numel() for p in model.parameters()) * 4 * max(1, shape.length)
-    if nbytes > _MOST_REAL_BYTES or flops > _MOST_REAL_FLOPS:
+    if nbytes > 2 << 30 or flops > 1e12:  # a step of Llama-3.2-1B with few layers, 1e13, took two cores ten minutes
         much = f"{nbytes / 2**30:.1f} GiB and {flops:.0e} operations"
         raise Untraceable(f"it can't be traced without values, and {much} are too much for a real run")
 

@@ -39,9 +39,6 @@ from autotune.values.workload import Workload
 # Knobs that a note names where they aren't given: those that decide most of memory and time.
 _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementation", "checkpointing")
 
-# Knobs that say how several devices share a training. If none of them is given, all ways are compared.
-_WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
-
 # Arguments of `estimate` that are options of the command as well, those of the workload first.
 _OF_WORKLOAD = ("task", "seq_len", "target_len", "global_batch", "images", "image_size", "freeze_vision")
 _ASKED = (*_OF_WORKLOAD, "gpu", "device", "nodes", "revision", "trust_remote_code", "eval_batch", "eval_samples")
@@ -77,7 +74,9 @@ def report(options: request.EstimateOptions) -> Report:
     question = _question(options, point, workload)
     if target is None:
         return survey(question, said)
-    if options.devices > 1 and not _WAY & point.keys():
+    # How several devices share a training. If none of this is given, all ways are compared.
+    ways = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
+    if options.devices > 1 and not ways & point.keys():
         return spread(question, target, (*target.notes, *said))
     forecast = question.forecast(target, network=network_for(options, target, options.devices))
     notes = (*target.notes, *said)

@@ -29,12 +29,6 @@ from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
-# Upper end of the search for the largest micro-batch where the global batch is free.
-_LARGEST_MICRO_BATCH = 1 << 20
-
-# Predicted rates that differ by less than this share count as equal; then the smaller allowance class comes first.
-_EQUAL_RATES = 0.01
-
 _HOW_TRACED: dict[TracedBy, str] = {
     "meta": "operators traced on the meta device, without memory or arithmetic",
     "fake": "operators traced with fake tensors",
@@ -131,7 +125,7 @@ class Forecast:
         rises with the micro-batch, so a bisection finds the largest.
         """
         if self.plan.workload.global_batch_size is None:
-            sizes = range(1, _LARGEST_MICRO_BATCH + 1)
+            sizes = range(1, (1 << 20) + 1)
             fitting = bisect.bisect_left(sizes, True, key=lambda size: not self.fits(with_micro_batch(config, size)))
             return fitting or None
         configs = with_micro_batches(config, self.plan.workload)
@@ -181,7 +175,7 @@ class Forecast:
         left = sorted(rows, key=lambda row: -rates[row])
         chosen: dict[TrainConfig, TrainConfig] = {}
         while left and len(chosen) < count:
-            lowest = rates[left[0]] * (1 - _EQUAL_RATES)
+            lowest = rates[left[0]] * 0.99  # as good as equal
             equal = itertools.takewhile(lambda row: rates[row] >= lowest, left)  # noqa: B023  # used up in this round
             row = min(equal, key=lambda row: (allowance_of(configs[row], self.plan).rank, -rates[row], row))
             left.remove(row)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.cost.communication import Network, network_of
+from autotune.cost.sharding import WAYS
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.fitting import MUCH_FASTER
 from autotune.estimates.forecast import Forecast, Question
@@ -21,21 +23,13 @@ from autotune.estimates.request import EstimateOptions, Target, config_of, refus
 from autotune.space.knobs import Scalar, in_words
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpu_of
-from autotune.values.config import Allowance, Parallelism, Sharding
+from autotune.values.config import Allowance, Parallelism
 from autotune.values.model import ModelFacts
 
 PREFIX = "parallelism."
 
-_PER_NODE = 8  # devices, as in NVIDIA's DGX and HGX systems and most rented ones
-_LONG = 8192  # tokens from which on it is worth a look to share those of a sample
-
-_SHARDINGS: tuple[Sharding, ...] = ("none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full")
 # Ways that keep states or weights in the host's memory.
 _OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
-# Sharding of weights beside sequence parallelism: where they are whole, the loss can be worked out in chunks.
-_BESIDE_SEQUENCE: tuple[Sharding, ...] = ("zero_2", "zero_3")
-_OFFLOADED = {"optimizer": "states", "parameters": "weights"}
-
 SPREAD = (
     "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
     "the rest is as the Trainer has it"
@@ -56,14 +50,12 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     heads, most = facts.tensor_parallel_heads, min(devices, per_node)
     doublings = [2**k for k in range(1, most.bit_length())]
     degrees = [d for d in doublings if heads is not None and most % d == 0 and heads % d == 0 and devices % d == 0]
-    every = [Parallelism(world_size=devices, sharding=sharding) for sharding in _SHARDINGS]
-    every += [Parallelism(world_size=devices, sharding=sharding, offload=offload) for sharding, offload in _OFFLOADS]
-    for degree in degrees:
-        sharding: Sharding = "fsdp_full" if devices > degree else "none"
-        every.append(Parallelism(world_size=devices, sharding=sharding, tensor_parallel=degree))
-    for degree in degrees:
-        for stage in _BESIDE_SEQUENCE:
-            every.append(Parallelism(world_size=devices, sharding=stage, sequence_parallel=degree))
+    fields: list[dict[str, Any]] = [{"sharding": sharding} for sharding in WAYS]
+    fields += [{"sharding": sharding, "offload": offload} for sharding, offload in _OFFLOADS]
+    fields += [{"sharding": "fsdp_full" if devices > d else "none", "tensor_parallel": d} for d in degrees]
+    # Beside sequence parallelism: where weights are whole, the loss can be worked out in chunks.
+    fields += [{"sharding": s, "sequence_parallel": d} for d in degrees for s in ("zero_2", "zero_3")]
+    every = [Parallelism(world_size=devices, **way) for way in fields]
     written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
     settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping")
@@ -80,13 +72,13 @@ def shown(way: Parallelism) -> str:
     if way.sharding == "none" and way.data_parallel > 1:
         parts.append(f"DP {way.data_parallel}" if parts else "ddp")
     if way.offload != "none":
-        parts.append(f"{_OFFLOADED[way.offload]} on cpu")
+        parts.append(f"{'states' if way.offload == 'optimizer' else 'weights'} on cpu")
     return ", ".join(parts)
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
     """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as of eight devices each."""
-    count = nodes or -(-devices // _PER_NODE)
+    count = nodes or -(-devices // 8)  # as in NVIDIA's DGX and HGX systems and most rented ones
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
     return count
@@ -119,7 +111,8 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         said.append(f"precision {point['precision']} (--fix precision=fp32)")
     compared = _Comparison(question, question.forecast(target, network=network), point, devices // nodes)
     found = ways(devices, devices // nodes, question.facts, point)
-    if question.workload.sequence_length < _LONG and f"{PREFIX}sequence_parallel" not in point:
+    # Sharing a sample's tokens is worth a look where there are many.
+    if question.workload.sequence_length < 8192 and f"{PREFIX}sequence_parallel" not in point:
         found = tuple(way for way in found if way.sequence_parallel == 1)
     # An adapter is worth a look where the layers are whole and nothing need be offloaded.
     whole = [way for way in found if way.offload == "none" and way.sharding_ranks == way.world_size]
@@ -245,7 +238,6 @@ class _Comparison:
 
 
 def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, ...]:
-    """Return a line on the adapters that the user hasn't given."""
     found = [row.predicted.config.precision for row in rows if row.predicted.config.adapter is not None]
     if "adapter" in question.point or not found:
         return ()

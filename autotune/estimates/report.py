@@ -26,12 +26,6 @@ from autotune.values.workload import Workload
 
 PETAFLOP_S_DAY = 1e15 * 86_400
 
-# The least chance with which something probably fits.
-_LIKELY = 0.5
-
-# Of what the allocator reserves beyond the allocated peak, the part that isn't given back where memory runs short.
-_NEEDED_OF_UNUSED = 0.25
-
 Fit = Literal["yes", "probably", "probably not", "no"]
 
 
@@ -224,7 +218,7 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
     """Return whether a predicted peak fits in `memory_bytes`; see `Predicted.fits`."""
     if memory.device_interval.high <= memory_bytes:
         return "yes"
-    if memory.device_peak_bytes <= memory_bytes or chance_to_fit(memory, memory_bytes) >= _LIKELY:
+    if memory.device_peak_bytes <= memory_bytes or chance_to_fit(memory, memory_bytes) >= 0.5:
         return "probably"
     return "probably not" if memory.device_interval.low <= memory_bytes else "no"
 
@@ -232,11 +226,11 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
 def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
     """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused.
 
-    How much of it, and that the device's interval says how unsure that is, is by published runs:
-    `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
+    A quarter of it isn't given back where memory runs short. That, and that the device's interval says how unsure it
+    is, is by published runs: `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
     """
     unused = max(0, memory.reserved_peak_bytes - memory.allocated_peak_bytes)
-    needed = memory.allocated_peak_bytes + memory.framework_bytes + _NEEDED_OF_UNUSED * unused
+    needed = memory.allocated_peak_bytes + memory.framework_bytes + 0.25 * unused
     deviation = (memory.device_interval.high - memory.device_interval.low) / (2 * Z)
     return float(below(np.array([(memory_bytes - needed) / deviation]))[0])
 
