@@ -16,7 +16,8 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +199,8 @@ class Profile(Value):
         }
 
 
-class Layers(NamedTuple):
+@dataclass(frozen=True)
+class Layers:
     """The layers of a model."""
 
     largest: tuple[ParameterGroup, ...]  # parameters of the largest one
@@ -214,11 +216,11 @@ def layers_of(names: Sequence[str], groups: Sequence[ParameterGroup]) -> Layers:
         match = _LAYER.match(name)
         (by_layer.setdefault(match[1], []) if match else outside).append(group)
     largest = max(by_layer.values(), key=total_bytes, default=[])
-    counted = (
+    counted, rest = (
         tuple(group.model_copy(update={"count": count}) for group, count in Counter(found).items())
         for found in (largest, outside)
     )
-    return Layers(*counted, len(by_layer))
+    return Layers(counted, rest, len(by_layer))
 
 
 def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:
