@@ -71,6 +71,8 @@ _PRODUCTS = {
     "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
     "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
 }
+_ELEMENTS = 64 << 20  # of each of the three tensors of an addition, far beyond the caches
+_BLOCK_S = 0.05  # time of a block of runs at the least
 
 NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
 _TIME_LIMIT_S = 240
@@ -223,9 +225,8 @@ def calibrate(hardware: Hardware) -> Rates:
         device=hardware.device,
         arithmetics=tuple(name for name, there in offered.items() if there),
         products=_PRODUCTS[hardware.kind],
-        # Far beyond the caches, a quarter of the free memory at most.
-        elements=min(64 << 20, hardware.free_bytes // (4 * 3 * 4)),
-        block_s=0.05,
+        elements=min(_ELEMENTS, hardware.free_bytes // (4 * 3 * 4)),  # a quarter of the free memory at most
+        block_s=_BLOCK_S,
     )
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     try:
