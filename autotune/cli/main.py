@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from autotune.cli import listings, reports, search
+from autotune.cli import reports, search
 from autotune.cli.console import completion, taking, told_errors
 from autotune.units import visible
 
@@ -30,15 +30,11 @@ class _Commands(TyperGroup):
             if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
                 error.show()
             else:
-                self._tell(error)
+                words = " ".join(error.format_message().split()).rstrip(".")
+                help_of = "autotune" if error.ctx is None else error.ctx.command_path
+                print(visible(f"autotune: {words} (`{help_of} --help` lists what there is)"), file=sys.stderr)
             sys.exit(error.exit_code)
         sys.exit(found if isinstance(found, int) else 0)
-
-    @staticmethod
-    def _tell(error: Any) -> None:
-        words = " ".join(error.format_message().split()).rstrip(".")
-        help_of = "autotune" if error.ctx is None else error.ctx.command_path
-        print(visible(f"autotune: {words} (`{help_of} --help` lists what there is)"), file=sys.stderr)
 
 
 _FIELDS = "autotune.planning.options"
@@ -64,7 +60,7 @@ def root(
     """Handle the options before a command."""
     if version:
         with told_errors(as_json=as_json, debug=False):
-            listings.show_versions(as_json=as_json)
+            reports.show_versions(as_json=as_json)
         raise typer.Exit
     if as_json:
         context.fail("--json before a command goes with --version alone; it belongs behind the command")
@@ -75,7 +71,7 @@ def root(
 app.command(cls=taking(_FIELDS, "SearchOptions", of_project=True))(search.find)
 app.command()(search.resume)
 app.command(cls=taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
-for _command in (listings.models, listings.gpus, listings.spaces, listings.doctor):
+for _command in (reports.models, reports.gpus, reports.spaces, reports.doctor):
     app.command()(_command)
 app.command(
     cls=taking(_FIELDS, "SearchOptions", of_project=True, of_script=True),
@@ -83,7 +79,7 @@ app.command(
 )(search.script)
 for _command in (reports.report, reports.explain, reports.export, reports.dashboard, completion):
     app.command()(_command)
-app.add_typer(listings.history, name="history")
+app.add_typer(reports.history, name="history")
 
 
 def main() -> None:

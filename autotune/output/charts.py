@@ -24,7 +24,7 @@ from autotune.output.chart_style import (
     trial_axes,
     with_legend,
 )
-from autotune.output.table import change_words, how_known, ratio_words, show_ratio
+from autotune.output.table import contribution_rows, show_ratio
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
@@ -57,19 +57,16 @@ def spots(report: RunReport) -> list[Spot]:
     for trial in report.trials:
         if trial.is_compared and trial.peak_bytes is not None:
             by_config.setdefault(trial.config, []).append(trial)
-    return [_spot(config, trials) for config, trials in by_config.items()]
-
-
-def _spot(config: TrainConfig, trials: Sequence[TrialRow]) -> Spot:
-    """Return a configuration with the rate that all outputs state; results of older versions lack it."""
-    finals = [t for t in trials if t.purpose is Purpose.FINAL]
-    rate = trials[0].config_samples_per_second
-    if rate is None:
-        rate = statistics.fmean(t.samples_per_second or 0.0 for t in finals or trials)
-    peak = max(t.peak_bytes or 0 for t in trials)
-    numbers = ", ".join(t.label for t in trials)
-    tip = f"{shown_changes(trials[0].changes or ())}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {numbers}"
-    return Spot(config, rate, peak, tip if finals else f"{tip}, measured once", is_once=not finals)
+    found = []
+    for config, trials in by_config.items():
+        finals = [t for t in trials if t.purpose is Purpose.FINAL]
+        rate = trials[0].config_samples_per_second  # the rate that all outputs state; results of older versions lack it
+        if rate is None:
+            rate = statistics.fmean(t.samples_per_second or 0.0 for t in finals or trials)
+        peak, changed = max(t.peak_bytes or 0 for t in trials), shown_changes(trials[0].changes or ())
+        tip = f"{changed}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {', '.join(t.label for t in trials)}"
+        found.append(Spot(config, rate, peak, tip if finals else f"{tip}, measured once", is_once=not finals))
+    return found
 
 
 def pareto(found: Sequence[Spot]) -> list[Spot]:
@@ -90,7 +87,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Figure | None:
     budget, most = report.memory_bytes, max(s.peak for s in found)
     far = budget > _FAR * most and not lacking
     low, high = padded([s.peak for s in found] + ([] if far else [budget]), 0.06)
-    unit, name = _memory_unit(high)
+    unit, name = (GIB, "GiB") if high >= GIB else (1 << 20, "MiB")
     label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
     figure, axes = trial_axes(width, label, f"peak memory, {name}", "samples/s")
     limited(axes, "x", low / unit, high / unit, width)
@@ -176,10 +173,6 @@ def best_so_far(
     return [*points, (last_s, best)]
 
 
-def _memory_unit(most: float) -> tuple[int, str]:
-    return (GIB, "GiB") if most >= GIB else (1 << 20, "MiB")
-
-
 def _kind(report: RunReport, config: TrainConfig) -> str:
     if report.result is not None and config == report.result.best.config:
         return "winner"
@@ -208,8 +201,8 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     """Return the rows from baseline to winner; without a baseline, each row ends at the winner."""
     found = []
     at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
-    for part in explanation.contributions:
-        words, value, ratio, interval = change_words(part.changes), ratio_words(part), part.ratio, part.interval
+    for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
+        ratio, interval = part.ratio, part.interval
         if ratio is None or winner is None:
             found.append(Step(words, value, part.cause or ""))
             continue
@@ -219,7 +212,7 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
         if interval is not None and is_told:
             ends = start * interval.low, start * interval.high
         kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" and is_told else " weak")
-        found.append(Step(words, value, f"{words}: {value}\n{how_known(part)}", kind, start, start * ratio, *ends))
+        found.append(Step(words, value, f"{words}: {value}\n{known}", kind, start, start * ratio, *ends))
         at = start * ratio if at is not None else None
     together = explanation.together
     if together is not None and at is not None:

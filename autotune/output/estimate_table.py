@@ -26,7 +26,7 @@ from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import Precision
 from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
@@ -47,16 +47,17 @@ _NONE_FITS = {True: "unused blocks have to be given back, which takes time", Fal
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
     """Return an estimate as tables and lines, with notes on its assumptions below."""
     if isinstance(report, ConfigReport):
-        title, *parts = _configuration(report)
+        place, *parts = _configuration(report)
     elif isinstance(report, RankingReport):
-        title, *parts = _ranking(report)
+        place, *parts = _ranking(report)
     elif isinstance(report, SpreadReport):
-        title, *parts = _spread(report)
+        place, *parts = _spread(report)
     else:
-        title, *parts = _devices(report)
+        place, *parts = _devices(report)
+    target = f" + {report.workload.target_length}" if report.workload.target_length else ""
     notes = [f"note: {note}" for note in report.notes if with_notes]
     lines = (Text(part) if isinstance(part, str) else part for part in (*parts, *notes))
-    return Group(Text(str(title), style="bold"), *lines)
+    return Group(Text(f"{about(report.workload)}{target}{place}", style="bold"), *lines)
 
 
 def _configuration(report: ConfigReport) -> list[RenderableType]:
@@ -70,7 +71,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     unsure = f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
     figures = ("predicted", "95 % interval")
     return [
-        f"{_about(report.workload)}, on {f'{world} x ' * (world > 1)}{_device(report.device)}",
+        f", on {f'{world} x ' * (world > 1)}{_device(report.device)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures, whole=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
@@ -118,17 +119,22 @@ def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
 
 
 def _ranking(report: RankingReport) -> list[RenderableType]:
-    rows = [
-        {
-            f"{_unit(report.workload)}\n(95 %)": "" if found.speed is None else _rate(found.speed),
-            "MFU": _share(found.speed),
+    rows = []
+    for found in report.best:
+        rate, speed = "", found.speed
+        if speed is not None and speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
+            rate = f"{show_rate(speed.tokens_per_second)}\n{_interval(speed.tokens_per_second_interval)}"
+        elif speed is not None:
+            rate = f"{show_rate(speed.samples_per_second)}\n{_interval(speed.samples_per_second_interval)}"
+        cells = {
+            f"{_unit(report.workload)}\n(95 %)": rate,
+            "MFU": _share(speed),
             "memory": f"{show_memory(found.memory.device_peak_bytes)}{_mark(found)}",
             "what changes": shown_changes(found.changes),
         }
-        for found in report.best
-    ]
+        rows.append(cells)
     return [
-        f"{_about(report.workload)}, on {_device(report.device)}",
+        f", on {_device(report.device)}",
         _table_of_known(rows, left={"what changes"}, whole={"memory"}),
         f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
@@ -147,7 +153,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
     first, *figures, last = rows[0]
     return [
-        _about(report.workload),
+        "",
         _table_of_known(rows, left={first, last}, whole=figures),
         *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
@@ -156,7 +162,12 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
 
 
 def _device_cells(workload: Workload, row: DeviceRow, best: Predicted) -> dict[str, str]:
-    speed, run = best.speed, row.run
+    speed, run, config = best.speed, row.run, best.config
+    tf32 = config.tf32 and config.precision is Precision.FP32
+    knobs = [str(config.per_device_train_batch_size), "tf32" if tf32 else str(config.precision), config.optim]
+    knobs += ["checkpointing"] * (config.checkpointing != "none")
+    knobs += [config.adapter.kind] if config.adapter is not None else []
+    knobs += [config.quantization] if config.quantization is not None else []
     return {
         "device\nGiB": f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
         "largest\nmicro-\nbatch": str(row.largest_micro_batch or ""),
@@ -164,7 +175,7 @@ def _device_cells(workload: Workload, row: DeviceRow, best: Predicted) -> dict[s
         "MFU": _share(speed),
         "hours": "" if run is None or run.hours is None else show_rate(run.hours),
         "best configuration, its memory": (
-            f"{_brief(best.config)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
+            f"{', '.join(knobs)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
         ),
     }
 
@@ -178,7 +189,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     first, *others, last = rows[0]
     with_host = any(row.host_bytes for row in report.rows)
     return [
-        f"{_about(report.workload)}, on {report.devices} x {report.device.name} in {nodes}",
+        f", on {report.devices} x {report.device.name} in {nodes}",
         _table_of_known(rows, left={first, last}, whole={*others, last}, box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
@@ -240,37 +251,12 @@ def _mark(found: Predicted) -> str:
     return "" if found.fits == "yes" else " ?"
 
 
-def _about(workload: Workload) -> str:
-    target = f" + {workload.target_length}" if workload.target_length else ""
-    return f"{about(workload)}{target}"
-
-
 def _device(device: Device) -> str:
     return f"{device.name} of {show_memory(device.memory_bytes)}"
 
 
 def _unit(workload: Workload) -> str:
     return "tokens/s" if workload.task.takes_text else "samples/s"
-
-
-def _brief(config: TrainConfig) -> str:
-    """Return the knobs of a configuration that differ between devices, in a few words."""
-    tf32 = config.tf32 and config.precision is Precision.FP32
-    parts = [str(config.per_device_train_batch_size), "tf32" if tf32 else str(config.precision), config.optim]
-    if config.checkpointing != "none":
-        parts.append("checkpointing")
-    if config.adapter is not None:
-        parts.append(config.adapter.kind)
-    if config.quantization is not None:
-        parts.append(config.quantization)
-    return ", ".join(parts)
-
-
-def _rate(speed: Speed) -> str:
-    rate, interval = speed.tokens_per_second, speed.tokens_per_second_interval
-    if rate is None or interval is None:
-        rate, interval = speed.samples_per_second, speed.samples_per_second_interval
-    return f"{show_rate(rate)}\n{_interval(interval)}"
 
 
 def _interval(interval: Interval) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,7 +10,7 @@ from rich.text import Text
 from autotune.doctor import Report
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
-from autotune.search.run import ExpectedTrial, Preview
+from autotune.search.run import Preview
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import shown_changes
 from autotune.space.space import MOST_POINTS
@@ -20,11 +20,6 @@ from autotune.value import Value
 from autotune.values.catalogue import CatalogueEntry
 from autotune.values.catalogue.gpus import Dtype, Gpu
 from autotune.values.estimate import Rates
-
-GPU_NOTE = (
-    "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a process "
-    "may use; ~ nominal or as the driver shows it, a little more than that. --json gives fp8, int8 and the sources."
-)
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
@@ -48,7 +43,12 @@ def gpus_table(found: Sequence[Gpu]) -> RenderableType:
         for gpu in found
     )
     table = table_of(("name", *figures), rows, right=figures, whole=figures, title=f"{len(found)} GPUs")
-    return Group(table, Text(GPU_NOTE))
+    note = (
+        "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a "
+        "process may use; ~ nominal or as the driver shows it, a little more than that. --json gives fp8, int8 and the "
+        "sources."
+    )
+    return Group(table, Text(note))
 
 
 def _peak(gpu: Gpu, dtype: Dtype) -> str:
@@ -83,18 +83,16 @@ def rates_table(measured: Rates, expected: Rates | None, file: str) -> Renderabl
 
 
 def _rates(rates: Rates) -> dict[str, str]:
-    products = {f"large products, {name}": _flops(flops) for name, flops in rates.matmul_flops.items()}
+    products = {}
+    for name, flops in rates.matmul_flops.items():
+        scale, unit = (1e12, "TFLOP/s") if flops >= 1e12 else (1e9, "GFLOP/s")
+        products[f"large products, {name}"] = f"{show_rate(flops / scale)} {unit}"
     return {
         **products,
         "element-wise operators": f"{show_rate(rates.bandwidth / 1e9)} GB/s",
         "an operator at the least": f"{show_rate(rates.launch_s * 1e6)} us",
         "host to device": f"{show_rate(rates.host_bandwidth / 1e9)} GB/s",
     }
-
-
-def _flops(flops: float) -> str:
-    scale, unit = (1e12, "TFLOP/s") if flops >= 1e12 else (1e9, "GFLOP/s")
-    return f"{show_rate(flops / scale)} {unit}"
 
 
 def doctor_table(report: Report) -> RenderableType:
@@ -126,7 +124,13 @@ def preview_table(found: Preview) -> RenderableType:
     ]
     if found.first_trials:
         headings = ("", "samples/s", "GiB", "the first trials, if each gives what is predicted")
-        rows = (_expected(n, trial, found.memory_bytes) for n, trial in enumerate(found.first_trials))
+        rows = []
+        for number, trial in enumerate(found.first_trials):
+            rate, peak, changed = "?", "?", shown_changes(trial.changes)
+            if (predicted := trial.predicted) is not None:
+                rate, peak = show_rate(predicted.samples_per_second), f"{predicted.peak_bytes / GIB:.2f}"
+                changed += " (more than the budget)" * (predicted.peak_bytes > found.memory_bytes)
+            rows.append((str(number), rate, peak, changed))
         parts.append(table_of(headings, rows, right=headings[:3], whole=headings[:3]))
     refused = [f"not tried: {', '.join(names)}: {reason}" for reason, names in found.values_refused.items()]
     counts = list(found.refused.items())
@@ -136,15 +140,6 @@ def preview_table(found: Preview) -> RenderableType:
             f"refused: {sum(n for _, n in others):,} configurations for {len(others)} other reasons (--json)"
         )
     return Group(*parts, *map(Text, refused))
-
-
-def _expected(number: int, trial: ExpectedTrial, memory_bytes: int) -> tuple[str, ...]:
-    changed = shown_changes(trial.changes)
-    if trial.predicted is None:
-        return (str(number), "?", "?", changed)
-    peak_bytes = trial.predicted.peak_bytes
-    over = " (more than the budget)" if peak_bytes > memory_bytes else ""
-    return (str(number), show_rate(trial.predicted.samples_per_second), f"{peak_bytes / GIB:.2f}", changed + over)
 
 
 class SearchGroup(Value):
@@ -189,11 +184,11 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
     rows = (
         (
             group.key,
-            _moment(group.when),
+            group.when[:16].replace("T", " "),  # to the minute, in UTC
             visible(group.model),
             visible(group.workload),
             visible(group.device),
-            _shown(group.best_samples_per_second, show_rate),
+            "" if group.best_samples_per_second is None else show_rate(group.best_samples_per_second),
             str(group.searches),
             str(group.trials),
         )
@@ -203,12 +198,3 @@ def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
     headings = ("key", "when", "model", "workload", "device", *figures)
     note = "A search whose key is here measures its baseline and the old winner first."
     return Group(table_of(headings, rows, right=figures, title=f"recorded in {where}"), Text(note))
-
-
-def _shown(value: float | None, show: Callable[[float], str]) -> str:
-    return "" if value is None else show(value)
-
-
-def _moment(iso: str) -> str:
-    """Return a time to the minute, in UTC: '2026-11-22 20:49'."""
-    return iso[:16].replace("T", " ")

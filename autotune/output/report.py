@@ -26,7 +26,6 @@ from autotune.output.table import (
     remark_lines,
     result_table,
     show_config,
-    show_interval,
     times_baseline,
     verdict_line,
 )
@@ -93,6 +92,12 @@ def _against(result: ResultData) -> tuple[list[str], list[Row]]:
     if result.best.config == result.baseline.config:
         sides = {"baseline = winner": result.best}
 
+    def rate(m: Measurement) -> str:
+        if not m.shown_interval.is_narrow:
+            return shown_rate(m)
+        low, high = show_rate(m.shown_interval.low), show_rate(m.shown_interval.high)
+        return shown_rate(m) + (" (± under 1 %)" if low == high else f" ({low} to {high})")
+
     def tokens(m: Measurement) -> str | None:
         return show_rate(m.tokens_per_second) if m.tokens_per_second and m.shown_interval.is_narrow else None
 
@@ -103,7 +108,7 @@ def _against(result: ResultData) -> tuple[list[str], list[Row]]:
         return f"{show_memory(m.memory.peak_bytes)} ({'<1%' if share < 0.01 else f'{share:.0%}'} of the budget)"
 
     figures: dict[str, Callable[[Measurement], str | None]] = {
-        "throughput, samples/s": lambda m: shown_rate(m) + show_interval(m),
+        "throughput, samples/s": rate,
         "throughput, tokens/s": tokens,
         "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
         "peak memory": peak,
@@ -231,12 +236,6 @@ class Cell(NamedTuple):
     value: float | None = None  # by which the column is sorted
 
 
-_TRIAL_COLUMNS = (
-    "trial", "purpose", "what changes", "status", "samples/s", "predicted samples/s", "peak memory", "predicted peak",
-    "took", "reason",
-)  # fmt: skip
-
-
 def _trial_row(report: RunReport, trial: TrialRow, position: int) -> dict[str, Any]:
     """Return the row of the table of trials; `position` is its place in the report."""
 
@@ -273,6 +272,10 @@ def html_report(report: RunReport) -> str:
         name: Markup().join(svg(draw, width, name, kind) for kind, width in widths.items())
         for name, draw in charts.items()
     }
+    columns = (
+        "trial", "purpose", "what changes", "status", "samples/s", "predicted samples/s", "peak memory",
+        "predicted peak", "took", "reason",
+    )  # fmt: skip
     answer_file = f"{report.run_directory}/{ANSWER_FILE}"
     context = {
         **_summary(report),
@@ -289,7 +292,7 @@ def html_report(report: RunReport) -> str:
         "time_rows": time_rows(report),
         "machine": _machine(report),
         "versions": [("autotune", report.autotune_version), *report.hardware.versions.items()],
-        "columns": _TRIAL_COLUMNS,
+        "columns": columns,
         "trials": [_trial_row(report, trial, at) for at, trial in enumerate(report.trials)],
         "launch": Markup("\n").join(map(visible, targets.to_train(result, answer_file))) if result else "",
         "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",

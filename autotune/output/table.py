@@ -15,7 +15,7 @@ from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, Contribution, Explanation, ResultData, shown_rate
+from autotune.values.result import Contender, Explanation, ResultData, shown_rate
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
@@ -62,10 +62,13 @@ def result_table(
     table = table_of(
         (*names, "what changes"), rows, right=names[1:], whole=names, box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
-    notes = _notes(result)
+    footnotes, lines, notes = _remarks(result)
     further = len(notes) - _MOST_NOTES
-    lines = [*_footnotes(result), *_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
-    lines += [*_spending_lines(result), *(n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES])]
+    lines = [*footnotes, *lines]
+    if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
+        largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:_MOST_PARTS])
+        lines.append(f"where the time went: {', '.join(largest)}{spent.waited}")
+    lines += [n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES]]
     lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
     to_paste: list[str] = []
     if answer_path is not None:
@@ -94,16 +97,37 @@ def result_table(
 
 def remark_lines(result: ResultData) -> list[str]:
     """Return all lines on compiling, checks, allowances and disturbances."""
-    lines = [*_compilation_lines(result), *_proof_lines(result), *_allowance_lines(result)]
-    return [*lines, *_footnotes(result), *_notes(result)]
+    footnotes, lines, notes = _remarks(result)
+    return [*lines, *footnotes, *notes]
 
 
-def _compilation_lines(result: ResultData) -> list[str]:
-    if result.compilation is None:
-        return []
-    steps = result.compilation.break_even_steps
-    pays = f"pays from step {steps:,} on" if steps is not None else "is not won back"
-    return [f"compiling: {show_time(result.compilation.cold_start_s)} at the start, which {pays}"]
+def _remarks(result: ResultData) -> tuple[list[str], list[str], list[str]]:
+    """Return what `*` in the table means, lines on compiling, checks and allowances, and notes, in this order."""
+    footnotes: list[str] = []
+    shown = (result.baseline, result.best, *result.runners_up)
+    once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
+    if once:
+        inferred = any(m.accumulation_steps < result.workload.accumulation_steps(c) for c, m in once.items())
+        why = "; not all micro-batches of a step ran, the time of the rest is inferred" if inferred else ""
+        luck = ", and corrected for the luck of the fastest" if any(c.correction != 1.0 for c in shown) else ""
+        footnotes = [f"* measured once, not in turn with the baseline{luck}{why}"]
+    lines: list[str] = []
+    if result.compilation is not None:
+        steps = result.compilation.break_even_steps
+        pays = f"pays from step {steps:,} on" if steps is not None else "is not won back"
+        lines.append(f"compiling: {show_time(result.compilation.cold_start_s)} at the start, which {pays}")
+    if result.soaked is not None:
+        code = result.workload.own_code
+        samples = "the longest samples" if code is None or code.reorders else "samples in your code's order"
+        lines.append(f"checked on {samples}: {result.soaked}")
+    if result.loss_check is not None:
+        lines.append(f"checked: {result.loss_check.statement}")
+    lines += _allowance_lines(result)
+    notes = [*([result.outshone] if result.outshone is not None else []), *result.proof_notes, *result.disturbances]
+    padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
+    if padding is not None and padding >= _LEAST_PADDING:
+        notes.append(f"{padding:.0%} of what the baseline runs is padding")
+    return footnotes, lines, notes
 
 
 def verdict_line(result: ResultData) -> str:
@@ -221,25 +245,6 @@ def _ends(interval: Interval) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}"
 
 
-def show_interval(measured: Measurement) -> str:
-    """Return the interval of samples per second as a suffix: ' (9.5 to 10.2)'; empty if it is too wide."""
-    interval = measured.shown_interval
-    if not interval.is_narrow:
-        return ""
-    if show_rate(interval.low) == show_rate(interval.high):
-        return " (± under 1 %)"
-    return f" ({show_rate(interval.low)} to {show_rate(interval.high)})"
-
-
-def _proof_lines(result: ResultData) -> list[str]:
-    code = result.workload.own_code
-    samples = "the longest samples" if code is None or code.reorders else "samples in your code's order"
-    lines = [f"checked on {samples}: {result.soaked}"] if result.soaked is not None else []
-    if result.loss_check is not None:
-        lines.append(f"checked: {result.loss_check.statement}")
-    return lines
-
-
 def _allowance_lines(result: ResultData) -> list[str]:
     """Return the fastest configuration of each allowance; classes with the same one stand together."""
     classes: dict[TrainConfig, list[str]] = {}
@@ -255,36 +260,6 @@ def _allowance_lines(result: ResultData) -> list[str]:
         said = f" {times} x with" if times and contender.changes else ""
         parts.append(f"{', '.join(classes[contender.config])}:{said} {shown_changes(contender.changes)}")
     return [f"fastest seen by what may change (--allow): {'; '.join(parts)}"]
-
-
-def _spending_lines(result: ResultData) -> list[str]:
-    spent = result.spent
-    if spent is None or not spent.total_s or result.best.measurement is None:
-        return []
-    largest = list(spent.shares().items())[:_MOST_PARTS]
-    return [f"where the time went: {', '.join(f'{share:.0%} {what}' for what, share in largest)}{spent.waited}"]
-
-
-def _footnotes(result: ResultData) -> list[str]:
-    """Return the meaning of `*` in the table, if it has one."""
-    shown = (result.baseline, result.best, *result.runners_up)
-    once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
-    if not once:
-        return []
-    inferred = any(m.accumulation_steps < result.workload.accumulation_steps(c) for c, m in once.items())
-    why = "; not all micro-batches of a step ran, the time of the rest is inferred" if inferred else ""
-    corrected = any(c.correction != 1.0 for c in shown)
-    luck = ", and corrected for the luck of the fastest" if corrected else ""
-    return [f"* measured once, not in turn with the baseline{luck}{why}"]
-
-
-def _notes(result: ResultData) -> list[str]:
-    """Return the notes, the most important first."""
-    notes = [*([result.outshone] if result.outshone is not None else []), *result.proof_notes, *result.disturbances]
-    padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
-    if padding is not None and padding >= _LEAST_PADDING:
-        notes.append(f"{padding:.0%} of what the baseline runs is padding")
-    return notes
 
 
 _BASIS = {
@@ -313,30 +288,19 @@ def explanation_table(found: Explanation) -> RenderableType:
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
     """Return change, factor and evidence of each knob, and in the last row the interaction."""
-    rows = [(change_words(part.changes), ratio_words(part), how_known(part)) for part in found.contributions]
+    rows = []
+    for part in found.contributions:
+        knobs = ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in part.changes)
+        factor = {"fails": "needed", "slow": "too slow"}.get(part.basis, "not told")
+        if part.ratio is not None:
+            factor = show_ratio(part.ratio, part.interval)
+        known = part.cause
+        if known is None:
+            numbers = ", ".join(sorted((label.removeprefix("explain ") for label in part.trials), key=int))
+            kind = "explain trials" if any(label.startswith("explain ") for label in part.trials) else "trials"
+            known = _BASIS[part.basis] + (f" ({kind} {numbers})" if numbers else "")
+        rows.append((knobs, factor, known))
     if found.together is not None:
         together = show_ratio(found.together, found.together_interval)
         rows.append(("together", together, "the total beyond the product of the parts"))
     return rows
-
-
-def change_words(changed: Sequence[Change]) -> str:
-    """Return changes in words: 'precision fp32 → bf16'."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in changed)
-
-
-def ratio_words(contribution: Contribution) -> str:
-    """Return the factor of a knob in words: '1.43 (1.40 to 1.46)'."""
-    if contribution.ratio is None:
-        return {"fails": "needed", "slow": "too slow"}.get(contribution.basis, "not told")
-    return show_ratio(contribution.ratio, contribution.interval)
-
-
-def how_known(contribution: Contribution) -> str:
-    """Return how a knob's factor is known, or why it isn't."""
-    if contribution.cause is not None:
-        return contribution.cause
-    numbers = [label.removeprefix("explain ") for label in contribution.trials]
-    of_explain = any(label.startswith("explain ") for label in contribution.trials)
-    trials = f" ({'explain ' if of_explain else ''}trials {', '.join(sorted(numbers, key=int))})" if numbers else ""
-    return f"{_BASIS[contribution.basis]}{trials}"

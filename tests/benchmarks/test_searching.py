@@ -35,8 +35,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from search import STRATEGIES, TABLES  # noqa: E402
-from searching.oracle import Oracle, Replayed, tightened  # noqa: E402
-from searching.scores import figures, first_hit, near_best, noise_of, performance_score, rates_of  # noqa: E402
+from searching.oracle import tightened  # noqa: E402
+from searching.scores import first_hit, near_best, noise_of, rates_of  # noqa: E402
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)
 
@@ -219,92 +219,7 @@ def test_a_broken_table_is_refused_in_one_line_that_says_where(path, change, sai
     assert "\n" not in str(error.value)
 
 
-# Figures of searches
-
-
 KEPT = sorted(TABLES.glob("*.jsonl"))
-
-
-tiny_rate = product_rate(
-    {"precision": {"fp32": 1.0, "bf16": 1.3}, "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 1}}
-)
-
-
-def recorded(*factors: float) -> Table:
-    """10 points with a trial for each factor on their rate; 16 doesn't fit, the best is a step from the baseline."""
-    plan = make_plan(space=make_space_file({"precision": ["fp32", "bf16"], "per_device_train_batch_size": "lattice"}))
-    configs = plan.every_config()
-    results = []
-    for factor in factors:
-        for config in configs:
-            fits = config.per_device_train_batch_size < 16
-            outcome = tiny_rate(make_request(config)) * factor if fits else OUT_OF_MEMORY
-            results.append(make_result(config, outcome, number=len(results)))
-    return table_of(plan.model_copy(update={"repeats": len(factors)}), results)
-
-
-@pytest.fixture
-def tiny() -> Table:
-    return recorded(1.0)
-
-
-def run(name: str, table: Table, seed: int = 0, **limits) -> list[Replayed]:
-    return STRATEGIES[name].search(table, plan_of(table, seed=seed, **limits))
-
-
-def trial(config, at_s: float, status: TrialStatus = TrialStatus.COMPLETED) -> Replayed:
-    return Replayed(config, status, at_s)
-
-
-def test_near_is_within_a_share_of_the_best(tiny):
-    assert near_best(tiny, 0.05) == {make_config(8, precision="bf16")}
-    assert near_best(tiny, 0.16) == {make_config(8, precision="bf16"), make_config(4, precision="bf16")}
-
-
-def test_differences_within_the_noise_do_not_count():
-    points, quiet = [], recorded(1.0, 1.0)
-    for number, point in enumerate(quiet.points):
-        trials = list(point.trials)
-        if trials[1].measurement is not None:
-            factor = math.exp(0.2 if number % 2 else -0.2)
-            rates = {"samples_per_second": trials[1].measurement.samples_per_second * factor}
-            trials[1] = trials[1].model_copy(update={"measurement": trials[1].measurement.model_copy(update=rates)})
-        points.append(point.model_copy(update={"trials": tuple(trials)}))
-    noisy = Table(header=quiet.header, points=tuple(points))
-    assert noise_of(noisy) == pytest.approx(0.15, abs=0.03)
-    assert len(near_best(noisy, 0.05)) > len(near_best(quiet, 0.05))
-
-
-def test_the_first_trial_that_is_near_is_a_hit():
-    good, bad = make_config(8), make_config(4)
-    trials = [trial(bad, 1), trial(good, 2, TrialStatus.OUT_OF_MEMORY), trial(good, 3)]
-    assert first_hit(trials, frozenset({good})) == 3
-    assert first_hit(trials[:2], frozenset({good})) is None
-
-
-def test_the_score_is_one_for_the_optimum_from_the_start_and_nought_for_random_search(tiny):
-    by_chance = [run("random", tiny, seed) for seed in range(5)]
-    assert performance_score(by_chance, by_chance, tiny) == pytest.approx(0.0)
-    best = [[trial(make_config(8, precision="bf16"), 0.0)]]
-    assert performance_score(best, by_chance, tiny) > 0.9
-    worst = [[trial(make_config(1), 0.0)]]
-    assert performance_score(worst, by_chance, tiny) < 0
-
-
-def test_a_tightened_table_has_room_for_a_share_of_its_points(tiny):
-    peaks = {p.config: 100 + p.config.per_device_train_batch_size for p in tiny.points}
-
-    def with_peak(point):
-        found = point.trials[0].measurement
-        if found is None:
-            return point
-        memory = found.memory.model_copy(update={"resident_bytes": peaks[point.config]})
-        measured = found.model_copy(update={"memory": memory})
-        return point.model_copy(update={"trials": (point.trials[0].model_copy(update={"measurement": measured}),)})
-
-    tight = tightened(Table(header=tiny.header, points=tuple(map(with_peak, tiny.points))), 0.4)
-    assert tight.header.memory_bytes == 102
-    assert {c.per_device_train_batch_size for c in rates_of(tight)} == {1, 2}
 
 
 # The last trials of a recording, during which a library was installed that each of them imported.
@@ -326,28 +241,17 @@ def test_a_kept_table_is_whole(path):
     assert not any(map(math.isnan, rates_of(table).values()))
 
 
-def test_an_oracle_counts_a_configuration_once_and_ends_when_its_trials_are_spent(tiny):
-    oracle = Oracle(tiny, plan_of(tiny, max_trials=1))
-    assert oracle.run(make_config(8)) == oracle.run(make_config(8))
-    assert oracle.run(make_config(8)).measurement.samples_per_second == 10.0
-    assert not oracle.is_spent
-    assert oracle.run(make_config(16)).measurement is None
-    assert [t.status for t in oracle.trials] == [TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY]
-    assert oracle.is_spent
-    assert oracle.run(make_config(3)) is None  # not of the table
+def test_a_search_by_a_sampler_starts_from_the_baseline_and_counts_a_configuration_once(space_table):
+    plan = plan_of(space_table, max_trials=10)
+    trials = STRATEGIES["unguided"].search(space_table, plan)
+    assert trials[0].config == space_table.header.baseline
+    assert len({trial.config for trial in trials}) == len(trials) <= 11
+    assert first_hit(trials, near_best(space_table, 0.2)) is not None
+    assert len(STRATEGIES["random"].search(space_table, plan)) == 11
 
 
-def test_our_search_without_a_model_starts_from_the_baseline_and_finds_the_best(tiny):
-    trials = run("unguided", tiny)
-    assert first_hit(trials, near_best(tiny, 0.01)) == 2
-    found = figures([trials], tiny)
-    assert found["trials_to_5%"]["median"] == 2
-    assert found["seconds_to_5%"]["median"] == 20.0
-    assert found["never_5%"] == 0
-    assert found["out_of_memory_share"] <= 0.2
-
-
-def test_optuna_s_sampler_starts_from_the_baseline_and_finds_the_best_of_ten(tiny):
-    trials = run("tpe", tiny, max_trials=10)
-    assert trials[0].config == tiny.header.baseline
-    assert first_hit(trials, near_best(tiny, 0.01)) is not None
+def test_a_tightened_table_has_room_for_a_share_of_its_points(space_table):
+    tight = tightened(space_table, 0.4)
+    assert tight.header.memory_bytes == 2 * GIB
+    assert len(rates_of(tight)) >= 0.4 * len(space_table.points)
+    assert max(config.per_device_train_batch_size for config in rates_of(tight)) == 4

@@ -50,7 +50,7 @@ def test_versions_are_told_of_what_is_installed_and_what_is_not():
 def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch, tmp_path):
     (tmp_path / "of_that_name").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("autotune.cli.listings._ALSO_VERSIONS_OF", ("of-that-name",))
+    monkeypatch.setattr("autotune.cli.reports._ALSO_VERSIONS_OF", ("of-that-name",))
     assert "of-that-name" in json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)["missing"]
 
 

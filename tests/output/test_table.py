@@ -10,9 +10,9 @@ from factories import make_config, make_contribution, make_failure, make_measure
 from rich.console import Console
 
 from autotune.output.report import html_of, html_report, report_of
-from autotune.output.table import how_known, ratio_words, remark_lines, result_table, verdict_line
+from autotune.output.table import contribution_rows, remark_lines, result_table, verdict_line
 from autotune.values.budget import Soaked
-from autotune.values.result import ResultData
+from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Interval, TrialStatus
 from autotune.values.workload import OwnCode
 
@@ -195,25 +195,30 @@ def test_an_answer_of_an_older_version_has_no_bound():
     assert "runner-up" in "".join(shown(old))
 
 
-def test_a_knob_without_a_factor_says_why():
-    assert ratio_words(make_contribution("precision", None, "fails")) == "needed"
-    assert ratio_words(make_contribution("precision", None, "slow")) == "too slow"
-    assert ratio_words(make_contribution("precision", None, "unknown")) == "not told"
+def test_a_knob_has_its_factor_or_why_there_is_none_and_how_that_is_known():
+    def shown(*arguments, interval=None, **fields) -> tuple[str, str]:
+        part = make_contribution("precision", *arguments, **fields)
+        part = (
+            part
+            if interval is None
+            else part.model_copy(update={"interval": Interval(low=interval[0], high=interval[1])})
+        )
+        found = Explanation(
+            winner=BIG,
+            winner_samples_per_second=1.0,
+            baseline_samples_per_second=1.0,
+            total=None,
+            contributions=(part,),
+        )
+        ((_, factor, known),) = contribution_rows(found)
+        return factor, known
 
-
-def test_how_a_factor_is_known_names_the_trials():
-    said = "measured in turn with the winner (explain trials 0, 1, 10)"
-    assert how_known(make_contribution("precision", 1.5, trials=("explain 10", "explain 0", "explain 1"))) == said
-    once = how_known(make_contribution("precision", 1.5, "once", trials=("4", "3")))
-    assert once == "told by one trial of the search each (trials 3, 4)"
-    assert how_known(make_contribution("precision", None, "fails", cause="no memory", trials=("3",))) == "no memory"
-
-
-def test_a_factor_has_its_interval_and_is_not_shown_where_that_is_wider_than_a_factor_of_two():
-    assert ratio_words(make_contribution("precision", 1.5)) == "1.50 (1.35 to 1.65)"
-    for low, high in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
-        wide = make_contribution("precision", 1.5).model_copy(update={"interval": Interval(low=low, high=high)})
-        assert ratio_words(wide) == "couldn't tell"
-    faster = make_contribution("precision", 1.5).model_copy(update={"interval": Interval(low=1.2, high=3.0)})
-    slower = make_contribution("precision", 0.3).model_copy(update={"interval": Interval(low=0.1, high=0.9)})
-    assert (ratio_words(faster), ratio_words(slower)) == ("at least 1.20", "at most 0.90")
+    assert [shown(None, basis)[0] for basis in ("fails", "slow", "unknown")] == ["needed", "too slow", "not told"]
+    assert shown(None, "fails", cause="no memory", trials=("3",))[1] == "no memory"
+    in_turn = "measured in turn with the winner (explain trials 0, 1, 10)"
+    assert shown(1.5, trials=("explain 10", "explain 0", "explain 1")) == ("1.50 (1.35 to 1.65)", in_turn)
+    assert shown(1.5, "once", trials=("4", "3"))[1] == "told by one trial of the search each (trials 3, 4)"
+    for wide in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
+        assert shown(1.5, interval=wide)[0] == "couldn't tell"
+    assert shown(1.5, interval=(1.2, 3.0))[0] == "at least 1.20"
+    assert shown(0.3, interval=(0.1, 0.9))[0] == "at most 0.90"
