@@ -38,12 +38,6 @@ def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
     return yaml.safe_load(text) if name == ACCELERATE else json.loads(text)
 
 
-def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
-    first, second = launch_files.launch_commands(measured(4))
-    assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
-    assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
-
-
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True "
 
 
@@ -72,24 +66,20 @@ def test_a_command_line_says_that_ranks_share_tokens(target):
     }
 
 
-def test_the_batch_of_ranks_that_share_tokens_is_left_to_the_trainer():
+def test_of_ranks_that_share_tokens_the_trainer_counts_the_batch_and_no_script_is_written():
     assert json.loads(drafted("deepspeed", **SHARED).files["deepspeed.json"])["train_batch_size"] == "auto"
-
-
-def test_a_script_whose_batches_have_no_positions_is_not_written():
     with pytest.raises(InputError, match="python: sequence parallel takes position_ids in each batch"):
         drafted("python", **SHARED)
 
 
-def test_accelerate_would_start_one_process_on_a_cpu():
+def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
+    first, second = launch_files.launch_commands(measured(4))
+    assert first == "OMP_NUM_THREADS=2 torchrun --standalone --nproc_per_node 4 train.py"
+    assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
+    one = launch_files.launch_commands(measured(1, sharding="zero_2", offload="optimizer"))[0]
+    assert one.endswith("torchrun --standalone --nproc_per_node 1 train.py")
+    # On a CPU accelerate would start one process.
     assert len(launch_files.launch_commands(measured(2, hardware=make_hardware()))) == 1
-    with pytest.raises(InputError, match="torchrun starts them all"):
-        document(ACCELERATE, 2, hardware=make_hardware())
-
-
-def test_offload_on_one_device_is_launched_all_the_same():
-    commands = launch_files.launch_commands(measured(1, sharding="zero_2", offload="optimizer"))
-    assert commands[0].endswith("torchrun --standalone --nproc_per_node 1 train.py")
 
 
 @pytest.mark.parametrize(
@@ -107,11 +97,17 @@ def test_there_are_files_for_what_is_used(tmp_path, spread, there):
     assert names == {launch_files.FILE_NAMES[name] for name in there} | {launch_files.COMMANDS_FILE}
 
 
-def test_a_file_for_what_is_not_used_is_refused():
-    with pytest.raises(InputError, match="deepspeed: the configuration doesn't use it \\(fsdp_full\\)"):
-        document(DEEPSPEED, sharding="fsdp_full")
-    with pytest.raises(InputError, match="fsdp: the configuration doesn't use it \\(none\\)"):
-        document(FSDP)
+@pytest.mark.parametrize(
+    ("name", "spread", "reason"),
+    [
+        (DEEPSPEED, {"sharding": "fsdp_full"}, "deepspeed: the configuration doesn't use it \\(fsdp_full\\)"),
+        (FSDP, {}, "fsdp: the configuration doesn't use it \\(none\\)"),
+        (ACCELERATE, {"hardware": make_hardware()}, "torchrun starts them all"),
+    ],
+)
+def test_a_file_for_what_is_not_used_is_refused(name, spread, reason):
+    with pytest.raises(InputError, match=reason):
+        document(name, **spread)
 
 
 def test_deepspeeds_file_has_the_figures_that_the_trainer_would_fill_in():
@@ -228,31 +224,23 @@ def user_answer(config, code=None, others=(), **workload):
 
 
 def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else():
-    found = flags(user_answer(make_config(16, precision="bf16", optim="adafactor")))
-    assert dict(zip(found[::2], found[1::2], strict=True)) == {
+    answer = user_answer(make_config(16, precision="bf16", optim="adafactor"))
+    changed = {
         "--per_device_train_batch_size": "16",
         "--gradient_accumulation_steps": "1",
         "--optim": "adafactor",
         "--bf16": "True",
     }
-
-
-def test_flags_have_the_evaluation_batch_that_was_checked():
-    answer = user_answer(make_config(16))
     soaked = answer.model_copy(update={"soaked": Soaked(eval_batch_size=64, checkpoint_bytes=1)})
-    assert dict(zip(flags(soaked)[::2], flags(soaked)[1::2], strict=True))["--per_device_eval_batch_size"] == "64"
-    assert "--per_device_eval_batch_size" not in flags(answer)
+    for found, expected in ((answer, changed), (soaked, {**changed, "--per_device_eval_batch_size": "64"})):
+        assert dict(zip(flags(found)[::2], flags(found)[1::2], strict=True)) == expected
 
 
 def test_options_of_checkpointing_are_json_under_the_newer_name_alone():
-    found = flags(user_answer(make_config(checkpointing="every-2nd")))
-    assert found == (
-        "--activation_checkpointing",
-        "True",
-        "--activation_checkpointing_kwargs",
-        '{"use_reentrant": false, "every_n_layers": 2}',
-    )
-    assert flags(user_answer(make_config(checkpointing="full"))) == ("--activation_checkpointing", "True")
+    switched = ("--activation_checkpointing", "True")
+    options = ("--activation_checkpointing_kwargs", '{"use_reentrant": false, "every_n_layers": 2}')
+    assert flags(user_answer(make_config(checkpointing="every-2nd"))) == (*switched, *options)
+    assert flags(user_answer(make_config(checkpointing="full"))) == switched
 
 
 def test_what_flags_can_not_say_is_said():
@@ -302,11 +290,6 @@ def test_the_answer_says_how_much_of_its_speed_the_flags_have(micro_batch, other
     assert targets.draft(answer, ARGUMENTS).lost == ("model.set_attn_implementation('eager')", said)
 
 
-def test_a_users_script_is_told_how_it_trains_where_a_target_can_not():
-    with pytest.raises(InputError, match=r"it trains by: autotune script --apply a.json -- python train.py --lr 1$"):
-        targets.draft(user_answer(make_config(16)), "trl", "a.json")
-
-
 def test_a_trainer_is_trained_from_python(tmp_path):
     code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
     answer = user_answer(make_config(16), code)
@@ -327,16 +310,14 @@ def test_lines_that_train_write_the_script_that_they_run():
     assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 
 
-@pytest.mark.parametrize("field", ["build_model", "training_data"])
-def test_a_model_and_data_of_the_users_code_are_not_made_up(field):
-    arguments = (1,) if field == "training_data" else ()
-    with pytest.raises(InputError, match=r"python train.py makes its own model and data"):
-        getattr(user_answer(make_config(16)), field)(*arguments)
-
-
-def test_a_loss_that_the_users_code_computes_is_left_alone():
+def test_a_model_data_and_loss_of_the_users_code_are_not_made_up():
     from torch import nn
 
-    model = nn.Linear(2, 2)
-    assert user_answer(make_config(16)).prepare_model(model) is model
+    answer, model = user_answer(make_config(16)), nn.Linear(2, 2)
+    for made in (answer.build_model, lambda: answer.training_data(1)):
+        with pytest.raises(InputError, match=r"python train.py makes its own model and data"):
+            made()
+    with pytest.raises(InputError, match=r"it trains by: autotune script --apply a.json -- python train.py --lr 1$"):
+        targets.draft(answer, "trl", "a.json")
+    assert answer.prepare_model(model) is model
     assert type(model) is nn.Linear

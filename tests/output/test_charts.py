@@ -78,6 +78,9 @@ def test_a_finalist_has_the_rate_of_the_answers_table_and_not_of_its_lucky_trial
     for contender in contenders:
         assert rates[contender.config] == contender.measurement.samples_per_second
     assert rates[BIG] == pytest.approx(10.2)
+    rows = (t.model_copy(update={"config_samples_per_second": None}) for t in result.trials)  # of an older version
+    old = report_of(result.model_copy(update={"trials": tuple(rows)}))
+    assert {s.config: s.rate for s in spots(old)}[BIG] == pytest.approx(10.2)
 
 
 def test_who_was_faster_than_the_winner_in_a_single_trial_is_not_on_the_front():
@@ -87,13 +90,6 @@ def test_who_was_faster_than_the_winner_in_a_single_trial_is_not_on_the_front():
     assert len(marks(chart, "Pareto front")) == 0
     (lucky,) = marks(chart, "other")
     assert lucky.get_gid().endswith("measured once")
-
-
-def test_so_it_has_in_a_result_of_an_older_version():
-    result = answer([(BASE, 10.0), (BIG, 56.0)], [(BASE, 10.0), (BIG, 10.2)] * 2)
-    rows = (t.model_copy(update={"config_samples_per_second": None}) for t in result.trials)
-    old = report_of(result.model_copy(update={"trials": tuple(rows)}))
-    assert {s.config: s.rate for s in spots(old)}[BIG] == pytest.approx(10.2)
 
 
 def test_trials_to_explain_the_winner_are_of_another_day(report):
@@ -182,16 +178,14 @@ def test_a_waterfall_leads_from_baseline_to_winner():
     assert back[-1].end == pytest.approx(30.0)
 
 
-def test_what_could_not_be_told_looks_so_too_and_has_no_whisker():
-    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
-    assert (step.kind, step.value, step.low, step.high) == ("gain weak", "couldn't tell", None, None)
+def test_a_knob_whose_factor_is_not_sure_has_no_whisker_and_without_one_words_for_a_bar():
     told, *_ = waterfall_steps(explained(part("precision", 3.0)))
     assert (told.kind, told.low, told.high) == ("gain", pytest.approx(27.0), pytest.approx(33.0))
-
-
-def test_a_knob_without_which_nothing_runs_has_words_for_a_bar():
+    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
+    assert (step.kind, step.value, step.low, step.high) == ("gain weak", "couldn't tell", None, None)
     needed = waterfall_steps(explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory")))
     assert (needed[1].value, needed[1].start, needed[1].tip) == ("needed", None, "no memory")
+    assert waterfall(explained(part("precision", None, "unknown"), total=None), 620.0) is None
 
 
 def test_without_a_baseline_each_bar_ends_at_the_winner():
@@ -199,7 +193,7 @@ def test_without_a_baseline_each_bar_ends_at_the_winner():
     assert [(s.start, s.end) for s in steps] == [(15.0, 30.0), (20.0, 30.0)]
 
 
-@pytest.mark.parametrize("width", [346.0, 620.0])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_bars_join_where_the_last_one_ended(width):
     axes = waterfall(explained(part("precision", 2.0), part("optim", 1.2)), width).axes[0]
     ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
@@ -208,7 +202,3 @@ def test_bars_join_where_the_last_one_ended(width):
         assert start == pytest.approx(end)
     assert axes.get_xscale() == "log"
     assert len([line for line in axes.lines if "interval" in (line.get_gid() or "")]) == 2
-
-
-def test_nothing_is_drawn_where_nothing_is_told():
-    assert waterfall(explained(part("precision", None, "unknown"), total=None), 620.0) is None

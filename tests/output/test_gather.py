@@ -24,11 +24,14 @@ def run(tmp_path):
 
 
 def test_a_finished_search(run):
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
     report = gather(run)
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
     assert report.result.best.config == BEST
     assert report.baseline == BASE
     assert not report.is_running
     assert report.nothing is None
+    assert (report.breakdowns, report.no_breakdown) == ((), "the model was not traced in this search")
     assert len(report.trials) == len(RunDirectory(run).results()) + sum(t.number is None for t in report.result.trials)
     assert report.explanation.winner == BEST
     assert report.unfinished == 0
@@ -36,20 +39,10 @@ def test_a_finished_search(run):
     assert (first.label, first.purpose, first.status) == ("0", Purpose.BASELINE, TrialStatus.COMPLETED)
     assert (first.prediction.samples_per_second, first.peak_bytes, first.ended_s) == (pytest.approx(11.0), 1 << 30, 10)
     (run / "trials" / "0099").mkdir()
-    assert gather(run).unfinished == 1
-
-
-def test_gathering_changes_nothing(run):
-    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
-    gather(run)
-    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
-
-
-def test_a_running_search_says_so(run):
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert gather(run).is_running
-    assert not gather(run).is_running
+        running = gather(run)
+    assert (running.is_running, running.unfinished) == (True, 1)
 
 
 def test_a_search_before_its_first_answer(run):
@@ -94,21 +87,12 @@ def test_a_trial_whose_losses_are_refused_is_as_the_answer_has_it(run):
     assert (told.status, told.cause) == (TrialStatus.INVALID, "learns something else")
 
 
-def test_a_directory_without_a_search_is_refused(tmp_path):
+def test_a_directory_without_a_search_or_a_readable_answer_is_refused(run, tmp_path):
     with pytest.raises(RunDirectoryError, match="holds no search"):
         gather(tmp_path)
-
-
-def test_an_answer_that_can_not_be_read_is_refused(run):
     (run / "best-config.json").write_text("{}")
     with pytest.raises(InputError, match="not a result of autotune"):
         gather(run)
-
-
-def test_a_search_that_was_not_traced_has_no_breakdown(run):
-    report = gather(run)
-    assert report.breakdowns == ()
-    assert report.no_breakdown == "the model was not traced in this search"
 
 
 @pytest.mark.parametrize(

@@ -68,25 +68,17 @@ def test_the_phase_follows_from_the_purpose_of_the_trial(view, purpose, phase):
     assert f"now {phase} · " in text_of(view)
 
 
-def test_a_trial_is_said_in_words_with_its_time(view, clock):
-    view.take(make_started(7))
-    clock.now_s = 12.0
-    assert "trial 7 precision bf16, micro-batch 16" in text_of(view)
-    assert "5.00 of 8.00 GiB predicted · 12 s" in text_of(view)
-
-
-def test_the_baseline_is_said_to_be_it_and_what_it_is(view):
-    view.take(make_started(0, purpose=Purpose.BASELINE, changes=(), config=make_config(), standing=None))
-    assert "the baseline: micro-batch 8, fp32" in text_of(view)
-
-
-def test_time_left_goes_down_while_a_trial_runs(view, clock):
-    view.take(make_started(time_left_s=720.0, trials_left=17))
+def test_a_trial_is_said_in_words_with_its_time_and_the_time_that_is_left(view, clock):
+    view.take(make_started(7, time_left_s=720.0, trials_left=17))
     assert "at most 12 min and 17 trials left" in text_of(view)
     clock.now_s = 300.0
+    assert "trial 7 precision bf16, micro-batch 16" in text_of(view)
+    assert "5.00 of 8.00 GiB predicted · 5 min" in text_of(view)
     assert "at most 7 min and 17 trials left" in text_of(view)
     clock.now_s = 1000.0
     assert "at most 0 s" in text_of(view)
+    view.take(make_started(0, purpose=Purpose.BASELINE, changes=(), config=make_config(), standing=None))
+    assert "the baseline: micro-batch 8, fp32" in text_of(view)
 
 
 def test_the_best_is_shown_beside_the_baseline_and_the_budget(view):
@@ -129,18 +121,13 @@ def bars(view: LiveView, width: int = 80) -> list[str]:
     return ["".join(c for c in line if c in "█░") for line in drawn(view, width) if set(line) & set("█░")]
 
 
-def test_a_bar_beyond_the_budget_is_full(view):
-    too_much = Prediction(samples_per_second=1.0, peak_bytes=9 * GIB)
-    view.take(make_started(prediction=too_much, standing=make_standing(leader=None)))
-    (bar,) = bars(view)
-    assert set(bar) == {"█"}
-    assert "9.00 of 8.00 GiB predicted" in text_of(view)
-    view.take(make_started(standing=make_standing(leader=None)))
-    (bar,) = bars(view)
-    assert bar.count("█") / len(bar) == pytest.approx(5 / 8, abs=0.5 / len(bar))
-
-
-def test_without_a_prediction_there_is_the_time_alone(view):
+def test_a_bar_has_the_share_of_the_budget_and_there_is_none_without_a_prediction(view):
+    for peak_gib, share in ((9, 1.0), (5, 5 / 8)):
+        prediction = Prediction(samples_per_second=1.0, peak_bytes=peak_gib * GIB)
+        view.take(make_started(prediction=prediction, standing=make_standing(leader=None)))
+        (bar,) = bars(view)
+        assert bar.count("█") / len(bar) == pytest.approx(share, abs=0.5 / len(bar))
+        assert f"{peak_gib}.00 of 8.00 GiB predicted" in text_of(view)
     view.take(make_started(prediction=None, standing=make_standing(leader=None)))
     assert not bars(view)
     assert "predicted" not in text_of(view)
@@ -152,30 +139,20 @@ def test_it_fits_the_terminal(view, width):
         view.take(make_started(number))
     lines = drawn(view, width)
     assert max(map(cell_len, lines)) <= width
+    assert cell_len(lines[-1]) <= width - len("^C")  # a Ctrl-C has room behind it
     assert len(bars(view, width)) == 4
     assert all(len(bar) >= 6 for bar in bars(view, width))
     assert len(lines) <= 24
 
 
-def test_where_there_is_no_unicode_a_bar_is_drawn_all_the_same(view):
+def test_bars_and_colours_are_drawn_as_the_terminal_can(view):
     view.take(make_started())
     assert any("###" in line and "..." in line for line in drawn(view, encoding="ascii"))
-
-
-def test_colours_are_used_where_they_may_be(view):
-    view.take(make_started())
     for no_color, expected in ((None, True), (True, False)):
         file = io.StringIO()
         console = Console(file=file, width=80, force_terminal=True, color_system="standard", no_color=no_color)
         console.print(view)
         assert ("\x1b[36m" in file.getvalue()) is expected
-
-
-def test_a_ctrl_c_has_room_behind_the_last_line(view):
-    for number in range(5, 9):
-        view.take(make_started(number))
-    for width in (40, 80):
-        assert len(drawn(view, width)[-1]) <= width - len("^C")
 
 
 class Terminal(io.StringIO):
@@ -211,18 +188,15 @@ def test_a_log_has_a_plain_line_an_event():
 
 
 def test_a_log_of_checks_says_what_they_found():
-    soaked = make_measurement(soaked=make_soaked())
+    soaked = Soaked(eval_batch_size=16, checkpoint_bytes=1 << 30)
     curve = make_measurement(curve=LossCurve(losses=(3.0, 2.5), dropout_spread=None))
     first, second = log_of(
-        make_ended(outcome=soaked, purpose=Purpose.SOAK), make_ended(outcome=curve, purpose=Purpose.LOSS_CHECK)
+        make_ended(outcome=make_measurement(soaked=soaked), purpose=Purpose.SOAK),
+        make_ended(outcome=curve, purpose=Purpose.LOSS_CHECK),
     )
-    assert str(make_soaked()) in first
+    assert str(soaked) in first
     assert "(soak)" in first
     assert "2 losses, the last 2.5" in second
-
-
-def make_soaked() -> Soaked:
-    return Soaked(eval_batch_size=16, checkpoint_bytes=1 << 30)
 
 
 def test_a_disturbed_trial_is_followed_by_a_warning():
@@ -244,7 +218,7 @@ def test_an_interval_is_no_narrower_than_what_others_took_of_the_cores():
     assert log_of(make_ended(outcome=wide)) == log_of(make_ended(outcome=make_measurement(spread=0.4)))
 
 
-def test_verbose_tells_what_is_expected_of_a_trial():
+def test_verbose_tells_what_is_expected_of_a_trial_and_where_its_seconds_went():
     assert log_of(Detail(text="refused: optim x: why")) == []
     assert log_of(Detail(text="refused: optim x: why"), verbose=True) == ["refused: optim x: why"]
     assert log_of(Note(text="a note"), make_started(), make_ended(), quiet=True) == []
@@ -255,9 +229,6 @@ def test_verbose_tells_what_is_expected_of_a_trial():
     )
     (line,) = log_of(make_started(prediction=None), verbose=True)
     assert "nothing is predicted of it" in line
-
-
-def test_verbose_tells_where_a_trials_seconds_went_and_what_went_on_beside():
     measured = make_measurement(
         phases=Phases(prepare_s=1.25, model_s=0.5, measured_s=8.0),
         conditions=Conditions(others_share=0.012, temperature_c=61.0),
@@ -307,10 +278,11 @@ def tell(observer=None, **options):
     return heard
 
 
-def test_an_observer_of_the_users_own_is_the_only_one(stderr):
+def test_an_observer_of_the_users_own_is_the_only_one_and_quiet_tells_nobody_else(stderr):
     file, own = stderr(Terminal()), Heard()
-    assert tell(own) is own
-    assert own == list(EVENTS)
+    assert tell(own) is tell(own, quiet=True) is own
+    assert own == list(EVENTS) * 2
+    assert tell(quiet=True) is ignore
     assert file.getvalue() == ""
 
 
@@ -319,31 +291,19 @@ def test_at_a_terminal_it_is_shown_on_stderr_and_nothing_on_stdout(stderr, monke
     file = stderr(Terminal())
     tell()
     assert EVENTS[1].text.strip() in file.getvalue().replace("\n", "")
+    for nobody in (io.StringIO(), None):
+        stderr(nobody)
+        assert tell() is ignore
+        assert nobody is None or nobody.getvalue() == ""
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("file", [io.StringIO(), None], ids=["a file", "none at all"])
-def test_where_nobody_sits_nothing_is_told(stderr, file, capsys):
-    stderr(file)
-    assert tell() is ignore
-    assert capsys.readouterr().out == ""
-    assert file is None or file.getvalue() == ""
-
-
-def test_quiet_tells_nobody_but_an_observer(stderr):
-    file = stderr(Terminal())
-    assert tell(quiet=True) is ignore
-    assert file.getvalue() == ""
-    own = Heard()
-    assert tell(own, quiet=True) is own
 
 
 def test_a_program_that_logs_finds_it_in_its_log_line_by_line(stderr, caplog):
     file = stderr(Terminal())
     with caplog.at_level(logging.INFO, logger="autotune"):
         tell()
-    assert [record.getMessage() for record in caplog.records] == ["predicting ...", EVENTS[1].text]
-    assert {(record.name, record.levelno) for record in caplog.records} == {("autotune", logging.INFO)}
+    said = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
+    assert said == [("autotune", logging.INFO, line) for line in ("predicting ...", EVENTS[1].text)]
     assert file.getvalue() == ""
 
 

@@ -135,10 +135,6 @@ def test_a_baseline_that_won_says_there_is_nothing_to_explain(tmp_path):
     Page(text)
 
 
-def test_commands_are_code_and_stay_texts():
-    assert with_code("a `b <c>` <d>") == "a <code>b &lt;c&gt;</code> &lt;d&gt;"
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -150,14 +146,12 @@ def test_commands_are_code_and_stay_texts():
 )
 def test_long_words_may_be_broken_and_stay_texts(words, found):
     assert breakable(words) == found
+    assert with_code("a `b <c>` <d>") == "a <code>b &lt;c&gt;</code> &lt;d&gt;"
 
 
-def test_the_answer_is_a_sentence(report):
+def test_the_answer_is_a_sentence_and_what_was_not_run_in_turn_says_how_to_get_it(report):
     assert answer(report).startswith("1.98 x as fast as your baseline (1.9")
     assert answer(report).endswith(" x): micro-batch 16, precision bf16, optim adamw_torch.")
-
-
-def test_what_was_not_run_in_turn_says_how_to_get_it(report):
     assert f"`autotune explain {report.run_directory}` measures it" in explained(report)
 
 
@@ -188,19 +182,13 @@ def test_the_longest_kind_of_work_comes_first(report):
     assert time_rows(report.model_copy(update={"spent": nothing})) == []
 
 
-def test_components_come_to_the_peak():
+def test_components_come_to_the_peak_and_a_correction_below_their_sum_leaves_nothing_beyond():
     memory = make_breakdown()
     parts = memory_parts(memory, on_cpu=True)
     assert sum(parts.values()) == memory.device_peak_bytes
-    assert list(parts)[-1] == "beyond the tensors"
-    assert parts["communication"] == 0
+    assert (list(parts)[-1], parts["communication"]) == ("beyond the tensors", 0)
     assert list(memory_parts(memory, on_cpu=False))[-1] == "context, allocator"
-
-
-def test_a_correction_below_the_sum_leaves_nothing_beyond():
-    parts = memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)
-    there = ["weights", "gradients", "optimizer states", "activations", "temporaries"]
-    assert [name for name, size in parts.items() if size] == there
+    assert memory_parts(make_breakdown(device_peak_bytes=GIB // 2), on_cpu=True)["beyond the tensors"] == 0
 
 
 @pytest.fixture(scope="module")
@@ -227,13 +215,9 @@ def test_no_style_reaches_beyond_it(result):
     selectors = [part for rule in re.findall(r"([^{}]+){[^{}]*}", rules) for part in rule.split(",")]
     assert len(selectors) > 20
     assert [s.strip() for s in selectors if SCOPE not in s] == []
-
-
-def test_it_follows_the_theme_of_the_notebook_before_the_systems(result):
-    sheet = html_of(result)
-    system, light, dark = (
-        sheet.index(words) for words in ("@media (prefers-color-scheme: dark)", "jp-theme-light=", "vscode-dark")
-    )
+    # The theme of the notebook comes before the system's.
+    marks = ("@media (prefers-color-scheme: dark)", "jp-theme-light=", "vscode-dark")
+    system, light, dark = (sheet.index(words) for words in marks)
     assert system < light < dark
     assert '[data-jp-theme-light="false"]' in sheet
 

@@ -34,20 +34,13 @@ def row(result: ResultData, label: str) -> list[str]:
     return next(cells for cells in lines if cells[0] == label)
 
 
-def test_what_is_there_to_be_pasted_is_never_wrapped():
-    console = Console(width=40, file=StringIO())
-    path = "a/rather/long/path/to/the/place/of/best-config.json"
+def test_lines_to_be_pasted_are_never_wrapped_and_say_how_to_train():
+    console, path = Console(width=40, file=StringIO()), "a/rather/long/path/to/the/place/of/best-config.json"
     console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/gpt2-20261121-020000"), crop=False)
     lines = console.file.getvalue().splitlines()
     assert f"written: {path}" in lines
     assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
-
-
-def test_the_answer_of_a_named_model_says_how_to_train_with_it():
-    console, path = Console(width=160, file=StringIO()), "runs/a/best-config.json"
-    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/a"), crop=False)
-    command = f"autotune export {path} --to python --output train.py && python train.py"
-    assert f"train with it: {command}" in console.file.getvalue().splitlines()
+    assert f"train with it: autotune export {path} --to python --output train.py && python train.py" in lines
 
 
 @pytest.mark.parametrize(
