@@ -210,7 +210,18 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "use_cpu": result.hardware.is_cpu and spread.sharding not in ZERO_STAGES,
     }
     if "fsdp_config" in arguments:
-        document |= {"distributed_type": "FSDP", "fsdp_config": _fsdp_of_accelerate(arguments["fsdp_config"])}
+        settings = arguments["fsdp_config"]
+        by_accelerates_names = {
+            "fsdp_version": settings["version"],
+            "fsdp_reshard_after_forward": settings["reshard_after_forward"],
+            "fsdp_auto_wrap_policy": settings["auto_wrap_policy"],
+            **({"fsdp_min_num_params": settings["min_num_params"]} if "min_num_params" in settings else {}),
+            "fsdp_offload_params": settings.get("cpu_offload", False),
+            "fsdp_activation_checkpointing": settings.get("activation_checkpointing", False),
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "FULL_STATE_DICT",  # the default of TrainingArguments
+        }
+        document |= {"distributed_type": "FSDP", "fsdp_config": by_accelerates_names}
     if "deepspeed" in arguments:
         # Precision, clipping and offload stand in DeepSpeed's own file; accelerate refuses them beside it.
         del document["mixed_precision"]
@@ -223,20 +234,6 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
             },
         }
     return document
-
-
-def _fsdp_of_accelerate(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return FSDP's settings by the names of accelerate's file."""
-    return {
-        "fsdp_version": settings["version"],
-        "fsdp_reshard_after_forward": settings["reshard_after_forward"],
-        "fsdp_auto_wrap_policy": settings["auto_wrap_policy"],
-        **({"fsdp_min_num_params": settings["min_num_params"]} if "min_num_params" in settings else {}),
-        "fsdp_offload_params": settings.get("cpu_offload", False),
-        "fsdp_activation_checkpointing": settings.get("activation_checkpointing", False),
-        "fsdp_cpu_ram_efficient_loading": False,
-        "fsdp_state_dict_type": "FULL_STATE_DICT",  # the default of TrainingArguments
-    }
 
 
 def user_launch(result: ResultData, answer: str) -> list[str]:

@@ -46,9 +46,6 @@ _OF_KNOBS = tuple(
     name for name, (knob, _) in KNOBS.items() if knob.argument == "unless default" and name not in _TRANSLATED
 )
 
-# Adapters that put tokens with ignored labels before the sample: its first label then has something to predict it.
-_PREPENDING = ("prompt", "p-tuning")
-
 
 class Draft(NamedTuple):
     """The file of one target, before it is written."""
@@ -103,12 +100,6 @@ class Winner:
         return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
 
     @property
-    def plain_arguments(self) -> dict[str, Any]:
-        """The user's own TrainingArguments, and those of knobs that targets have no way of their own to say."""
-        of_knobs = {name: self.arguments[name] for name in _OF_KNOBS if name in self.arguments}
-        return {**self.user_arguments, **of_knobs}
-
-    @property
     def accumulation(self) -> int:
         """Micro-batches of a step on one device."""
         return self.workload.accumulation_steps(self.config)
@@ -141,10 +132,13 @@ class Winner:
 
     @property
     def shifts_labels(self) -> bool:
-        """Whether the loss leaves out the first label of each row."""
+        """Whether the loss leaves out the first label of each row.
+
+        Adapters that put tokens with ignored labels before the sample leave something that predicts it.
+        """
         adapter = self.config.adapter
         causal = self.workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
-        return causal and (adapter is None or adapter.kind not in _PREPENDING)
+        return causal and (adapter is None or adapter.kind not in ("prompt", "p-tuning"))
 
     @property
     def sums_its_loss(self) -> bool:
@@ -177,14 +171,17 @@ class Winner:
 
 
 def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
-    """Return a line for each plain argument that isn't the default and that a target doesn't express.
+    """Return a line for each argument that isn't the default and that a target doesn't express.
 
-    It expresses those that are `said`, and the hyperparameters, which every target does.
+    They are the user's own, and those of knobs that targets have no way of their own to say. A target expresses those
+    that are `said`, and the hyperparameters, which every target does.
     """
-    given = {n: value for n, value in winner.plain_arguments.items() if n not in said and n not in DEFAULTS}
+    own = winner.user_arguments
+    plain = {**own, **{name: winner.arguments[name] for name in _OF_KNOBS if name in winner.arguments}}
+    given = {n: value for n, value in plain.items() if n not in said and n not in DEFAULTS}
     usual = _default_arguments() if given else ()
     lost = {n: value for n, value in given.items() if all(u.get(n, u) != value for u in usual)}
-    return [f"{'your own argument ' * (n in winner.user_arguments)}{n}={value!r}" for n, value in lost.items()]
+    return [f"{'your own argument ' * (n in own)}{n}={value!r}" for n, value in lost.items()]
 
 
 @functools.cache

@@ -151,14 +151,6 @@ def trial_axes(width: float, label: str, below: str, above: str) -> tuple[Figure
     return figure, axes
 
 
-def row_axes(figure: Figure, rows: int) -> Axes:
-    """Return axes of that many rows from the top, each one unit high, with room for a text and a bar below it."""
-    axes = figure.add_subplot(ylim=(rows, 0), yticks=[])
-    axes.grid(visible=False)
-    figure.subplots_adjust(0.005, 0, 0.995, 1)
-    return axes
-
-
 def row_text(axes: Axes, row: int, words: str, value: str, width: float, weight: str = "normal") -> None:
     """Write the line of text of a row: words at the left, a value at the right."""
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
@@ -201,16 +193,11 @@ def with_legend(
 
 def mark(axes: Axes, kind: str, x: float, y: float, tip: str, words: str, **place: Any) -> None:
     """Draw a mark that looks as `LOOKS` says, with a tip and an entry of the legend."""
-    axes.plot(x, y, gid=_tip(tip), label=words, **LOOKS[kind], **place)
+    axes.plot(x, y, gid=tip_of(tip), label=words, **LOOKS[kind], **place)
 
 
-def bar(axes: Axes, row: float, left: float, long: float, colour: Any, tip: str, **look: Any) -> None:
-    """Draw the bar of a row, to the right of `left`, with a tip."""
-    look = {"height": 0.34, "edgecolor": COLOURS["card"], "clip_on": False, **look}
-    axes.barh(row + 0.7, long, left=left, color=colour, gid=_tip(tip), **look)
-
-
-def _tip(tip: str) -> str:
+def tip_of(tip: str) -> str:
+    """Return a tip as the `gid` of an artist."""
     return "tip:" + "\n".join(map(visible, tip.split("\n")))
 
 

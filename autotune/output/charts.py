@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.output.chart_style import (
     COLOURS,
     ROW,
-    bar,
     blank,
     cut,
     limited,
     mark,
     padded,
-    row_axes,
     row_text,
+    tip_of,
     trial_axes,
     with_legend,
 )
@@ -32,7 +31,6 @@ from autotune.values.result import Explanation, RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
@@ -223,6 +221,14 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     return found
 
 
+# Kinds of bars in the waterfall: words of the legend, opacity, line around it.
+_BARS = {
+    "weak": ("told by trials of the search, or not surely", 0.35, "--"),
+    "rest": ("together", 0.15, "-"),
+    "": ("measured in turn, with its 95 % interval", 1.0, "none"),
+}
+
+
 def waterfall(found: Explanation | None, width: float) -> Figure | None:
     """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
     steps = waterfall_steps(found) if found is not None else []
@@ -234,36 +240,27 @@ def waterfall(found: Explanation | None, width: float) -> Figure | None:
     label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
     rows = len(steps) + len(ends)
     figure = blank(width, rows * ROW + 44, label)
-    axes = row_axes(figure, rows)
+    axes = figure.add_subplot(ylim=(rows, 0), yticks=[])  # each row one unit high: a text, and a bar below it
+    figure.subplots_adjust(0.005, 0, 0.995, 1)
     told += [rate for _, rate, _ in ends]
     axes.set(xscale="log", xlabel="samples/s")
+    axes.grid(visible=False)
     axes.grid(visible=True, axis="x")
     limited(axes, "x", min(told) / 1.04, max(told) * 1.04, width, logs=True)
     for words, rate, row in ends:
         row_text(axes, row, words, f"{show_rate(rate)} samples/s", width, weight="bold")
         mark(axes, words, rate, row + 0.7, f"{words}: {show_rate(rate)} samples/s", "_")
     for row, step in enumerate(steps, int(bool(base))):
-        _waterfall_row(axes, row, step, width)
+        row_text(axes, row, step.words, step.value, width)
+        if step.start is None or step.end is None:
+            place = axes.get_yaxis_transform()
+            axes.text(0, row + 0.7, cut(step.tip, width), transform=place, va="center", color=COLOURS["muted"])
+            continue
+        label, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
+        axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
+        look = {"height": 0.34, "edgecolor": COLOURS["ink"], "ls": style, "clip_on": False, "label": label}
+        colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
+        axes.barh(row + 0.7, step.end - step.start, left=step.start, color=colour, gid=tip_of(step.tip), **look)
+        if step.low is not None and step.high is not None:
+            axes.plot([step.low, step.high], [row + 0.7] * 2, color=COLOURS["ink"], marker="|", gid="tip:95 % interval")
     return with_legend(figure, width, left=4, right=4, top=0)
-
-
-# Kinds of bars in the waterfall: words of the legend, opacity, line around it.
-_BARS = {
-    "weak": ("told by trials of the search, or not surely", 0.35, "--"),
-    "rest": ("together", 0.15, "-"),
-    "": ("measured in turn, with its 95 % interval", 1.0, "none"),
-}
-
-
-def _waterfall_row(axes: Axes, row: int, step: Step, width: float) -> None:
-    row_text(axes, row, step.words, step.value, width)
-    if step.start is None or step.end is None:
-        place = axes.get_yaxis_transform()
-        axes.text(0, row + 0.7, cut(step.tip, width), transform=place, va="center", color=COLOURS["muted"])
-        return
-    words, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
-    axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
-    colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
-    bar(axes, row, step.start, step.end - step.start, colour, step.tip, label=words, edgecolor=COLOURS["ink"], ls=style)
-    if step.low is not None and step.high is not None:
-        axes.plot([step.low, step.high], [row + 0.7] * 2, color=COLOURS["ink"], marker="|", gid="tip:95 % interval")

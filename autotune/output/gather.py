@@ -22,7 +22,7 @@ from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
-from autotune.values.result import Breakdown, Contender, ResultData, RunReport, TrialRow, rows_of
+from autotune.values.result import Breakdown, ResultData, RunReport, TrialRow, rows_of
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialResult
 from autotune.values.workload import OwnCode
@@ -76,7 +76,8 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
         if name == "model" or value == field.default:
             continue
         if name == "memory":
-            words += [f"--{option}", _memory(value)]
+            units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, ""))  # the largest that says it exactly
+            words += [f"--{option}", next(f"{value // unit}{end}" for unit, end in units if value % unit == 0)]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif isinstance(value, tuple):
@@ -84,14 +85,6 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
         else:
             words += [f"--{option}", f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)]
     return shlex.join(words) if code is None else f"{shlex.join(words)} -- {code.command_line}"
-
-
-def _memory(size: int) -> str:
-    """Return bytes as the value of an option, exactly: '8GiB', '12MiB', '8589934593'."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if size % unit == 0:
-            return f"{size // unit}{name}"
-    return str(size)
 
 
 def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[TrialResult]) -> str:
@@ -134,11 +127,10 @@ def _breakdowns(
         config = contender.config if contender is not None else plan.baseline
         estimate = model.estimate(config)
         if estimate is not None:
-            alive, measured = model.alive(config), _peak(contender)
+            memory = (
+                contender.measurement.memory if contender is not None and contender.measurement is not None else None
+            )
+            measured = memory.peak_bytes if memory is not None and memory.is_known else None
+            alive = model.alive(config)
             found.append(Breakdown(name=name, predicted=estimate.memory, measured_bytes=measured, alive=alive))
     return tuple(found), None if found else "their kinds of configurations were not traced"
-
-
-def _peak(contender: Contender | None) -> int | None:
-    measured = contender.measurement if contender is not None else None
-    return measured.memory.peak_bytes if measured is not None and measured.memory.is_known else None
