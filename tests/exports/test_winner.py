@@ -40,11 +40,12 @@ VALUES: dict[str, Any] = {
     "log_level": "error",
     "log_level_replica": "error",
     "debug": "underflow_overflow",
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.998,
+    "adam_epsilon": 1e-7,
 }
 
-
 # Their places in files where they have other names, or are no plain arguments.
-
 LOOP = {
     "learning_rate": '"lr": 0.25005',
     "adam_beta1": '"betas": (0.8, ',
@@ -58,9 +59,6 @@ LOOP = {
     "seed": "set_seed(45)",
     "max_steps": '"--steps", type=int, default=321',
 }
-
-
-VALUES |= {"adam_beta1": 0.8, "adam_beta2": 0.998, "adam_epsilon": 1e-7}
 
 
 def other(field: dataclasses.Field) -> Any:
