@@ -44,11 +44,6 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions
 
 _LONGEST = 2000  # characters of an error, which may repeat what was given
 
-_NO_TERMINAL = 120  # columns of output that no terminal shows
-
-# Warns at import, on processors with bfloat16 instructions, of a missing kernel for inference (bitsandbytes 0.50).
-_UNNEEDED_WARNING = "bitsandbytes.backends.cpu.ops"
-
 
 @contextlib.contextmanager
 def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
@@ -96,7 +91,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def silence_libraries(*, verbose: bool) -> None:
     """Keep a library's warning that concerns no training from the output, unless it is `verbose`."""
-    logging.getLogger(_UNNEEDED_WARNING).setLevel(logging.NOTSET if verbose else logging.ERROR)
+    # At its import, on processors with bfloat16 instructions: of a kernel for inference (bitsandbytes 0.50).
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 @contextlib.contextmanager
@@ -143,7 +139,7 @@ def stdout() -> Any:
     from autotune.output.terminal import Console
 
     console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_NO_TERMINAL)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=120)
 
 
 def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
@@ -154,9 +150,6 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
         raise InputError("--quiet and --verbose contradict each other; drop one of the two")
     return Console(stderr=True, quiet=quiet)
 
-
-PROGRAM = "autotune"
-_VARIABLE = "_AUTOTUNE_COMPLETE"  # environment variable by which a shell asks for completions
 
 # Keys in `typer.Context.meta`: values of options, and a project's file with its defaults.
 _GIVEN, _PROJECT = "autotune.options", "autotune.project"
@@ -169,7 +162,8 @@ def completion(
     """Print a script that completes commands and options in a shell: eval "$(autotune completion bash)"."""
     from typer.completion import shell_complete
 
-    code = shell_complete(context.find_root().command, {}, PROGRAM, _VARIABLE, f"source_{shell}")
+    variable = "_AUTOTUNE_COMPLETE"  # by which a shell asks for completions
+    code = shell_complete(context.find_root().command, {}, "autotune", variable, f"source_{shell}")
     raise typer.Exit(code)
 
 

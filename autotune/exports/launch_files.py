@@ -34,17 +34,6 @@ FILE_NAMES = {
 }
 COMMANDS_FILE = "launch.txt"
 
-# Names of a model's width in configs, those of transformers' `attribute_map` included.
-_WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
-
-# Of an answer: what the device decides, so that no flag has to say it.
-_OF_DEVICE = frozenset({"use_cpu", "dataloader_pin_memory"})
-_OLDER_NAMES = frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs"})
-_CHECKPOINTING = _OLDER_NAMES | {"activation_checkpointing", "activation_checkpointing_kwargs"}
-
-# Arguments of checkpointing that transformers takes when it is given none (5.17 to 5.23).
-_DEFAULT_CHECKPOINTING = {"use_reentrant": False}
-
 _EXPANDABLE = "expandable_segments:True"
 
 # Knobs that are no TrainingArguments, and the code that sets them.
@@ -173,7 +162,8 @@ def _deepspeed(result: ResultData) -> dict[str, Any] | None:
     if "deepspeed" not in arguments:
         return None
     zero = dict(arguments["deepspeed"]["zero_optimization"])
-    width = next((workload.model.config[name] for name in _WIDTHS if name in workload.model.config), None)
+    names = ("hidden_size", "d_model", "n_embd", "dim")  # of a width in configs, those of `attribute_map` included
+    width = next((workload.model.config[name] for name in names if name in workload.model.config), None)
     if zero["stage"] == 3 and isinstance(width, int):
         zero["stage3_prefetch_bucket_size"] = int(0.9 * width * width)  # `trainer_config_finalize` in transformers
         zero["stage3_param_persistence_threshold"] = 10 * width
@@ -321,13 +311,17 @@ def _changed_arguments(result: ResultData) -> dict[str, Any]:
     code = result.workload.own_code
     assert code is not None
     mapping = plan(result.best.config, result.workload, result.hardware)
-    left_out = _OF_DEVICE | (_OLDER_NAMES if "activation_checkpointing" in code.arguments else frozenset())
+    left_out = {"use_cpu", "dataloader_pin_memory"}  # the device decides these
+    older = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
     if _switches_off(result):
-        left_out |= _CHECKPOINTING
+        left_out |= older | {"activation_checkpointing", "activation_checkpointing_kwargs"}
+    elif "activation_checkpointing" in code.arguments:
+        left_out |= older
+    usual = {"use_reentrant": False}  # arguments of checkpointing where transformers is given none (5.17 to 5.23)
     changed = {}
     soaked = result.soaked.arguments if result.soaked is not None else {}
     for name, value in {**laid_over(mapping, result.workload), **soaked}.items():
         before = code.arguments.get(name)
-        if name not in left_out and value != before and (value, before) != (_DEFAULT_CHECKPOINTING, None):
+        if name not in left_out and value != before and (value, before) != (usual, None):
             changed[name] = value
     return changed

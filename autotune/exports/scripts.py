@@ -34,25 +34,11 @@ from autotune.values.workload import Recipe
 
 TRAIN, TRL = launch_files.SCRIPT, "train_trl.py"
 
-# Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16: trainer/
-# base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
-SFT_DEFAULTS: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
-
-# Steps of a run, unless the user has said how many.
-_STEPS = 100
-
-# Characters of a literal that is left on one line, of imported names that are, and of a line of prose.
-_WIDTH, _IMPORTS_WIDTH, _PROSE_WIDTH = 90, 96, 112
-
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
-_MASKED_SHARE = 0.15
 
 # The line of `training.loss` after which the code stands that trials chunk the loss with.
 _EXPORTED = "# A script that `autotune export` writes has all that follows.\n"
-
-# Readers of the library datasets, by kind of file.
-_LOADERS = {".csv": "csv", ".parquet": "parquet"}
 
 
 class Code(Markup):
@@ -85,9 +71,10 @@ def trl(winner: Winner) -> Draft:
         return _script(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
-    sft = {
-        **SFT_DEFAULTS, "max_length": winner.workload.sequence_length, "padding_free": winner.config.packing,
-    }  # fmt: skip
+    # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
+    # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
+    sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
+    sft |= {"max_length": winner.workload.sequence_length, "padding_free": winner.config.packing}
     return _script(winner, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
@@ -119,7 +106,7 @@ def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
         "model_arguments": arguments,
         "about_lengths": length if kind.generates else "",
         "datasets": "load_dataset" if path else "Dataset",
-        "file": path and (_LOADERS.get(PurePath(path).suffix.lower(), "json"), path),
+        "file": path and ({".csv": "csv", ".parquet": "parquet"}.get(PurePath(path).suffix.lower(), "json"), path),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }
 
@@ -140,7 +127,7 @@ def launch(winner: Winner, script: str) -> tuple[str, ...]:
 def context(winner: Winner, script: str) -> dict[str, Any]:
     """Return the values that every script's template needs."""
     workload, config, peft = winner.workload, winner.config, winner.peft_arguments
-    steps = user_steps(winner).get("max_steps", _STEPS)
+    steps = user_steps(winner).get("max_steps", 100)
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
     return {
         "winner": winner,
@@ -161,7 +148,7 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
         **_collator(winner),
-        "masked_share": _MASKED_SHARE,
+        "masked_share": 0.15,
         "shown": None,
         **_samples(winner),
     }
@@ -185,7 +172,7 @@ def _imported(is_quantized: bool, *names: str) -> Code:
     packed = {"BitsAndBytesConfig"} if is_quantized else set()
     wanted = sorted({name for name in names if name} | packed, key=lambda name: (name[0].islower(), name))
     line = ", ".join(wanted)
-    return Code(line if len(line) <= _IMPORTS_WIDTH else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
+    return Code(line if len(line) <= 96 else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
 
 
 def _collator(winner: Winner) -> dict[str, str | Code]:
@@ -278,7 +265,7 @@ def _name(value: str) -> Code:
 
 def _text(value: str, indent: int = 0, *, wrap: bool = True) -> Code:
     """Return words for people within a docstring, in lines: nothing in them ends it or is an escape of it."""
-    lines = textwrap.wrap(visible(value), _PROSE_WIDTH) if wrap else [visible(value)]
+    lines = textwrap.wrap(visible(value), 112) if wrap else [visible(value)]
     return Code(("\n" + " " * indent).join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines))
 
 
@@ -299,6 +286,6 @@ def literal(value: Any, indent: int = 0) -> str:
     else:
         raise TypeError(f"a {type(value).__name__} has no literal")
     line = ", ".join(items) + "," * (isinstance(value, tuple) and len(items) == 1)
-    if indent + len(line) <= _WIDTH and "\n" not in line:
+    if indent + len(line) <= 90 and "\n" not in line:
         return f"{opening}{line}{closing}"
     return f"{opening}\n" + "".join(f"{' ' * (indent + 4)}{item},\n" for item in items) + f"{' ' * indent}{closing}"

@@ -128,26 +128,23 @@ NAMES = tuple(
     if facts.class_name.startswith(("torch.optim.", "bitsandbytes.", "torchao.", "transformers.optimization."))
 )
 
-# Arguments of a library's classes that the Trainer gives them beside hyperparameters.
-_OWN: dict[str, dict[str, Any]] = {
-    "transformers": {"scale_parameter": False, "relative_step": False},
-    "torchao": {"block_size": 256, "bf16_stochastic_round": False},
-}
-
 
 def loop_optimizer(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
     """Return one of `NAMES`; `of` gives a hyperparameter by its name in TrainingArguments."""
     facts = OPTIMIZERS[name]
     library, *_, class_name = facts.class_name.split(".")
     betas = (of("adam_beta1"), of("adam_beta2"))
-    arguments = {"lr": of("learning_rate")}
+    arguments: dict[str, Any] = {"lr": of("learning_rate")}
     if class_name.startswith("AdamW"):
         arguments |= {"betas": betas, "eps": of("adam_epsilon")}
     elif class_name == "AdEMAMix":
         arguments |= {"betas": (*betas, 0.9999), "alpha": 5.0, "eps": of("adam_epsilon")}
     elif class_name == "Lion":
         arguments |= {"betas": betas}
-    arguments |= {**_OWN.get(library, {}), **{key: value for key, value in facts.attributes if value is not None}}
+    # The Trainer gives a library's classes arguments beside hyperparameters.
+    arguments |= {"scale_parameter": False, "relative_step": False} if library == "transformers" else {}
+    arguments |= {"block_size": 256, "bf16_stochastic_round": False} if library == "torchao" else {}
+    arguments |= {key: value for key, value in facts.attributes if value is not None}
     if library == "bitsandbytes" and class_name != "RMSprop":  # which has no such argument
         arguments.setdefault("is_paged", False)
     return LoopOptimizer("transformers" if library == "transformers" else f"{library}.optim", class_name, arguments)

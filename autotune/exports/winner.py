@@ -40,12 +40,6 @@ DEFAULTS: dict[str, Any] = {
 # The user's arguments that a Trainer refuses without samples to evaluate on, which no export has.
 EVALUATING = frozenset({"eval_strategy", "eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"})
 
-# Arguments of knobs that are measured as they are written, without those that every target translates.
-_TRANSLATED = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
-_OF_KNOBS = tuple(
-    name for name, (knob, _) in KNOBS.items() if knob.argument == "unless default" and name not in _TRANSLATED
-)
-
 
 class Draft(NamedTuple):
     """The file of one target, before it is written."""
@@ -177,7 +171,10 @@ def lost_arguments(winner: Winner, said: Collection[str]) -> list[str]:
     that are `said`, and the hyperparameters, which every target does.
     """
     own = winner.user_arguments
-    plain = {**own, **{name: winner.arguments[name] for name in _OF_KNOBS if name in winner.arguments}}
+    # Every target translates these.
+    translated = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
+    of_knobs = (n for n, (knob, _) in KNOBS.items() if knob.argument == "unless default" and n not in translated)
+    plain = {**own, **{name: winner.arguments[name] for name in of_knobs if name in winner.arguments}}
     given = {n: value for n, value in plain.items() if n not in said and n not in DEFAULTS}
     usual = _default_arguments() if given else ()
     lost = {n: value for n, value in given.items() if all(u.get(n, u) != value for u in usual)}

@@ -33,11 +33,6 @@ from autotune.values.trial import Purpose, TrialStatus
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A budget above this multiple of the highest peak is drawn beyond a break of the axis, to leave room for the trials.
-_FAR = 1.6
-
-_ON_TOP = ("trial", "baseline", "winner")  # marks in the order in which they are drawn
-
 
 class Spot(NamedTuple):
     """A configuration with rate and peak memory over its trials."""
@@ -83,7 +78,7 @@ def throughput_against_memory(report: RunReport, width: float) -> Figure | None:
         return None
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
     budget, most = report.memory_bytes, max(s.peak for s in found)
-    far = budget > _FAR * most and not lacking
+    far = budget > 1.6 * most and not lacking  # drawn beyond a break of the axis, to leave room for the trials
     low, high = padded([s.peak for s in found] + ([] if far else [budget]), 0.06)
     unit, name = (GIB, "GiB") if high >= GIB else (1 << 20, "MiB")
     label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
@@ -96,8 +91,9 @@ def throughput_against_memory(report: RunReport, width: float) -> Figure | None:
     front = pareto([s for s in found if not s.is_once or s.rate <= fastest])
     stairs = [s.peak / unit for s in front], [s.rate for s in front]
     words = "Pareto front: nothing is faster with as little memory"
+    on_top = ("trial", "baseline", "winner")
     axes.step(*stairs, where="post", color=COLOURS["front"], label=words)
-    for spot in sorted(found, key=lambda s: _ON_TOP.index(_kind(report, s.config))):
+    for spot in sorted(found, key=lambda s: on_top.index(_kind(report, s.config))):
         peak, kind = spot.peak / unit, _kind(report, spot.config)
         if kind != "trial":
             mark(axes, kind, peak, spot.rate, f"{kind}: {spot.tip}", kind)

@@ -31,17 +31,8 @@ from autotune.values.estimate import Alive, MemoryBreakdown
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
-_FITS = {
-    "yes": "fits {memory}",
-    "probably": "probably fits {memory}",
-    "probably not": "probably does not fit {memory}",
-    "no": "does not fit {memory}",
-}
-
 _UNKNOWN = "-"
 _UNSURE = "? the upper end of the interval is beyond the memory"
-# Where no micro-batch surely does, by whether this one may.
-_NONE_FITS = {True: "unused blocks have to be given back, which takes time", False: "no micro-batch does, as it is"}
 
 
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
@@ -70,13 +61,17 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     steps, largest, chance = found.accumulation_steps, report.largest_micro_batch, found.chance_to_fit
     unsure = f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
     figures = ("predicted", "95 % interval")
+    fits = {"yes": "fits", "probably": "probably fits", "probably not": "probably does not fit", "no": "does not fit"}
+    none_fits = "no micro-batch does, as it is"
+    if found.fits_at_all:  # this one may
+        none_fits = "unused blocks have to be given back, which takes time"
     return [
         f", on {f'{world} x ' * (world > 1)}{_device(report.device)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures, whole=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
-        f"{_FITS[found.fits].format(memory=show_memory(report.device.memory_bytes))}{unsure}; "
-        + (f"largest micro-batch that fits: {largest}" if largest else _NONE_FITS[found.fits_at_all]),
+        f"{fits[found.fits]} {show_memory(report.device.memory_bytes)}{unsure}; "
+        + (f"largest micro-batch that fits: {largest}" if largest else none_fits),
         *_run_lines(report.run),
     ]
 

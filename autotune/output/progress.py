@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -46,16 +46,6 @@ from autotune.values.trial import Failure, TrialResult
 # Number of concurrent trials that are shown.
 _MOST_SHOWN = 3
 
-_SHORTEST_BAR = 6
-_LONGEST_BAR = 30
-
-# Share of the budget from which on memory is drawn as a warning: predictions are off by some percent.
-_CLOSE = 0.9
-
-# Columns left free at the right: a terminal shows Ctrl-C as ^C at the end of the last line, and if that wrapped, rich
-# could not erase the display.
-_ECHO = len("^C")
-
 
 @dataclass(frozen=True)
 class MemoryBar:
@@ -69,17 +59,13 @@ class MemoryBar:
         """Draw the bar at the available width."""
         share = self.used_bytes / self.budget_bytes
         beside = options.max_width - cell_len(self.words) - 1
-        width = min(_LONGEST_BAR, beside if beside >= _SHORTEST_BAR else options.max_width)
+        is_beside = beside >= 6
+        width = min(30, beside if is_beside else options.max_width)
         filled = round(min(1.0, share) * width)
         full, empty = ("#", ".") if options.ascii_only else ("█", "░")
-        style = "red" if share > 1 else "yellow" if share >= _CLOSE else "cyan"
+        style = "red" if share > 1 else "yellow" if share >= 0.9 else "cyan"  # predictions are off by some percent
         text = Text(overflow="fold").append(full * filled, style=style).append(empty * (width - filled), style="dim")
-        yield text.append(" " if beside >= _SHORTEST_BAR else "\n").append(self.words)
-
-
-class _Running(NamedTuple):
-    event: TrialStarted
-    began_s: float
+        yield text.append(" " if is_beside else "\n").append(self.words)
 
 
 class LiveView:
@@ -89,8 +75,8 @@ class LiveView:
         self._clock = clock
         self._phase = Phase.LOOKING
         self._phase_began_s = clock()
-        self._running: dict[int, _Running] = {}
-        self._latest: _Running | None = None
+        self._running: dict[int, tuple[TrialStarted, float]] = {}  # with when it began
+        self._latest: tuple[TrialStarted, float] | None = None
         self._standing: Standing | None = None
 
     def take(self, event: Event) -> None:
@@ -99,7 +85,7 @@ class LiveView:
             self._enter(event.phase)
         elif isinstance(event, TrialStarted):
             self._enter(Phase.of(event.purpose))
-            self._latest = self._running[event.number] = _Running(event, self._clock())
+            self._latest = self._running[event.number] = (event, self._clock())
             self._standing = event.standing or self._standing
         elif isinstance(event, TrialEnded):
             self._running.pop(event.result.request.number, None)
@@ -121,7 +107,8 @@ class LiveView:
             failed = f"{counts.failed} failed · " if counts.failed else ""
             tried = f"{counts.completed} measured · {counts.out_of_memory} out of memory"
             grid.add_row("so far", f"{tried} · {failed}{counts.refused} refused")
-        yield from console.render(grid, options.update(width=max(1, options.max_width - _ECHO)))
+        # A terminal shows Ctrl-C as ^C at the end of the last line; if that wrapped, rich could not erase the display.
+        yield from console.render(grid, options.update(width=max(1, options.max_width - len("^C"))))
 
     def _headline(self) -> Text:
         """Return the phase, and the remaining time and trials."""
@@ -184,9 +171,6 @@ LOGGER = logging.getLogger("autotune")
 # Lines are not wrapped, so this only bounds what rich would pad.
 _COLUMNS = 120
 
-# Low, since drawing (4.3 ms of processor time, rich 15.0, 80 columns) competes with the measured trial.
-_REFRESHES_PER_SECOND = 0.5
-
 _SHARES = {"others_share": "other processes", "stolen_share": "the hypervisor", "waited_share": "waiting for a core"}
 
 
@@ -201,9 +185,8 @@ class Progress:
 
     def __enter__(self) -> Self:
         if can_be_live(self._console):
-            self._live = Live(
-                self._view, console=self._console, refresh_per_second=_REFRESHES_PER_SECOND, transient=True
-            )
+            # Seldom, since drawing (4.3 ms of processor time, rich 15.0, 80 columns) competes with the measured trial.
+            self._live = Live(self._view, console=self._console, refresh_per_second=0.5, transient=True)
             self._live.start(refresh=True)
         return self
 
@@ -292,23 +275,25 @@ def _details(result: TrialResult) -> Iterator[str]:
 
 @contextlib.contextmanager
 def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
-    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`."""
-    console = _console() if observer is None and not quiet else None
+    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`.
+
+    Nothing is shown either where there is neither a log, a notebook nor a terminal.
+    """
+    console: Console | None = None
+    if observer is None and not quiet:
+        plain: dict[str, Any] = {"width": _COLUMNS, "color_system": None, "force_jupyter": False}
+        console = terminal.Console(stderr=True)
+        if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
+            console = terminal.Console(file=_Log(), **plain)
+        elif console.is_jupyter:  # plain lines below the cell: rich itself would print them as output of stdout
+            console = terminal.Console(file=sys.stderr, **plain)
+        elif sys.stderr is None or not sys.stderr.isatty():
+            console = None
     if console is None:
         yield ignore if observer is None else observer
         return
     with Progress(console) as progress:
         yield progress
-
-
-def _console() -> Console | None:
-    """Return the console for progress, or None if there is neither a log, a notebook nor a terminal."""
-    if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
-        return terminal.Console(file=_Log(), width=_COLUMNS, color_system=None, force_jupyter=False)
-    console = terminal.Console(stderr=True)
-    if console.is_jupyter:  # plain lines below the cell: rich itself would print them as output of stdout
-        return terminal.Console(file=sys.stderr, width=_COLUMNS, color_system=None, force_jupyter=False)
-    return console if sys.stderr is not None and sys.stderr.isatty() else None
 
 
 class _Log(io.StringIO):

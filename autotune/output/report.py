@@ -53,8 +53,6 @@ _BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
 
 SCOPE = ".autotune-result"
 
-_WIDTH = 120  # columns of a printed table
-
 # Selectors of the themes of notebooks.
 _DARK = ('body[data-jp-theme-light="false"]', "body.vscode-dark", 'html[theme="dark"]', 'html[data-theme="dark"]')
 _LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
@@ -353,7 +351,7 @@ def with_code(words: str) -> Markup:
 def text_of(result: ResultData) -> str:
     """Return a result as the command line shows it."""
     file = io.StringIO()
-    Console(file=file, width=_WIDTH, color_system=None).print(result_table(result), highlight=False)
+    Console(file=file, width=120, color_system=None).print(result_table(result), highlight=False)
     return file.getvalue().rstrip("\n")
 
 

@@ -19,13 +19,8 @@ from autotune.values.result import Contender, Explanation, ResultData, shown_rat
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
-# Least share of padding, and least half-width of an interval as a share of the rate, that are shown.
-_LEAST_PADDING = 0.05
-_LEAST_HALF = 0.005
-
-# Notes and kinds of work that the terminal shows; the report has all.
+# Notes that the terminal shows; the report has all.
 _MOST_NOTES = 3
-_MOST_PARTS = 3
 
 COULD_NOT_TELL = "couldn't tell"
 
@@ -66,7 +61,7 @@ def result_table(
     further = len(notes) - _MOST_NOTES
     lines = [*footnotes, *lines]
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
-        largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:_MOST_PARTS])
+        largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
         lines.append(f"where the time went: {', '.join(largest)}{spent.waited}")
     lines += [n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES]]
     lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
@@ -125,7 +120,7 @@ def _remarks(result: ResultData) -> tuple[list[str], list[str], list[str]]:
     lines += _allowance_lines(result)
     notes = [*([result.outshone] if result.outshone is not None else []), *result.proof_notes, *result.disturbances]
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
-    if padding is not None and padding >= _LEAST_PADDING:
+    if padding is not None and padding >= 0.05:
         notes.append(f"{padding:.0%} of what the baseline runs is padding")
     return footnotes, lines, notes
 
@@ -181,7 +176,7 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
     text = f"{shown_rate(measurement)} samples/s"
     if interval.is_narrow:
         half = (interval.high - interval.low) / 2 / rate
-        text += f" ± {half:.0%}" if half >= _LEAST_HALF else " ± under 1 %"
+        text += f" ± {half:.0%}" if half >= 0.005 else " ± under 1 %"
     peak = f"peak {show_memory(measurement.memory.peak_bytes)}"
     if prediction is None:
         return f"{text}, {peak}"

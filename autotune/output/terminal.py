@@ -25,12 +25,6 @@ from rich.text import Text
 
 from autotune.units import visible
 
-# Padding of a row's paragraph: top, right, bottom, left.
-_INDENTED = (0, 0, 0, 2)
-
-# A width that bounds nothing, to measure the full width of texts.
-_UNBOUNDED = 100_000
-
 
 class Console(rich.console.Console):
     """A console for foreign texts: without markup, names of emoji and control characters."""
@@ -67,7 +61,7 @@ class Fitted:
 
     def _needed(self, console: rich.console.Console, options: ConsoleOptions) -> tuple[list[Measurement], int]:
         """Return the minimum and maximum width of each column, and the width of lines and padding."""
-        unbounded = options.update(width=_UNBOUNDED)
+        unbounded = options.update(width=100_000)
         for column in self.table.columns:
             column.width = None
         spans = [_span(console, unbounded, column) for column in self.table.columns]
@@ -88,7 +82,7 @@ class Fitted:
                 for name, cell in zip(names[1:], others, strict=True)
                 if cell.plain.strip()
             ]
-            yield Padding(Text(" · ", "dim").join(said), _INDENTED, expand=False)
+            yield Padding(Text(" · ", "dim").join(said), (0, 0, 0, 2), expand=False)
         if self.table.caption:
             yield _text(console, self.table.caption)
 
