@@ -50,10 +50,6 @@ def drawn(done, *words: str) -> str:
     return done.stdout
 
 
-def test_help_is_readable_at_80_columns(estimate):
-    drawn(estimate("--help"), "KNOB=VALUE of the configuration to estimate.", "Catalogue name")
-
-
 def test_a_configuration_is_drawn_by_component_and_quietly_without_what_was_assumed(estimate):
     words = ("--gpu", "t4", "--fix", "micro-batch=8", "--fix", "optim=adamw_torch")
     said = drawn(
@@ -71,13 +67,11 @@ def test_a_configuration_is_drawn_by_component_and_quietly_without_what_was_assu
     assert estimate(*words, "-q").stdout == said[: said.index("note: ")]
 
 
-def test_a_number_before_the_name_of_a_gpu_is_that_of_the_devices(estimate):
-    drawn(estimate("--gpu", "2x t4", "--fix", "micro-batch=8,sharding=none"), "on 2 x t4")
-
-
 def test_the_best_are_drawn(estimate):
     words = ("configurations compared (--allow optimizer)", "micro-batch 64", "6 P D", "GPU-hours")
     drawn(estimate("--gpu", "rtx-3070", "--tokens", "1B"), *words)
+    drawn(estimate("--gpu", "2x t4", "--fix", "micro-batch=8,sharding=none"), "on 2 x t4")
+    drawn(estimate("--help"), "KNOB=VALUE of the configuration to estimate.", "Catalogue name")
 
 
 @pytest.mark.slow

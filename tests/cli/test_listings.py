@@ -36,22 +36,18 @@ def test_names_alone_are_for_other_programs():
         assert all(" " not in name for name in names)
 
 
-def test_versions_are_told_of_what_is_installed_and_what_is_not():
+def test_versions_are_told_of_what_is_installed_and_what_is_not(monkeypatch, tmp_path):
     text = CliRunner().invoke(app, ["--version"]).stdout
     assert text.splitlines()[0] == f"autotune {__version__}"
     assert f"torch {importlib.metadata.version('torch')}" in text.splitlines()
-    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
-    assert told["autotune"] == __version__
-    assert told["python"] == platform.python_version()
-    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
-    assert not set(told["packages"]) & set(told["missing"])
-
-
-def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch, tmp_path):
-    (tmp_path / "of_that_name").mkdir()
+    (tmp_path / "of_that_name").mkdir()  # a folder is not the package
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("autotune.cli.reports._ALSO_VERSIONS_OF", ("of-that-name",))
-    assert "of-that-name" in json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)["missing"]
+    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
+    assert (told["autotune"], told["python"]) == (__version__, platform.python_version())
+    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
+    assert not set(told["packages"]) & set(told["missing"])
+    assert "of-that-name" in told["missing"]
 
 
 def test_versions_load_none_of_what_they_tell_of():
@@ -126,19 +122,16 @@ def test_searches_are_listed_by_key_with_the_best_of_all(filled):
     output = run().stdout
     for text in (GPT2.key.short, "2026-11-20 12:00", "openai-community/gpt2", "causal-lm, sequence 128", "a CPU"):
         assert text in output
+    for columns in (60, 80):  # no name is broken
+        narrow = CliRunner().invoke(app, ["history"], env={"COLUMNS": str(columns)}).stdout
+        assert max(map(len, narrow.splitlines())) <= columns
+        assert all(name in narrow for name in (GPT2.model, T5.model))
     gpt2, t5 = json.loads(run("--json").stdout)
     assert (gpt2["key"], gpt2["searches"], gpt2["trials"]) == (GPT2.key.short, 2, 6)
     assert gpt2["best_samples_per_second"] == 25.0
     assert (t5["model"], t5["trials"]) == ("google-t5/t5-small", 1)
     assert run("--quiet").stdout.split() == [GPT2.key.short, T5.key.short]
     assert [group["model"] for group in json.loads(run("--model", "GPT", "--json").stdout)] == [GPT2.model]
-
-
-@pytest.mark.parametrize("columns", ["60", "80"])
-def test_no_name_is_broken_in_a_narrow_terminal(filled, columns):
-    shown = CliRunner().invoke(app, ["history"], env={"COLUMNS": columns}).stdout
-    assert max(map(len, shown.splitlines())) <= int(columns)
-    assert all(name in shown for name in (GPT2.model, T5.model))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +145,9 @@ def test_no_name_is_broken_in_a_narrow_terminal(filled, columns):
 def test_what_is_named_is_forgotten(filled, arguments, left):
     assert "forgotten: " in run("forget", *arguments, "--yes").stdout
     assert {search.id for search in filled.searches()} == left
+    found = json.loads(run("forget", "--all", "--yes", "--json").stdout)
+    assert found["searches"] == len(left)
+    assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 0, 3), ("", 2, 3)])
@@ -160,11 +156,6 @@ def test_it_asks_first_and_forgets_nothing_where_nobody_answers(filled, answer, 
     assert "forget 3 searches, 7 trials?" in said
     assert ("--yes" in said) == (code == 2)
     assert len(filled.searches()) == left
-
-
-def test_what_is_forgotten_can_be_counted(filled):
-    assert json.loads(run("forget", "--all", "--yes", "--json").stdout) == {"searches": 3, "trials": 7}
-    assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def groups(command: str) -> dict[str, set[str]]:
 
 def test_options_of_find_are_frozen_each_in_its_group():
     assert groups("find") == FIND_OPTIONS
+    for command in ("find", "script", "estimate"):
+        text = CliRunner().invoke(app, [command, "--help"]).stdout
+        assert f"\n  Example: autotune {command} --m" in text.partition("Model and data:")[0]
 
 
 @pytest.mark.parametrize("command", ["script", "estimate"])
@@ -64,12 +67,6 @@ def test_a_shared_option_is_in_the_same_group(command):
     for group, options in found.items():
         for other, known in FIND_OPTIONS.items():
             assert other == group or not options & known, options & known
-
-
-@pytest.mark.parametrize("command", ["find", "script", "estimate"])
-def test_help_has_an_example_above_the_options(command):
-    text = CliRunner().invoke(app, [command, "--help"]).stdout
-    assert f"\n  Example: autotune {command} --m" in text.partition("Model and data:")[0]
 
 
 BAD_INPUT = {
