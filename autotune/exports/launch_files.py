@@ -179,7 +179,6 @@ def _deepspeed(result: ResultData) -> dict[str, Any] | None:
 
 
 def _accelerate(result: ResultData) -> dict[str, Any]:
-    """Return the configuration file of `accelerate launch`."""
     if _launcher_starts_one(result):
         raise InputError(
             "accelerate: on a CPU its launcher starts one process whatever its file says; torchrun starts them all"

@@ -12,7 +12,6 @@ from rich.text import Text
 from autotune.estimates.report import (
     ConfigReport,
     Device,
-    DeviceRow,
     DevicesReport,
     Predicted,
     RankingReport,
@@ -20,7 +19,6 @@ from autotune.estimates.report import (
     RunCost,
     Speed,
     SpreadReport,
-    SpreadRow,
 )
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
@@ -140,39 +138,35 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
 
 
 def _devices(report: DevicesReport) -> list[RenderableType]:
-    runs = [row.run for row in report.rows if row.run is not None]
-    rows = [_device_cells(report.workload, row, row.best) for row in report.rows if row.best is not None]
-    left_out: dict[str, list[str]] = {}
+    rows, left_out = [], dict[str, list[str]]()
     for row in report.rows:
-        if row.best is None:
+        if (best := row.best) is None:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
+            continue
+        config, speed, hours = best.config, best.speed, row.run.hours if row.run is not None else None
+        tf32 = config.tf32 and config.precision is Precision.FP32
+        knobs = [str(config.per_device_train_batch_size), "tf32" if tf32 else str(config.precision), config.optim]
+        knobs += ["checkpointing"] * (config.checkpointing != "none")
+        knobs += [config.adapter.kind] if config.adapter is not None else []
+        knobs += [config.quantization] if config.quantization is not None else []
+        memory = f"{show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
+        cells = {
+            "device\nGiB": f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
+            "largest\nmicro-\nbatch": str(row.largest_micro_batch or ""),
+            _unit(report.workload): _rate(speed),
+            "MFU": _share(speed),
+            "hours": "" if hours is None else show_rate(hours),
+            "best configuration, its memory": f"{', '.join(knobs)}; {memory}",
+        }
+        rows.append(cells)
     first, *figures, last = rows[0]
     return [
         "",
         _table_of_known(rows, left={first, last}, whole=figures),
         *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
-        *_work_lines(next(iter(runs), None)),
+        *_work_lines(next((row.run for row in report.rows if row.run is not None), None)),
     ]
-
-
-def _device_cells(workload: Workload, row: DeviceRow, best: Predicted) -> dict[str, str]:
-    speed, run, config = best.speed, row.run, best.config
-    tf32 = config.tf32 and config.precision is Precision.FP32
-    knobs = [str(config.per_device_train_batch_size), "tf32" if tf32 else str(config.precision), config.optim]
-    knobs += ["checkpointing"] * (config.checkpointing != "none")
-    knobs += [config.adapter.kind] if config.adapter is not None else []
-    knobs += [config.quantization] if config.quantization is not None else []
-    return {
-        "device\nGiB": f"{row.device.name}\n{row.device.memory_bytes / GIB:.1f}",
-        "largest\nmicro-\nbatch": str(row.largest_micro_batch or ""),
-        _unit(workload): "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
-        "MFU": _share(speed),
-        "hours": "" if run is None or run.hours is None else show_rate(run.hours),
-        "best configuration, its memory": (
-            f"{', '.join(knobs)}; {show_memory(best.memory.device_peak_bytes)}{_mark(best)}"
-        ),
-    }
 
 
 def _spread(report: SpreadReport) -> list[RenderableType]:
@@ -180,7 +174,21 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
     memory = _Unit.of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
-    rows = [_way_cells(row, unit, memory) for row in report.rows]
+    rows = []
+    for row in report.rows:
+        found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
+        mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
+        cells = {
+            "way": row.way,
+            unit: _rate(speed),
+            "MFU": _share(speed),
+            "wait": "" if speed is None else f"{found.communication_s / speed.step_time_s:.0%}",
+            memory.name: f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip(),
+            "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
+            "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
+            "check-\npoint": found.config.checkpointing,
+        }
+        rows.append(cells)
     first, *others, last = rows[0]
     with_host = any(row.host_bytes for row in report.rows)
     return [
@@ -195,21 +203,6 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
         *_run_lines(report.run),
     ]
-
-
-def _way_cells(row: SpreadRow, unit: str, memory: _Unit) -> dict[str, str]:
-    found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
-    mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
-    return {
-        "way": row.way,
-        unit: "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second),
-        "MFU": _share(speed),
-        "wait": "" if speed is None else f"{found.communication_s / speed.step_time_s:.0%}",
-        memory.name: f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip(),
-        "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
-        "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
-        "check-\npoint": found.config.checkpointing,
-    }
 
 
 def _table_of_known(
@@ -256,6 +249,10 @@ def _unit(workload: Workload) -> str:
 
 def _interval(interval: Interval) -> str:
     return f"{show_rate(interval.low)} to {show_rate(interval.high)}"
+
+
+def _rate(speed: Speed | None) -> str:
+    return "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second)
 
 
 def _share(speed: Speed | None) -> str:
