@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from autotune.units import visible
@@ -64,7 +64,11 @@ class Fitted:
         unbounded = options.update(width=100_000)
         for column in self.table.columns:
             column.width = None
-        spans = [_span(console, unbounded, column) for column in self.table.columns]
+        spans = []  # a column's longest word (its longest line, if it isn't wrapped) and its longest line
+        for column in self.table.columns:
+            cells = [Measurement.get(console, unbounded, cell) for cell in (column.header, *column.cells)]
+            most = max(cell.maximum for cell in cells)
+            spans.append(Measurement(most if column.no_wrap else max(cell.minimum for cell in cells), most))
         whole = Measurement.get(console, unbounded, self.table).maximum
         return spans, whole - sum(span.maximum for span in spans)
 
@@ -113,13 +117,6 @@ def _text(console: rich.console.Console, cell: object, style: Style | str | None
     found = found.copy()
     found.stylize_before(style or "")
     return found
-
-
-def _span(console: rich.console.Console, options: ConsoleOptions, column: Column) -> Measurement:
-    """Return the width of a column's longest word (of its longest line, if not wrapped) and of its longest line."""
-    cells = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
-    most = max(cell.maximum for cell in cells)
-    return Measurement(most if column.no_wrap else max(cell.minimum for cell in cells), most)
 
 
 def _widths(spans: Sequence[Measurement], room: int) -> list[int]:
