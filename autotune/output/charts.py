@@ -254,7 +254,13 @@ def waterfall(found: Explanation | None, width: float) -> Figure | None:
             continue
         label, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
         axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
-        look = {"height": 0.34, "edgecolor": COLOURS["ink"], "ls": style, "clip_on": False, "label": label}
+        look: dict[str, Any] = {
+            "height": 0.34,
+            "edgecolor": COLOURS["ink"],
+            "ls": style,
+            "clip_on": False,
+            "label": label,
+        }
         colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
         axes.barh(row + 0.7, step.end - step.start, left=step.start, color=colour, gid=tip_of(step.tip), **look)
         if step.low is not None and step.high is not None:
