@@ -163,11 +163,16 @@ class ImageText(NamedTuple):
             return (1, self.images * first, *rest)
         return (self.images * first, *rest)
 
-    def positions(self) -> list[int]:
-        """Return the positions of the placeholders in a sample."""
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Beginnings and ends of the runs of placeholders in a sample, which exported scripts list."""
         runs = self.image.runs * self.images
         starts = itertools.accumulate((run + 1 for run in runs), initial=1)
-        return [position for start, run in zip(starts, runs, strict=False) for position in range(start, start + run)]
+        return [(start, start + run) for start, run in zip(starts, runs, strict=False)]
+
+    def positions(self) -> list[int]:
+        """Return the positions of the placeholders in a sample."""
+        return [position for start, end in self.ranges for position in range(start, end)]
 
 
 def takes_images(model_type: str) -> bool:
