@@ -12,7 +12,6 @@ The last line is the result as JSON; it is also written to `benchmarks/results/`
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -25,6 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measured_searches import find, parser_of
 from provenance import ROOT, keep
 
 import autotune
@@ -38,19 +38,6 @@ from autotune.values.trial import DescribeRequest, Limits, Purpose, TrialRequest
 EXAMPLE = ROOT / "examples" / "train_with_result.py"
 TIMEOUT_S = 900.0
 FEWEST_STEPS, MOST_STEPS = 3, 200
-
-# Options of a search, each an argument of `autotune.find`.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "model": {},
-    "effort": {"default": "quick", "help": "default: %(default)s"},
-    "device": {"default": "auto", "help": "default: %(default)s"},
-    "devices": {"type": int},
-    "seq-len": {"type": int},
-    "global-batch": {"type": int},
-    "allow": {"default": "optimizer", "help": "default: %(default)s"},
-    "max-time": {},
-    "max-trials": {"type": int},
-}
 
 
 class Round(NamedTuple):
@@ -67,11 +54,8 @@ class Round(NamedTuple):
 
 def main() -> None:
     """Measure and write what the command line asks for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__, usual={})
     parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search; none: search first")
-    for name, option in OPTIONS.items():
-        parser.add_argument(f"--{name}", **option)
-    parser.add_argument("--out", type=Path, help="file of the result (default: in benchmarks/results)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
     options = parser.parse_args()
@@ -79,11 +63,9 @@ def main() -> None:
         parser.error("give either a best-config.json or --model")
     with tempfile.TemporaryDirectory() as scratch:
         path = options.config
-        if path is None:  # a search that knows nothing beforehand
-            os.environ["AUTOTUNE_HOME"] = f"{scratch}/home"
-            asked = {name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in OPTIONS}
+        if path is None:
             path = Path(scratch) / "best-config.json"
-            autotune.find(asked.pop("model"), run_dir=Path(scratch) / "run", record=False, **asked).save(path)
+            find(options, Path(scratch), record=False).save(path)
         result = autotune.load(path)
         hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
         found = summary(result, compare(path, hardware, count=options.rounds, seconds=options.seconds))

@@ -47,12 +47,7 @@ def told(result: TuningResult) -> dict[str, Any]:
         "verdict": result.verdict,
         "changes": {change.knob: change.after for change in result.best.changes},
         "speedup": result.speedup.model_dump() if result.speedup else None,
-        "trials": trials_of(result),
+        "trials": sum(trial.number is not None for trial in result.trials),
         "search_time_s": result.search_time_s,
         "disturbances": result.disturbances,
     }
-
-
-def trials_of(result: TuningResult) -> int:
-    """Return the number of trials that ran."""
-    return sum(trial.number is not None for trial in result.trials)

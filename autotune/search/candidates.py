@@ -207,7 +207,7 @@ class Candidates:
         if late:
             said += (
                 f"; {len(late):,} were not tried as compiling is expected to take {show_time(max(trial_s[late]))}: "
-                "a longer --max-time"
+                "a longer --max-time tries them"
             )
         if not risky:
             return said
