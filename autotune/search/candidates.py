@@ -1,9 +1,9 @@
 """Chooses trials: what to refuse without one, what to try next, and when to stop.
 
 By the cost model the next trial is the untried configuration with the largest expected improvement over the leader for
-each second that it is expected to take, times its chance to fit. Before a trial has completed, it is the one with the highest predicted
-throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the next choice. The
-search ends when no untried configuration has a chance of at least `WORTHWHILE_CHANCE` to be faster by
+each second that it is expected to take, times its chance to fit. Before a trial has completed, it is the one with the
+highest predicted throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the
+next choice. The search ends when no untried configuration has a chance of at least `WORTHWHILE_CHANCE` to be faster by
 `WORTHWHILE_GAIN`.
 
 Without the cost model there are `proposals`, in the order of the space. If a trial has completed, they are the
