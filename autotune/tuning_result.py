@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import warnings
 from pathlib import Path
@@ -177,15 +178,13 @@ class TuningResult(ResultData):
 
     def __str__(self) -> str:
         """Return what the command line shows: the table, the verdict, the notes."""
-        from autotune.output.report import text_of
+        from autotune.output.table import text_of
 
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: baseline against winner, what changes, charts."""
-        from autotune.output.report import html_of
-
-        return html_of(self)
+        """Return what a notebook shows: the same."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def with_methods(data: ResultData) -> TuningResult:

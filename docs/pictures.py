@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation from the run directory of a real search.
 
     python docs/pictures.py answer RUN_DIR   # docs/answer.svg: the answer as a terminal shows it
-    python docs/pictures.py report RUN_DIR   # docs/report-*.png: the page, wide and narrow, light and dark
+    python docs/pictures.py report RUN_DIR   # docs/report-*.png: the page, wide and narrow
 
 The second needs playwright and a Chromium (its own, by `playwright install chromium`, or the system's).
 """
@@ -53,10 +53,9 @@ def report_pictures(run_directory: Path) -> dict[str, bytes]:
         page.write_text(html_report(shown))
         browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, height in SIZES:
-            for theme in ("light", "dark"):
-                tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
-                tab.goto(page.as_uri())
-                found[f"report-{width}-{theme}.png"] = tab.screenshot()
+            tab = browser.new_page(viewport={"width": width, "height": height})
+            tab.goto(page.as_uri())
+            found[f"report-{width}.png"] = tab.screenshot()
     return found
 
 

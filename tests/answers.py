@@ -5,8 +5,11 @@ from __future__ import annotations
 from factories import make_budget, make_config, make_failure, make_measurement, make_plan, make_result
 
 from autotune.planning.plan import SearchState
+from autotune.space.knobs import with_changes
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
+from autotune.values.result import ResultData, RunReport
+from autotune.values.time_spent import spent_on
 from autotune.values.trial import Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
@@ -37,6 +40,15 @@ def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | No
     for number, (config, outcome) in enumerate(finals, len(results)):
         results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
     return assemble(Finals(SearchState(plan, results, {make_config(2): "hopeless"})), 60.0)
+
+
+def report_of(result: ResultData) -> RunReport:
+    """The report of an answer, as `gather` makes it of a run directory."""
+    return RunReport(
+        run_directory="", written="", autotune_version=result.autotune_version, is_running=False, command=None,
+        **result.problem.problem_fields(), result=result, trials=with_changes(result.trials, result.problem),
+        spent=result.spent or spent_on((), result.search_time_s, {}),
+    )  # fmt: skip
 
 
 def compiled(rate: float, start_s: float) -> Outcome:

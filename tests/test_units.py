@@ -6,6 +6,7 @@ import sys
 import unicodedata
 
 import pytest
+from answers import report_of
 from exporting import GPU, answer_of
 from factories import make_config, make_spec, make_workload
 from rich.table import Table
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.output.progress import Progress
-from autotune.output.report import html_of, html_report, report_of, text_of
-from autotune.output.terminal import Console, Fitted
+from autotune.output.report import html_report
+from autotune.output.table import text_of
+from autotune.output.terminal import Console
 from autotune.units import GIB, parse_count, parse_memory, parse_time_s, show_memory, show_rate, show_time, visible
 from autotune.values.problem import Note
 
@@ -98,7 +100,7 @@ def test_a_console_draws_no_control_character_and_reads_no_markup(made):
     table = Table(title=made(NAME))
     table.add_column("model")
     table.add_row(made(NAME))
-    for shown in (drawn(table), drawn(Fitted(table)), drawn(made(NAME), 300)):
+    for shown in (drawn(table), drawn(made(NAME), 300)):
         assert not unseen(shown)
         assert "\\x1b" in shown
     assert "[/x][red]:smile:" in drawn(made(NAME), 300)
@@ -118,10 +120,10 @@ def test_progress_of_a_search_is_a_line_an_event():
 
 
 def test_pages_show_what_can_not_be_seen(result):
-    for page in (html_report(report_of(result)), html_of(result)):
+    for page in (html_report(report_of(result)), result._repr_html_()):
         assert not unseen(page)
         assert "<img" not in page
-        assert "\\x1b[2J" in html.unescape(page.replace("<wbr>", ""))
+        assert "\\x1b[2J" in html.unescape(page)
 
 
 def test_an_error_about_a_name_is_a_line_without_control_characters(tmp_path):

@@ -150,18 +150,23 @@ def listed(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the keys alone, one a line.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List what earlier searches measured, by model, workload, device and versions."""
+    """List earlier searches, with what they measured at best."""
     if context.invoked_subcommand is not None:
         return
 
-    from autotune.output.listings import groups, history_table
+    from autotune.output.listings import history_rows, history_table
 
     database = _database()
     searches = [search for search in database.searches() if model.lower() in search.model.lower()]
     if model and not searches:
         raise InputError(f"--model {model}: nothing is recorded of a model with this in its name")
-    found = groups(searches)
-    _listed(found, lambda rows: history_table(rows, database.where), lambda g: str(g.key), quiet=quiet, as_json=as_json)
+    found = history_rows(searches)
+    if as_json:
+        print_json(found)
+    elif quiet:
+        print_text(*dict.fromkeys(row["key"] for row in found))
+    else:
+        stdout().print(history_table(found, database.where), highlight=False)
 
 
 @history.command()

@@ -1,44 +1,83 @@
-"""Charts of a report: throughput against memory, best over time, and the contributions of a winner's knobs.
+"""Charts of a report as SVG: throughput over memory, best over time, and the contributions of a winner's knobs.
 
-Each is drawn within `chart_style.styled` for a given width in pixels, since texts keep their size on narrow screens.
+They have one size and one look, on white. Series have the colours of Okabe and Ito, some of them darker (Color
+Universal Design, https://jfly.uni-koeln.de/color/): distinguishable with the common kinds of colour blindness, and at a
+contrast of 3:1 to white or more (WCAG 2.2, 1.4.11). Each has a shape or a label of its own as well.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Sequence
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune.output.chart_style import (
-    COLOURS,
-    ROW,
-    blank,
-    cut,
-    limited,
-    mark,
-    padded,
-    row_text,
-    tip_of,
-    trial_axes,
-    with_legend,
-)
+from markupsafe import Markup, escape
+
 from autotune.output.table import contribution_rows, show_ratio
 from autotune.space.knobs import shown_changes
-from autotune.units import GIB, show_memory, show_rate, show_time
+from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.config import TrainConfig
 from autotune.values.result import Explanation, RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLOURS = {
+    "baseline": "#6b7280", "winner": "#0072b2", "front": "#007f5c", "trial": "#7d8590", "failed": "#d55e00",
+    "budget": "#a8327d", "text": "#565e69",
+}  # fmt: skip
+
+_STYLE = {
+    "font.family": "DejaVu Sans", "font.size": 12, "text.parse_math": False, "figure.dpi": 72,
+    "axes.edgecolor": COLOURS["text"], "axes.labelcolor": COLOURS["text"], "axes.titlecolor": COLOURS["text"],
+    "axes.titlelocation": "left", "axes.titlesize": 12, "axes.axisbelow": True, "axes.grid": True,
+    "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False, "axes.formatter.useoffset": False,
+    "grid.color": "#e7e9ed", "legend.frameon": False, "svg.fonttype": "none",
+}  # fmt: skip
+
+# Marker, size and colour; a mark of white is filled with white.
+_LOOKS = {
+    "trial": ("o", 8, "white"), "front": ("o", 9, "front"), "baseline": ("s", 10, "baseline"),
+    "winner": ("*", 17, "winner"), "failed": ("x", 8, "failed"), "trial again": ("D", 7, "white"),
+    "baseline again": ("D", 7, "baseline"), "winner again": ("D", 7, "winner"),
+}  # fmt: skip
+
+_WIDTH, _ROW = 540, 42  # pixels
+
+
+def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
+    """Return what `draw` draws as an SVG element whose ids are those of no other name; empty: nothing.
+
+    The figure's label is read to those who can't see it. An artist's `gid` of the form "tip:..." becomes its title.
+    """
+    import matplotlib.style
+
+    file = io.StringIO()
+    style: list[Any] = ["default", {**_STYLE, "svg.hashsalt": name}]  # whatever the user's own settings are
+    with warnings.catch_warnings(), matplotlib.style.context(style):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has its own fonts
+        figure = draw()
+        if figure is None:
+            return Markup()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    _, _, body = file.getvalue().partition("</style>\n </defs>")
+    body = re.sub(r"<g id=([\"'])tip:(.*?)\1>", r"<g><title>\2</title>", body)
+    body = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", body).replace("xlink:href", "href")
+    size = f"0 0 {_WIDTH} {figure.get_figheight() * 72:g}"
+    label = escape(visible(str(figure.get_label())))
+    return Markup(f'<svg viewBox="{size}" role="img" aria-label="{label}">{body.strip()}')
 
 
 class Spot(NamedTuple):
     """A configuration with rate and peak memory over its trials."""
 
     config: TrainConfig
-    rate: float  # samples per second
+    rate: float  # samples per second, which all outputs state
     peak: int  # bytes, the highest of its trials
     tip: str
     is_once: bool  # measured in the search alone: the fastest of many such is likely to have been lucky
@@ -52,13 +91,12 @@ def spots(report: RunReport) -> list[Spot]:
             by_config.setdefault(trial.config, []).append(trial)
     found = []
     for config, trials in by_config.items():
-        finals = [t for t in trials if t.purpose is Purpose.FINAL]
-        rate = trials[0].config_samples_per_second  # the rate that all outputs state; results of older versions lack it
-        if rate is None:
-            rate = statistics.fmean(t.samples_per_second or 0.0 for t in finals or trials)
-        peak, changed = max(t.peak_bytes or 0 for t in trials), shown_changes(trials[0].changes or ())
-        tip = f"{changed}\n{show_rate(rate)} samples/s, {show_memory(peak)}\ntrial {', '.join(t.label for t in trials)}"
-        found.append(Spot(config, rate, peak, tip if finals else f"{tip}, measured once", is_once=not finals))
+        rate, peak = trials[0].config_samples_per_second, max(t.peak_bytes or 0 for t in trials)
+        is_once = not any(t.purpose is Purpose.FINAL for t in trials)
+        if rate is not None:
+            of = f"trial {', '.join(t.label for t in trials)}{', measured once' * is_once}"
+            tip = f"{shown_changes(trials[0].changes or ())}: {show_rate(rate)} samples/s, {show_memory(peak)}, {of}"
+            found.append(Spot(config, rate, peak, tip, is_once))
     return found
 
 
@@ -71,53 +109,42 @@ def pareto(found: Sequence[Spot]) -> list[Spot]:
     return front
 
 
-def throughput_against_memory(report: RunReport, width: float) -> Figure | None:
+def throughput_against_memory(report: RunReport) -> Figure | None:
     """Return the chart of configurations by peak memory and throughput, with budget and Pareto front."""
     found = spots(report)
     if not found:
         return None
     lacking = [t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY]
     budget, most = report.memory_bytes, max(s.peak for s in found)
-    far = budget > 1.6 * most and not lacking  # drawn beyond a break of the axis, to leave room for the trials
-    low, high = padded([s.peak for s in found] + ([] if far else [budget]), 0.06)
-    unit, name = (GIB, "GiB") if high >= GIB else (1 << 20, "MiB")
+    is_far = budget > 1.6 * most and not lacking  # it would leave the trials no room
+    unit, name = (GIB, "GiB") if (most if is_far else max(most, budget)) >= GIB else (1 << 20, "MiB")
     label = f"Throughput against peak memory of {len(found)} configurations; budget {show_memory(budget)}"
-    figure, axes = trial_axes(width, label, f"peak memory, {name}", "samples/s")
-    limited(axes, "x", low / unit, high / unit, width)
-    limited(axes, "y", *padded([s.rate for s in found], 0.1), width)
+    figure, axes = _figure(label, f"peak memory, {name}", "samples/s")
+    title = f"budget {show_memory(budget)}{', further right' * is_far}"
+    axes.set_title(title, loc="right", color=COLOURS["budget"])
+    if not is_far:
+        axes.axvline(budget / unit, label="memory budget", color=COLOURS["budget"], linewidth=2, linestyle="--")
     best = report.result.best if report.result is not None else None
     winner = best.measurement if best is not None and best.confirmed else None
-    fastest = winner.samples_per_second if winner is not None else math.inf
-    front = pareto([s for s in found if not s.is_once or s.rate <= fastest])
+    front = pareto([s for s in found if not s.is_once or winner is None or s.rate <= winner.samples_per_second])
+    words = {"front": "Pareto front: fastest with as little memory"}
+    words["trial"] = "others; above the winner those measured once"
     stairs = [s.peak / unit for s in front], [s.rate for s in front]
-    words = "Pareto front: nothing is faster with as little memory"
-    on_top = ("trial", "baseline", "winner")
-    axes.step(*stairs, where="post", color=COLOURS["front"], label=words)
-    for spot in sorted(found, key=lambda s: on_top.index(_kind(report, s.config))):
-        peak, kind = spot.peak / unit, _kind(report, spot.config)
-        if kind != "trial":
-            mark(axes, kind, peak, spot.rate, f"{kind}: {spot.tip}", kind)
-        elif spot in front:
-            mark(axes, "front", peak, spot.rate, spot.tip, words)
-        else:
-            mark(axes, "trial", peak, spot.rate, spot.tip, "other configurations; above the winner those measured once")
-    bottom = axes.get_xaxis_transform()
+    axes.step(*stairs, where="post", color=COLOURS["front"], label=words["front"])
+    for spot in found:
+        kind = _kind(report, spot.config)
+        look = "front" if kind == "trial" and spot in front else kind
+        tip = spot.tip if kind == "trial" else f"{kind}: {spot.tip}"
+        _mark(axes, look, spot.peak / unit, spot.rate, tip, words.get(look, look))
     for trial in lacking:
         needed = trial.prediction.peak_bytes if trial.prediction is not None else trial.peak_bytes
-        at = min(max(needed or budget, budget), high) / unit
-        tip = f"{shown_changes(trial.changes or ())}\nran out of memory, trial {trial.label}"
-        mark(axes, "failed", at, 0.025, tip, "ran out of memory, at what was predicted", transform=bottom)
-    edge, place = (1.06, axes.transAxes) if far else (budget / unit, bottom)
-    look: dict[str, Any] = {"color": COLOURS["budget"], "transform": place}
-    dashes = (0, (3, 2))
-    axes.plot([edge, edge], [0, 1], label="memory budget", linewidth=2, linestyle=dashes, clip_on=False, **look)
-    axes.text(edge, 1.02, f"budget {show_memory(budget)}", ha="right", **look)
-    if far:
-        axes.text(1.03, 0, "//", transform=place, ha="center", va="center", color=COLOURS["muted"])
-    return with_legend(figure, width, right=0.09 * width if far else 12)
+        at = min(max(needed or budget, budget), 1.1 * max(budget, most)) / unit
+        tip = f"{shown_changes(trial.changes or ())}: ran out of memory, trial {trial.label}"
+        _mark(axes, "failed", at, None, tip, "ran out of memory, at what was predicted")
+    return _with_legend(figure, axes)
 
 
-def best_over_time(report: RunReport, width: float) -> Figure | None:
+def best_over_time(report: RunReport) -> Figure | None:
     """Return the chart of the best throughput so far over the time of trials; after the finals it is the winner's."""
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores and t.ended_s is not None]
     completed = sorted((t for t in explored if t.is_compared), key=lambda t: t.ended_s or 0.0)
@@ -127,24 +154,25 @@ def best_over_time(report: RunReport, width: float) -> Figure | None:
     last = max(t.ended_s or 0.0 for t in [*explored, *again])
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes") if last > 120 else (1.0, "seconds")
     label = f"Best throughput so far over {show_time(last)} of trials"
-    figure, axes = trial_axes(width, label, f"{name} for which trials had run", "samples/s")
-    limited(axes, "x", 0, last * 1.02 / unit, width)
-    limited(axes, "y", *padded([t.samples_per_second or 0.0 for t in [*completed, *again]], 0.1), width)
+    figure, axes = _figure(label, f"{name} for which trials had run", "samples/s")
     times, rates = zip(*best_so_far(report, completed, again, last), strict=True)
     words = "best so far; after the finals the winner"
-    axes.step([t / unit for t in times], rates, where="post", color=COLOURS["best"], linewidth=2.2, label=words)
+    line = [t / unit for t in times]
+    axes.step(line, rates, where="post", color=COLOURS["winner"], linewidth=2.2, label=words)
     for trial in [*explored, *again]:
-        at, rate = (trial.ended_s or 0.0) / unit, trial.samples_per_second
-        kind = _kind(report, trial.config)
+        rate, kind = trial.samples_per_second, _kind(report, trial.config)
         if rate is None:
-            mark(axes, "failed", at, 0.025, _tip(trial), "failed", transform=axes.get_xaxis_transform())
+            look, words = "failed", "failed"
         elif trial.purpose is not Purpose.FINAL:
-            mark(axes, "trial", at, rate, _tip(trial), "a trial of the search")
-        elif kind == "trial":
-            mark(axes, "trial again", at, rate, _tip(trial), "a trial of the finals")
+            look, words = "trial", "a trial of the search"
         else:
-            mark(axes, f"{kind} again", at, rate, _tip(trial), f"the {kind}, measured again in the finals")
-    return with_legend(figure, width)
+            is_named = kind != "trial"
+            look = f"{kind} again"
+            words = f"the {kind}, measured again in the finals" if is_named else "a trial of the finals"
+        measured = f", {show_rate(rate)} samples/s" if rate is not None else ""
+        tip = f"trial {trial.label}: {shown_changes(trial.changes or ())}: {trial.status}{measured}"
+        _mark(axes, look, (trial.ended_s or 0.0) / unit, rate, tip, words)
+    return _with_legend(figure, axes)
 
 
 def best_so_far(
@@ -167,28 +195,20 @@ def best_so_far(
     return [*points, (last_s, best)]
 
 
-def _kind(report: RunReport, config: TrainConfig) -> str:
-    if report.result is not None and config == report.result.best.config:
-        return "winner"
-    return "baseline" if config == report.baseline else "trial"
-
-
-def _tip(trial: TrialRow) -> str:
-    rate = f", {show_rate(trial.samples_per_second)} samples/s" if trial.samples_per_second is not None else ""
-    return f"trial {trial.label}: {shown_changes(trial.changes or ())}\n{trial.status}{rate}"
-
-
 class Step(NamedTuple):
-    """A row of the waterfall: throughput in samples/s without and with a knob, and the interval of the latter."""
+    """A row of the waterfall: the throughput without and with a knob, in samples/s; None: not told."""
 
     words: str
     value: str
-    tip: str
-    kind: str = ""
+    known: str
+    kind: str
     start: float | None = None
     end: float | None = None
-    low: float | None = None
-    high: float | None = None
+
+
+# Kinds of steps, with their opacity.
+_SURE, _WEAK, _REST = "measured in turn", "told by trials of the search, or not surely", "together"
+_OPACITY = {_SURE: 1.0, _WEAK: 0.35, _REST: 0.15}
 
 
 def waterfall_steps(explanation: Explanation) -> list[Step]:
@@ -198,71 +218,77 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
         ratio, interval = part.ratio, part.interval
         if ratio is None or winner is None:
-            found.append(Step(words, value, part.cause or ""))
+            found.append(Step(words, value, known, _WEAK))
             continue
         start = at if at is not None else winner / ratio
-        ends: tuple[float | None, float | None] = (None, None)
-        is_told = interval is not None and interval.is_narrow
-        if interval is not None and is_told:
-            ends = start * interval.low, start * interval.high
-        kind = ("gain" if ratio >= 1 else "loss") + ("" if part.basis == "in turn" and is_told else " weak")
-        found.append(Step(words, value, f"{words}: {value}\n{known}", kind, start, start * ratio, *ends))
+        is_sure = part.basis == "in turn" and interval is not None and interval.is_narrow
+        found.append(Step(words, value, known, _SURE if is_sure else _WEAK, start, start * ratio))
         at = start * ratio if at is not None else None
     together = explanation.together
     if together is not None and at is not None:
-        tip = "the total beyond the product of the knobs' factors"
-        kind = f"rest {'gain' if together >= 1 else 'loss'}"
-        value = show_ratio(together, explanation.together_interval)
-        found.append(Step("together", value, tip, kind, at, at * together))
+        value, known = show_ratio(together, explanation.together_interval), "the total beyond the knobs' product"
+        found.append(Step("together", value, known, _REST, at, at * together))
     return found
 
 
-# Kinds of bars in the waterfall: words of the legend, opacity, line around it.
-_BARS = {
-    "weak": ("told by trials of the search, or not surely", 0.35, "--"),
-    "rest": ("together", 0.15, "-"),
-    "": ("measured in turn, with its 95 % interval", 1.0, "none"),
-}
-
-
-def waterfall(found: Explanation | None, width: float) -> Figure | None:
-    """Return the waterfall from the baseline's throughput to the winner's, on a logarithmic axis."""
+def waterfall(found: Explanation | None) -> Figure | None:
+    """Return the waterfall from the baseline's throughput to the winner's."""
     steps = waterfall_steps(found) if found is not None else []
-    told = [v for s in steps for v in (s.start, s.end, s.low, s.high) if v]
-    if found is None or found.winner_samples_per_second is None or not told:
+    if found is None or found.winner_samples_per_second is None or not any(step.end for step in steps):
         return None
     base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
-    ends = ([("baseline", base, 0)] if base else []) + [("winner", winner, len(steps) + bool(base))]
+    ends = [Step(name, f"{show_rate(rate)} samples/s", "", name, rate, rate)
+            for name, rate in (("baseline", base), ("winner", winner)) if rate]  # fmt: skip
+    rows = [*ends[:-1], *steps, ends[-1]]
     label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
-    rows = len(steps) + len(ends)
-    figure = blank(width, rows * ROW + 44, label)
-    axes = figure.add_subplot(ylim=(rows, 0), yticks=[])  # each row one unit high: a text, and a bar below it
-    figure.subplots_adjust(0.005, 0, 0.995, 1)
-    told += [rate for _, rate, _ in ends]
-    axes.set(xscale="log", xlabel="samples/s")
-    axes.grid(visible=False)
-    axes.grid(visible=True, axis="x")
-    limited(axes, "x", min(told) / 1.04, max(told) * 1.04, width, logs=True)
-    for words, rate, row in ends:
-        row_text(axes, row, words, f"{show_rate(rate)} samples/s", width, weight="bold")
-        mark(axes, words, rate, row + 0.7, f"{words}: {show_rate(rate)} samples/s", "_")
-    for row, step in enumerate(steps, int(bool(base))):
-        row_text(axes, row, step.words, step.value, width)
+    figure, axes = _figure(label, "samples/s", "", height=_ROW * len(rows) + 90)
+    axes.set(ylim=(len(rows), 0), yticks=[])  # each row one unit high: a text, and a bar below it
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    for row, step in enumerate(rows):
+        axes.text(0, row + 0.25, textwrap.shorten(visible(step.words), 50, placeholder=" …"), **place)
+        axes.text(1, row + 0.25, step.value, ha="right", weight="bold", **place)
         if step.start is None or step.end is None:
-            place = axes.get_yaxis_transform()
-            axes.text(0, row + 0.7, cut(step.tip, width), transform=place, va="center", color=COLOURS["muted"])
-            continue
-        label, opacity, style = next(_BARS[kind] for kind in _BARS if kind in step.kind)
-        axes.plot([step.start] * 2, [row - 0.3, row + 0.7], color=COLOURS["line"], linewidth=1, zorder=0)
-        look: dict[str, Any] = {
-            "height": 0.34,
-            "edgecolor": COLOURS["ink"],
-            "ls": style,
-            "clip_on": False,
-            "label": label,
-        }
-        colour = COLOURS["best" if "gain" in step.kind else "failed"], opacity
-        axes.barh(row + 0.7, step.end - step.start, left=step.start, color=colour, gid=tip_of(step.tip), **look)
-        if step.low is not None and step.high is not None:
-            axes.plot([step.low, step.high], [row + 0.7] * 2, color=COLOURS["ink"], marker="|", gid="tip:95 % interval")
-    return with_legend(figure, width, left=4, right=4, top=0)
+            known = textwrap.shorten(visible(step.known), 72, placeholder=" …")
+            axes.text(0, row + 0.7, known, color=COLOURS["text"], **place)
+        elif step.kind in _LOOKS:
+            _mark(axes, step.kind, step.end, row + 0.7, f"{step.words}: {step.value}", "_")
+        else:
+            colour = COLOURS["winner" if step.end >= step.start else "failed"], _OPACITY[step.kind]
+            bar: dict[str, Any] = {"height": 0.34, "edgecolor": COLOURS["text"], "label": step.kind, "color": colour}
+            bar["gid"] = f"tip:{visible(f'{step.words}: {step.value}, {step.known}')}"
+            axes.barh(row + 0.7, step.end - step.start, left=step.start, **bar)
+    return _with_legend(figure, axes)
+
+
+def _figure(label: str, below: str, above: str, height: float = 360) -> tuple[Figure, Axes]:
+    """Return a figure, which `label` describes, and its axes, with words below them and above at the left."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH / 72, height / 72), label=label, layout="constrained")
+    return figure, figure.add_subplot(xlabel=below, title=above)
+
+
+def _mark(axes: Axes, look: str, x: float, y: float | None, tip: str, words: str) -> None:
+    """Draw a mark with a tip and an entry of the legend; where `y` is unknown, at the bottom."""
+    marker, size, colour = _LOOKS[look]
+    edge = COLOURS["trial"] if colour == "white" else COLOURS[colour] if marker == "x" else "white"
+    where: dict[str, Any] = {"transform": axes.get_xaxis_transform()} if y is None else {}
+    axes.plot(
+        x, 0.03 if y is None else y, gid=f"tip:{visible(tip)}", label=words, marker=marker, markersize=size,
+        color=COLOURS.get(colour, colour), markeredgecolor=edge, linestyle="none", clip_on=False, **where,
+    )  # fmt: skip
+
+
+def _with_legend(figure: Figure, axes: Axes) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    found = dict(zip(labels, handles, strict=True))  # of equal labels the last
+    figure.legend(
+        list(found.values()), [textwrap.fill(label, 31) for label in found], loc="outside lower left", ncols=2
+    )
+    return figure
+
+
+def _kind(report: RunReport, config: TrainConfig) -> str:
+    if report.result is not None and config == report.result.best.config:
+        return "winner"
+    return "baseline" if config == report.baseline else "trial"

@@ -66,7 +66,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     return [
         f", on {f'{world} x ' * (world > 1)}{_device(report.device)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
-        table_of(("", *figures), rows, right=figures, whole=figures),
+        table_of(("", *figures), rows, right=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
         f"{fits[found.fits]} {show_memory(report.device.memory_bytes)}{unsure}; "
         + (f"largest micro-batch that fits: {largest}" if largest else none_fits),
@@ -128,7 +128,7 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
         rows.append(cells)
     return [
         f", on {_device(report.device)}",
-        _table_of_known(rows, left={"what changes"}, whole={"memory"}),
+        _table_of_known(rows, left={"what changes"}),
         f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
         "each kind the best micro-batch",
@@ -159,10 +159,10 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
             "best configuration, its memory": f"{', '.join(knobs)}; {memory}",
         }
         rows.append(cells)
-    first, *figures, last = rows[0]
+    first, *_, last = rows[0]
     return [
         "",
-        _table_of_known(rows, left={first, last}, whole=figures),
+        _table_of_known(rows, left={first, last}),
         *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
         *_work_lines(next((row.run for row in report.rows if row.run is not None), None)),
@@ -189,11 +189,11 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
             "check-\npoint": found.config.checkpointing,
         }
         rows.append(cells)
-    first, *others, last = rows[0]
+    first, *_, last = rows[0]
     with_host = any(row.host_bytes for row in report.rows)
     return [
         f", on {report.devices} x {report.device.name} in {nodes}",
-        _table_of_known(rows, left={first, last}, whole={*others, last}, box=box.SIMPLE_HEAD),
+        _table_of_known(rows, left={first, last}, box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
@@ -205,13 +205,11 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     ]
 
 
-def _table_of_known(
-    rows: Sequence[dict[str, str]], *, left: Collection[str], whole: Collection[str], **options: Any
-) -> RenderableType:
+def _table_of_known(rows: Sequence[dict[str, str]], *, left: Collection[str], **options: Any) -> RenderableType:
     """Return a table of rows by heading, without columns in which nothing is known; see `table_of` for the rest."""
     known = [heading for heading in rows[0] if any(row[heading] not in ("", _UNKNOWN) for row in rows)]
     cells = ([row[heading] for heading in known] for row in rows)
-    return table_of(known, cells, right=[name for name in known if name not in left], whole=whole, **options)
+    return table_of(known, cells, right=[name for name in known if name not in left], **options)
 
 
 def _run_lines(run: RunCost | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,7 +17,6 @@ from autotune.space.knobs import shown_changes
 from autotune.space.space import MOST_POINTS
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
-from autotune.value import Value
 from autotune.values.catalogue import CatalogueEntry
 from autotune.values.catalogue.gpus import Dtype, Gpu
 from autotune.values.estimate import Rates
@@ -32,17 +32,12 @@ def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
 def gpus_table(found: Sequence[Gpu]) -> RenderableType:
     """Return GPUs as a table with memory, bandwidth and peak rates."""
     figures = ("memory\nGiB", "bandwidth\nGB/s", "bf16 / fp16\nTFLOP/s", "tf32 / fp32\nTFLOP/s")
-    rows = (
-        (
-            gpu.name,
-            f"{'' if gpu.memory_from == 'cuda' else '~'}{gpu.memory_gib:.1f}",
-            f"{gpu.bandwidth_gb_s:,.0f}",
-            f"{_peak(gpu, 'bf16')} / {_peak(gpu, 'fp16')}",
-            f"{_peak(gpu, 'tf32')} / {_peak(gpu, 'fp32')}",
-        )
-        for gpu in found
-    )
-    table = table_of(("name", *figures), rows, right=figures, whole=figures, title=f"{len(found)} GPUs")
+    rows = []
+    for gpu in found:
+        memory = f"{'' if gpu.memory_from == 'cuda' else '~'}{gpu.memory_gib:.1f}"
+        peaks = _peaks(gpu, "bf16", "fp16"), _peaks(gpu, "tf32", "fp32")
+        rows.append((gpu.name, memory, f"{gpu.bandwidth_gb_s:,.0f}", *peaks))
+    table = table_of(("name", *figures), rows, right=figures, title=f"{len(found)} GPUs")
     note = (
         "TFLOP/s are dense peaks with fp32 accumulation, by the data sheets; attainable is less. Memory is what a "
         "process may use; ~ nominal or as the driver shows it, a little more than that. --json gives fp8, int8 and the "
@@ -51,11 +46,9 @@ def gpus_table(found: Sequence[Gpu]) -> RenderableType:
     return Group(table, Text(note))
 
 
-def _peak(gpu: Gpu, dtype: Dtype) -> str:
-    tflops = gpu.peak_tflops.get(dtype)
-    if tflops is None:
-        return "-"
-    return f"{tflops:,.0f}" if tflops >= 100 else f"{tflops:.1f}"
+def _peaks(gpu: Gpu, *dtypes: Dtype) -> str:
+    found = (gpu.peak_tflops.get(dtype) for dtype in dtypes)
+    return " / ".join("-" if peak is None else f"{peak:,.0f}" if peak >= 100 else f"{peak:.1f}" for peak in found)
 
 
 def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_batch: int) -> RenderableType:
@@ -78,8 +71,7 @@ def rates_table(measured: Rates, expected: Rates | None, file: str) -> Renderabl
     beside = _rates(expected) if expected else {}
     rows = ((name, value, beside.get(name, "-")) for name, value in _rates(measured).items())
     figures = ("measured", "by the table")
-    caption = {"caption": f"kept in {file}", "caption_justify": "left"}
-    return table_of(("", *figures), rows, right=figures, title="rates", **caption)
+    return Group(table_of(("", *figures), rows, right=figures, title="rates"), Text(f"kept in {file}"))
 
 
 def _rates(rates: Rates) -> dict[str, str]:
@@ -103,10 +95,6 @@ def doctor_table(report: Report) -> RenderableType:
     return Group(table_of(("", "", "why, and what it would bring"), rows, title=report.machine), Text(versions))
 
 
-# Reasons for refusals that the terminal shows; `--json` has all.
-_MOST_REASONS = 8
-
-
 def preview_table(found: Preview) -> RenderableType:
     """Return what a search would do: its extent, knobs, refusals and first trials."""
     budget, within = found.budget, show_memory(found.memory_bytes)
@@ -116,11 +104,7 @@ def preview_table(found: Preview) -> RenderableType:
         Text(title, style="bold"),
         Text(f"{found.configurations:,} configurations (--allow {found.allowance}); {extent}"),
         Text(f"baseline: {show_config(found.baseline)}"),
-        table_of(
-            ("searched", "values"),
-            ((name, ", ".join(values)) for name, values in found.knobs.items()),
-            whole={"searched"},
-        ),
+        table_of(("searched", "values"), ((name, ", ".join(values)) for name, values in found.knobs.items())),
     ]
     if found.first_trials:
         headings = ("", "samples/s", "GiB", "the first trials, if each gives what is predicted")
@@ -131,70 +115,42 @@ def preview_table(found: Preview) -> RenderableType:
                 rate, peak = show_rate(predicted.samples_per_second), f"{predicted.peak_bytes / GIB:.2f}"
                 changed += " (more than the budget)" * (predicted.peak_bytes > found.memory_bytes)
             rows.append((str(number), rate, peak, changed))
-        parts.append(table_of(headings, rows, right=headings[:3], whole=headings[:3]))
+        parts.append(table_of(headings, rows, right=headings[:3]))
     refused = [f"not tried: {', '.join(names)}: {reason}" for reason, names in found.values_refused.items()]
-    counts = list(found.refused.items())
-    refused += [f"refused: {count:,} configurations: {reason}" for reason, count in counts[:_MOST_REASONS]]
-    if (others := counts[_MOST_REASONS:]) != []:
-        refused.append(
-            f"refused: {sum(n for _, n in others):,} configurations for {len(others)} other reasons (--json)"
-        )
+    counts = list(found.refused.items())  # the most frequent reasons; `--json` has all
+    refused += [f"refused: {count:,} configurations: {reason}" for reason, count in counts[:8]]
+    if others := counts[8:]:
+        count = sum(count for _, count in others)
+        refused.append(f"refused: {count:,} configurations for {len(others)} other reasons (--json)")
     return Group(*parts, *map(Text, refused))
 
 
-class SearchGroup(Value):
-    """A summary of the searches with one key."""
-
-    key: str
-    when: str
-    model: str
-    workload: str
-    device: str
-    searches: int
-    trials: int
-    best_samples_per_second: float | None
-
-
-def groups(searches: Sequence[RecordedSearch]) -> list[SearchGroup]:
-    """Return searches grouped by key, in their order; where they differ, with the latest search's value."""
-    by_key: dict[str, list[RecordedSearch]] = {}
-    for search in searches:
-        by_key.setdefault(search.key.short, []).append(search)
+def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
+    """Return what is told of each search."""
     return [
-        SearchGroup(
-            key=key,
-            when=found[0].started,
-            model=found[0].model,
-            workload=found[0].shape,
-            device=found[0].device,
-            searches=len(found),
-            trials=sum(len(s.trials) for s in found),
-            best_samples_per_second=max(
-                (r for s in found if (r := s.best_samples_per_second) is not None), default=None
-            ),
-        )
-        for key, found in by_key.items()
+        {
+            "key": search.key.short,
+            "when": search.started,
+            "model": search.model,
+            "workload": search.shape,
+            "device": search.device,
+            "best_samples_per_second": search.best_samples_per_second,
+            "trials": len(search.trials),
+        }
+        for search in searches
     ]
 
 
-def history_table(found: Sequence[SearchGroup], where: str) -> RenderableType:
-    """Return the groups as a table."""
+def history_table(found: Sequence[dict[str, Any]], where: str) -> RenderableType:
+    """Return these rows as a table."""
     if not found:
         return Text(f"nothing is recorded in {where} yet; `autotune find` does so")
-    rows = (
-        (
-            group.key,
-            group.when[:16].replace("T", " "),  # to the minute, in UTC
-            visible(group.model),
-            visible(group.workload),
-            visible(group.device),
-            "" if group.best_samples_per_second is None else show_rate(group.best_samples_per_second),
-            str(group.searches),
-            str(group.trials),
-        )
-        for group in found
-    )
-    figures = ("best\nsamples/s", "searches", "trials")
+    rows = []
+    for row in found:
+        best = row["best_samples_per_second"]
+        told = {"when": row["when"][:16].replace("T", " "), "best_samples_per_second": show_rate(best) if best else ""}
+        rows.append([visible(str(value)) for value in {**row, **told}.values()])  # when: to the minute, in UTC
+    figures = ("best\nsamples/s", "trials")
     headings = ("key", "when", "model", "workload", "device", *figures)
     note = "A search whose key is here measures its baseline and the old winner first."
     return Group(table_of(headings, rows, right=figures, title=f"recorded in {where}"), Text(note))

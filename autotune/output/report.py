@@ -1,69 +1,83 @@
-"""A report as one self-contained HTML page, without network, fonts or other files; and a result for a notebook.
+"""A report as one self-contained HTML page, without network, fonts or other files.
 
-The page is a Jinja template with charts, each drawn for wide and for narrow screens. The template, and
-`svg` for charts, escape all texts. A notebook shows a fragment of another page: its styles are confined to
-it, it has no script, and it follows the theme of JupyterLab, VS Code and Colab, or else the system's.
+The page is a Jinja template with charts. The template, and `svg` for charts, escape all texts.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from autotune.exports import targets
-from autotune.output.chart_style import svg, variables
-from autotune.output.charts import best_over_time, throughput_against_memory, waterfall
+from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
 from autotune.output.table import (
+    about,
     contribution_rows,
     remark_lines,
-    result_table,
     show_config,
     times_baseline,
     verdict_line,
 )
-from autotune.output.terminal import Console
-from autotune.space.knobs import SHORT_NAMES, shown_changes, with_changes
+from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.result import ResultData, RunReport, TrialRow, shown_rate
-from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Row = tuple[str, ...]
 
-# Widths of charts in pixels, for screens of 1,400 and of 400 pixels.
-WIDE, NARROW = 620.0, 346.0
 
-# Words with more characters may be broken, into pieces of at most as many.
-_LONGEST = 14
-_LONG_WORD = re.compile(r"(\S+)")
-_BREAKS = re.compile(rf".{{1,{_LONGEST}}}?[-_/.,:=]+|.{{1,{_LONGEST}}}")
-
-SCOPE = ".autotune-result"
-
-# Selectors of the themes of notebooks.
-_DARK = ('body[data-jp-theme-light="false"]', "body.vscode-dark", 'html[theme="dark"]', 'html[data-theme="dark"]')
-_LIGHT = ('body[data-jp-theme-light="true"]', "body.vscode-light", 'html[data-theme="light"]')
+def html_report(report: RunReport) -> str:
+    """Return the page."""
+    result, found = report.result, report.explanation
+    against = _against(result) if result is not None else [()]
+    changes = result.best.changes if result is not None else ()
+    notes = [*remark_lines(result), *(f"note: {line}" for line in result.notes)] if result is not None else []
+    launch = targets.to_train(result, f"{report.run_directory}/{ANSWER_FILE}") if result is not None else ()
+    context = {
+        "report": report,
+        "subject": f"{about(report.workload)}, on {report.hardware.name} within {show_memory(report.memory_bytes)}",
+        "answer": answer(report),
+        "state": state(report),
+        "against": against,
+        "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
+        "waterfall": svg(lambda: waterfall(found), "waterfall"),
+        "pareto": svg(lambda: throughput_against_memory(report), "pareto"),
+        "progress": svg(lambda: best_over_time(report), "progress"),
+        "contributions": contribution_rows(found) if found is not None else [],
+        "explained": explained(report),
+        "accuracy": accuracy(report),
+        "memory_rows": _memory_rows(report),
+        "time_rows": time_rows(report),
+        "machine": _machine(report),
+        "versions": [("autotune", report.autotune_version), *report.hardware.versions.items()],
+        "columns": _COLUMNS,
+        "trials": [_trial_row(report, trial, at) for at, trial in enumerate(report.trials)],
+        "remarks": notes,
+        "launch": Markup("\n").join(map(visible, launch)),
+        "arguments": Markup.escape(json.dumps(result.arguments.training_arguments, indent=2)) if result else "",
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune.output", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    return environment.get_template("report.html.j2").render(**context) + "\n"
 
 
 def answer(report: RunReport) -> str:
     """Return the result of the search in a sentence."""
-    result = report.result
-    if result is None:
+    if report.result is None:
         return f"No answer: {report.nothing}."
-    verdict = verdict_line(result)
+    verdict = verdict_line(report.result)
     return f"{verdict[0].upper()}{verdict[1:]}."
 
 
@@ -75,17 +89,15 @@ def state(report: RunReport) -> str:
     words = f"{ran} trials in {show_time(report.spent.total_s)}, {refused} configurations refused without one"
     if explained:
         words += f", {explained} trials to explain the winner"
-    if report.unfinished and report.is_running:
-        words += f", {report.unfinished} running"
-    elif report.unfinished:
-        words += f", {report.unfinished} begun and not finished"
+    if report.unfinished:
+        words += f", {report.unfinished} {'running' if report.is_running else 'begun and not finished'}"
     if report.is_running:
         words += f"; still running, as of {report.written}"
     return words
 
 
-def _against(result: ResultData) -> tuple[list[str], list[Row]]:
-    """Return the names of baseline and winner, and rows that compare them: the quantity, and the value of each."""
+def _against(result: ResultData) -> list[Row]:
+    """Return rows that compare baseline and winner: a heading, then the quantity and the value of each."""
     sides = {"baseline": result.baseline, "winner": result.best}
     if result.best.config == result.baseline.config:
         sides = {"baseline = winner": result.best}
@@ -115,7 +127,8 @@ def _against(result: ResultData) -> tuple[list[str], list[Row]]:
     }
     measured = [contender.measurement for contender in sides.values()]
     found = [(name, *("–" if m is None else shown(m) or "–" for m in measured)) for name, shown in figures.items()]
-    return [*sides], [
+    return [
+        ("", *sides),
         ("x baseline", *(times_baseline(result, c) or "–" for c in sides.values())),
         *(row for row in found if any(cell != "–" for cell in row[1:])),
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides.values())),
@@ -181,33 +194,30 @@ def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
 
 
 def _memory_rows(report: RunReport) -> list[Row]:
-    """Return the rows of predicted memory by component and by phase; none if it is unknown."""
+    """Return a heading and the rows of predicted memory by component and by phase; none if it is unknown."""
     found = report.breakdowns
     if not found:
         return []
+
+    def row(name: str, values: list[int | None]) -> Row:
+        return name, *(show_memory(value) if value else "–" for value in values)
+
     stacks = [memory_parts(b.predicted, on_cpu=report.hardware.is_cpu) for b in found]
-    rows: list[Row] = [
-        (name, *(show_memory(stack[name]) if stack[name] else "–" for stack in stacks))
-        for name in stacks[0]
-        if any(stack[name] for stack in stacks)
-    ]
-    rows.append(("predicted peak", *(show_memory(b.predicted.device_peak_bytes) for b in found)))
-    rows.append(("measured peak", *("–" if b.measured_bytes is None else show_memory(b.measured_bytes) for b in found)))
+    rows: list[Row] = [("component", *(b.name for b in found))]
+    rows += [row(name, [s[name] for s in stacks]) for name in stacks[0] if any(s[name] for s in stacks)]
+    rows.append(row("predicted peak", [b.predicted.device_peak_bytes for b in found]))
+    rows.append(row("measured peak", [b.measured_bytes for b in found]))
     # What is allocated at the most in each phase of a training; a star marks the phase of the peak.
     allocated = [{phase.name: phase.allocated_bytes for phase in b.predicted.phases} for b in found]
     for name in dict.fromkeys(name for each in allocated for name in each):
-        cells = (
-            "–" if name not in each else show_memory(each[name]) + (" *" if b.predicted.phase == name else "")
-            for each, b in zip(allocated, found, strict=True)
-        )
-        rows.append((f"allocated, {name}", *cells))
+        first, *cells = row(f"allocated, {name}", [each.get(name) for each in allocated])
+        rows.append((first, *(c + " *" * (b.predicted.phase == name) for c, b in zip(cells, found, strict=True))))
     return rows
 
 
 def _machine(report: RunReport) -> list[Row]:
     hardware = report.hardware
     free = show_memory(hardware.free_bytes)
-    capability = ".".join(map(str, hardware.capability)) if hardware.capability else ""
     model = report.workload.model.reference
     if report.facts.parameters:  # 0: the user's training loop makes the model
         model += f", {report.facts.parameters / 1e6:,.1f} million parameters"
@@ -215,7 +225,7 @@ def _machine(report: RunReport) -> list[Row]:
         ("device", f"{hardware.name} ({hardware.device})"),
         ("device memory", f"{show_memory(hardware.memory_bytes)}, {free} free at the start"),
         ("memory budget", show_memory(report.memory_bytes)),
-        ("compute capability", capability),
+        ("compute capability", ".".join(map(str, hardware.capability or ()))),
         ("driver", hardware.driver or ""),
         ("host", f"{hardware.cores} cores, {show_memory(hardware.host_memory_bytes)}"),
         ("vector extensions", ", ".join(hardware.features)),
@@ -227,156 +237,31 @@ def _machine(report: RunReport) -> list[Row]:
     return [row for row in rows if row[1]]
 
 
-class Cell(NamedTuple):
-    """A cell of the table of trials."""
-
-    shown: str
-    value: float | None = None  # by which the column is sorted
+_COLUMNS = (
+    "trial", "purpose", "what changes", "status", "samples/s", "predicted samples/s", "peak memory", "predicted peak",
+    "took", "reason",
+)  # fmt: skip
 
 
 def _trial_row(report: RunReport, trial: TrialRow, position: int) -> dict[str, Any]:
-    """Return the row of the table of trials; `position` is its place in the report."""
+    """Return the row of the table of trials: each cell's text, and the number by which its column is sorted, if any."""
 
-    def figure(value: float | None, show: Callable[[float], str]) -> Cell:
-        return Cell("") if value is None else Cell(show(value), float(value))
+    def figure(value: float | None, show: Callable[[float], str]) -> tuple[str, float | None]:
+        return ("", None) if value is None else (show(value), float(value))
 
     prediction = trial.prediction
     cells = (
-        Cell(trial.label or "–", position),
-        Cell(str(trial.purpose) if trial.purpose is not None else ""),
-        Cell(shown_changes(trial.changes or ())),
-        Cell("refused" if trial.status is TrialStatus.REJECTED else str(trial.status)),
+        (trial.label or "–", position),
+        (str(trial.purpose or ""), None),
+        (shown_changes(trial.changes or ()), None),
+        ("refused" if trial.status is TrialStatus.REJECTED else str(trial.status), None),
         figure(trial.samples_per_second, show_rate),
         figure(prediction.samples_per_second if prediction else None, show_rate),
         figure(trial.peak_bytes, show_memory),
         figure(prediction.peak_bytes if prediction else None, show_memory),
         figure(trial.duration_s, lambda seconds: f"{seconds:.1f} s"),
-        Cell(trial.cause or ""),
+        (trial.cause or "", None),
     )
     kind = {TrialStatus.COMPLETED: "completed", TrialStatus.REJECTED: "refused"}.get(trial.status, "failed")
     best = report.result is not None and trial.config == report.result.best.config
     return {"kind": kind, "best": best, "cells": cells}
-
-
-def html_report(report: RunReport) -> str:
-    """Return the page."""
-    result, widths = report.result, {"wide": WIDE, "narrow": NARROW}
-    charts: dict[str, Callable[[float], Figure | None]] = {
-        "waterfall": lambda width: waterfall(report.explanation, width),
-        "pareto": lambda width: throughput_against_memory(report, width),
-        "progress": lambda width: best_over_time(report, width),
-    }
-    drawn = {
-        name: Markup().join(svg(draw, width, name, kind) for kind, width in widths.items())
-        for name, draw in charts.items()
-    }
-    columns = (
-        "trial", "purpose", "what changes", "status", "samples/s", "predicted samples/s", "peak memory",
-        "predicted peak", "took", "reason",
-    )  # fmt: skip
-    answer_file = f"{report.run_directory}/{ANSWER_FILE}"
-    context = {
-        **_summary(report),
-        **drawn,
-        "report": report,
-        "light": variables("light"),
-        "dark": variables("dark"),
-        "state": state(report),
-        "contributions": contribution_rows(report.explanation) if report.explanation is not None else [],
-        "explained": with_code(explained(report)),
-        "accuracy": accuracy(report),
-        "memory_heading": ("component", *(b.name for b in report.breakdowns)),
-        "memory_rows": _memory_rows(report),
-        "time_rows": time_rows(report),
-        "machine": _machine(report),
-        "versions": [("autotune", report.autotune_version), *report.hardware.versions.items()],
-        "columns": columns,
-        "trials": [_trial_row(report, trial, at) for at, trial in enumerate(report.trials)],
-        "launch": Markup("\n").join(map(visible, targets.to_train(result, answer_file))) if result else "",
-        "arguments": escape(json.dumps(result.arguments.training_arguments, indent=2)) if result is not None else "",
-    }
-    return _environment().get_template("report.html.j2").render(**context) + "\n"
-
-
-def _environment() -> jinja2.Environment:
-    """Return the environment of templates, which escapes texts and shows their invisible characters."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune.output", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )
-    environment.filters["breakable"] = breakable
-    return environment
-
-
-def _summary(report: RunReport) -> dict[str, Any]:
-    """Return the variables that the templates of pages and notebooks share."""
-    result, workload = report.result, report.workload
-    subject = (workload.model.name, str(workload.task), workload.shown_length, workload.shown_batch)
-    within = f"on {report.hardware.name} within {show_memory(report.memory_bytes)}"
-    sides, against = _against(result) if result is not None else ([], [])
-    changes = result.best.changes if result is not None else ()
-    notes = [*remark_lines(result), *(f"note: {line}" for line in result.notes)] if result is not None else []
-    return {
-        "subject": f"{', '.join(filter(None, subject))}, {within}",
-        "answer": answer(report),
-        "sides": sides,
-        "against": against,
-        "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
-        "remarks": notes,
-    }
-
-
-def breakable(words: str) -> Markup:
-    """Return an escaped text with line-break opportunities in long words, after punctuation if possible.
-
-    The CSS property `overflow-wrap: anywhere` would break short words too in narrow columns.
-    """
-    pieces = []
-    for word in _LONG_WORD.split(visible(words)):
-        parts = _BREAKS.findall(word) if len(word) > _LONGEST else [word]
-        pieces.append(Markup("<wbr>").join(parts))
-    return Markup("").join(pieces)
-
-
-def with_code(words: str) -> Markup:
-    """Return an escaped text, with parts between backticks as code."""
-    pieces = words.split("`")
-    return Markup("").join(
-        Markup("<code>{}</code>").format(visible(p)) if at % 2 else visible(p) for at, p in enumerate(pieces)
-    )
-
-
-def text_of(result: ResultData) -> str:
-    """Return a result as the command line shows it."""
-    file = io.StringIO()
-    Console(file=file, width=120, color_system=None).print(result_table(result), highlight=False)
-    return file.getvalue().rstrip("\n")
-
-
-def report_of(result: ResultData) -> RunReport:
-    """Return the report of a result alone, without a run directory."""
-    return RunReport(
-        run_directory="",
-        written="",
-        autotune_version=result.autotune_version,
-        is_running=False,
-        command=None,
-        **result.problem.problem_fields(),
-        result=result,
-        trials=with_changes(result.trials, result.problem),
-        spent=result.spent or spent_on((), result.search_time_s, {}),
-    )
-
-
-def html_of(result: ResultData) -> str:
-    """Return a result as a self-contained HTML fragment."""
-    report = report_of(result)
-    rules = [f"{SCOPE} {{ {variables('light')} }}"]
-    rules.append(f"@media (prefers-color-scheme: dark) {{ {SCOPE} {{ {variables('dark')} }} }}")
-    for theme, hosts in (("light", _LIGHT), ("dark", _DARK)):
-        rules.append(f"{', '.join(f'{host} {SCOPE}' for host in hosts)} {{ {variables(theme)} }}")
-    pareto = svg(lambda width: throughput_against_memory(report, width), WIDE, "pareto")
-    template = _environment().get_template("result.html.j2")
-    return template.render(**_summary(report), themes=Markup("\n".join(rules)), pareto=pareto)

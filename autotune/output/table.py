@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
-from autotune.output.terminal import table_of
+from autotune.output.terminal import Console, table_of
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
@@ -53,10 +54,8 @@ def result_table(
     rows: list[Sequence[str | Text]] = [[Text(cell, "bold green") for cell in best]]
     rows += [] if same else [_row(result, "baseline", result.baseline)]
     rows += [_row(result, "runner-up", c) for c in result.runners_up]
-    names = ("", "x baseline", "samples/s", "peak memory")
-    table = table_of(
-        (*names, "what changes"), rows, right=names[1:], whole=names, box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+    names = ("", "x baseline", "samples/s", "peak memory", "what changes")
+    table = table_of(names, rows, right=names[1:4], box=None, pad_edge=False, padding=(0, 2, 0, 0))
     footnotes, lines, notes = _remarks(result)
     further = len(notes) - _MOST_NOTES
     lines = [*footnotes, *lines]
@@ -88,6 +87,13 @@ def result_table(
         *(Text(visible(line)) for line in lines),
         *(Text(visible(line), no_wrap=True, overflow="ignore") for line in to_paste),
     )
+
+
+def text_of(result: ResultData) -> str:
+    """Return a result as the command line shows it."""
+    file = io.StringIO()
+    Console(file=file, width=120, color_system=None).print(result_table(result), highlight=False)
+    return file.getvalue().rstrip("\n")
 
 
 def remark_lines(result: ResultData) -> list[str]:

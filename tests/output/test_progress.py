@@ -1,17 +1,16 @@
-"""Progress on a terminal and in a log: what has happened is a line, what happens is the display."""
+"""Progress on a terminal and in a log: what has happened is a line, what happens stands below."""
 
 import io
 import logging
 import sys
 
 import pytest
-from factories import OUT_OF_MEMORY, Clock, make_config, make_measurement
+from factories import OUT_OF_MEMORY, Clock, make_measurement
 from rich.cells import cell_len
 from rich.console import Console
-from search_events import Heard, make_ended, make_leader, make_standing, make_started
+from search_events import Heard, make_ended, make_started
 
-from autotune.output.progress import LiveView, Progress, can_be_live, heard_by
-from autotune.units import GIB
+from autotune.output.progress import Progress, can_be_live, heard_by
 from autotune.values.budget import LossCurve, Soaked
 from autotune.values.conditions import Conditions
 from autotune.values.problem import Detail, Note, Phase, PhaseBegan, ignore
@@ -24,32 +23,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def view(clock) -> LiveView:
-    return LiveView(clock)
+def progress(clock) -> Progress:
+    return Progress(Console(file=io.StringIO(), width=100), clock=clock)
 
 
-def drawn(view: LiveView, width: int = 80, *, encoding: str = "utf-8") -> list[str]:
-    """The lines of the display without colours, as NO_COLOR leaves them."""
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
-    console = Console(file=file, width=width, color_system=None, force_terminal=True)
-    console.print(view)
-    file.flush()
-    return raw.getvalue().decode(encoding).splitlines()
+def drawn(progress: Progress) -> list[str]:
+    """The live lines."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(progress.drawn())
+    return console.file.getvalue().splitlines()
 
 
-def text_of(view: LiveView, width: int = 80) -> str:
-    """The display as one line."""
-    return " ".join(" ".join(drawn(view, width)).split())
-
-
-def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(view, clock):
-    view.take(PhaseBegan(phase=Phase.LOOKING))
+def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(progress, clock):
+    progress(PhaseBegan(phase=Phase.LOOKING))
     clock.now_s = 3.0
-    assert "looking at the machine and the model · 3 s" in text_of(view)
-    view.take(PhaseBegan(phase=Phase.PREDICTING))
+    assert drawn(progress) == ["looking at the machine and the model · 3 s"]
+    progress(PhaseBegan(phase=Phase.PREDICTING))
     clock.now_s = 7.0
-    assert "predicting · 4 s" in text_of(view)
+    assert drawn(progress) == ["predicting · 4 s"]
 
 
 @pytest.mark.parametrize(
@@ -63,96 +54,32 @@ def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(view, clock
         (Purpose.EXPLAIN, "explaining"),
     ],
 )
-def test_the_phase_follows_from_the_purpose_of_the_trial(view, purpose, phase):
-    view.take(make_started(purpose=purpose))
-    assert f"now {phase} · " in text_of(view)
+def test_the_phase_follows_from_the_purpose_of_the_trial(progress, purpose, phase):
+    progress(make_started(purpose=purpose))
+    assert drawn(progress)[0].startswith(f"{phase} · at most 12 min")
 
 
-def test_a_trial_is_said_in_words_with_its_time_and_the_time_that_is_left(view, clock):
-    view.take(make_started(7, time_left_s=720.0, trials_left=17))
-    assert "at most 12 min and 17 trials left" in text_of(view)
+def test_the_running_trial_has_its_time_beside_the_best_and_the_time_that_is_left(progress, clock):
+    progress(make_started(7, time_left_s=720.0, trials_left=17))
     clock.now_s = 300.0
-    assert "trial 7 precision bf16, micro-batch 16" in text_of(view)
-    assert "5.00 of 8.00 GiB predicted · 5 min" in text_of(view)
-    assert "at most 7 min and 17 trials left" in text_of(view)
+    best = "best · 34.2 samples/s · 1.62 x the baseline · precision bf16"
+    trial = "trial 7 · 5 min · precision bf16, micro-batch 16"
+    assert drawn(progress) == ["searching · at most 7 min and 17 trials left", trial, best]
     clock.now_s = 1000.0
-    assert "at most 0 s" in text_of(view)
-    view.take(make_started(0, purpose=Purpose.BASELINE, changes=(), config=make_config(), standing=None))
-    assert "the baseline: micro-batch 8, fp32" in text_of(view)
+    assert "at most 0 s" in drawn(progress)[0]
+    progress(make_ended())
+    assert drawn(progress)[1:] == [best]
 
 
-def test_the_best_is_shown_beside_the_baseline_and_the_budget(view):
-    view.take(make_started())
-    assert "best precision bf16 34.2 samples/s · 1.62 x the baseline" in text_of(view)
-    assert "3.00 of 8.00 GiB at its peak" in text_of(view)
-
-
-def test_counts_are_of_the_latest_event(view):
-    view.take(make_started())
-    assert "so far 5 measured · 2 out of memory · 132 refused" in text_of(view)
-    view.take(make_ended(standing=make_standing(completed=6, failed=1)))
-    assert "so far 6 measured · 2 out of memory · 1 failed · 132 refused" in text_of(view)
-    assert "trial 7" not in text_of(view)
-
-
-def test_of_many_trials_at_once_the_first_are_shown(view):
+@pytest.mark.parametrize("width", [40, 100])
+def test_of_many_trials_at_once_the_first_is_shown_and_what_has_no_room_is_cut(width):
+    progress = Progress(Console(file=io.StringIO(), width=width), clock=Clock())
     for number in range(3, 8):
-        view.take(make_started(number))
-    assert [f"trial {n}" in text_of(view) for n in range(3, 8)] == [True, True, True, False, False]
-    assert "and 2 more trials at once" in text_of(view)
-
-
-@pytest.mark.parametrize(
-    ("used_bytes", "budget_bytes", "expected"),
-    [
-        (3 * GIB, 8 * GIB, "3.00 of 8.00 GiB at its peak"),
-        (5 << 20, 8 * GIB, "5 MiB of 8.00 GiB at its peak"),
-        (300 << 20, 800 << 20, "300 of 800 MiB at its peak"),
-        (9 * GIB, 800 << 20, "9216 of 800 MiB at its peak"),
-    ],
-)
-def test_memory_is_said_in_a_unit_that_shows_it(view, used_bytes, budget_bytes, expected):
-    leader = make_leader(peak_bytes=used_bytes)
-    view.take(make_started(standing=make_standing(leader=leader, memory_bytes=budget_bytes)))
-    assert expected in text_of(view)
-
-
-def bars(view: LiveView, width: int = 80) -> list[str]:
-    return ["".join(c for c in line if c in "█░") for line in drawn(view, width) if set(line) & set("█░")]
-
-
-def test_a_bar_has_the_share_of_the_budget_and_there_is_none_without_a_prediction(view):
-    for peak_gib, share in ((9, 1.0), (5, 5 / 8)):
-        prediction = Prediction(samples_per_second=1.0, peak_bytes=peak_gib * GIB)
-        view.take(make_started(prediction=prediction, standing=make_standing(leader=None)))
-        (bar,) = bars(view)
-        assert bar.count("█") / len(bar) == pytest.approx(share, abs=0.5 / len(bar))
-        assert f"{peak_gib}.00 of 8.00 GiB predicted" in text_of(view)
-    view.take(make_started(prediction=None, standing=make_standing(leader=None)))
-    assert not bars(view)
-    assert "predicted" not in text_of(view)
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_it_fits_the_terminal(view, width):
-    for number in range(5, 9):
-        view.take(make_started(number))
-    lines = drawn(view, width)
-    assert max(map(cell_len, lines)) <= width
-    assert cell_len(lines[-1]) <= width - len("^C")  # a Ctrl-C has room behind it
-    assert len(bars(view, width)) == 4
-    assert all(len(bar) >= 6 for bar in bars(view, width))
-    assert len(lines) <= 24
-
-
-def test_bars_and_colours_are_drawn_as_the_terminal_can(view):
-    view.take(make_started())
-    assert any("###" in line and "..." in line for line in drawn(view, encoding="ascii"))
-    for no_color, expected in ((None, True), (True, False)):
-        file = io.StringIO()
-        console = Console(file=file, width=80, force_terminal=True, color_system="standard", no_color=no_color)
-        console.print(view)
-        assert ("\x1b[36m" in file.getvalue()) is expected
+        progress(make_started(number))
+    said = "trial 3 · 0 s · precision bf16, micro-batch 16 · and 4 more"
+    assert drawn(progress)[1] == (said if width == 100 else f"{said[:37]}…")
+    assert len(drawn(progress)) == 3
+    assert max(map(cell_len, drawn(progress))) <= width - len("^C")  # a Ctrl-C has room behind it
 
 
 class Terminal(io.StringIO):
@@ -227,8 +154,7 @@ def test_verbose_tells_what_is_expected_of_a_trial_and_where_its_seconds_went():
         "trial 7 begins (search): precision bf16, micro-batch 16: predicted 40 samples/s, peak 5.00 GiB; "
         "at most 12 min and 17 trials left"
     )
-    (line,) = log_of(make_started(prediction=None), verbose=True)
-    assert "nothing is predicted of it" in line
+    assert "nothing is predicted of it" in log_of(make_started(prediction=None), verbose=True)[0]
     measured = make_measurement(
         phases=Phases(prepare_s=1.25, model_s=0.5, measured_s=8.0),
         conditions=Conditions(others_share=0.012, temperature_c=61.0),
@@ -258,6 +184,7 @@ def test_the_display_is_for_terminals_that_can_do_it(file, environment, expected
 
 # Who hears of a search that is started from Python.
 EVENTS = (PhaseBegan(phase=Phase.PREDICTING), Note(text="a line that is not wrapped, however long it is " * 4))
+LINES = ["predicting ...", EVENTS[1].text]
 
 
 @pytest.fixture
@@ -303,7 +230,7 @@ def test_a_program_that_logs_finds_it_in_its_log_line_by_line(stderr, caplog):
     with caplog.at_level(logging.INFO, logger="autotune"):
         tell()
     said = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
-    assert said == [("autotune", logging.INFO, line) for line in ("predicting ...", EVENTS[1].text)]
+    assert said == [("autotune", logging.INFO, line) for line in LINES]
     assert file.getvalue() == ""
 
 
@@ -311,4 +238,4 @@ def test_in_a_notebook_lines_go_to_stderr(stderr, monkeypatch):
     file = stderr(io.StringIO())
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     tell()
-    assert file.getvalue().splitlines() == ["predicting ...", EVENTS[1].text]
+    assert file.getvalue().splitlines() == LINES

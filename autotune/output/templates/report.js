@@ -1,19 +1,5 @@
 (function () {
   "use strict";
-  var root = document.documentElement;
-  var themes = ["auto", "light", "dark"];
-  var theme = document.getElementById("theme");
-  function paint(name) {
-    if (name === "auto") { root.removeAttribute("data-theme"); } else { root.setAttribute("data-theme", name); }
-    theme.textContent = "theme: " + name;
-  }
-  theme.addEventListener("click", function () {
-    var now = root.getAttribute("data-theme") || "auto";
-    paint(themes[(themes.indexOf(now) + 1) % themes.length]);
-  });
-  paint("auto");
-  theme.hidden = false;
-
   var table = document.querySelector(".trials");
   if (table) {
     var body = table.tBodies[0];
@@ -72,17 +58,4 @@
     words.addEventListener("input", choose);
     choose();
   }
-
-  var tip = document.getElementById("tip");
-  function place(event) {
-    var mark = event.target.closest && event.target.closest("[data-tip]");
-    if (!mark) { tip.style.display = "none"; return; }
-    tip.textContent = mark.getAttribute("data-tip");
-    tip.style.display = "block";
-    var box = tip.getBoundingClientRect();
-    tip.style.left = Math.max(4, Math.min(event.clientX + 12, innerWidth - box.width - 4)) + "px";
-    tip.style.top = Math.max(4, event.clientY - box.height - 12) + "px";
-  }
-  document.addEventListener("pointermove", place);
-  document.addEventListener("pointerdown", place);
 })();
