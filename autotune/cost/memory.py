@@ -166,18 +166,22 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
     """Return the phase in which so many completions are generated at once; none where nothing is.
 
-    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers). Of the
-    logits there are those of the model, a copy in fp32 and the probabilities (`_sample`).
+    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers); what a
+    sliding window keeps of the prompts is a part of their tensor until the next token. Of the logits there are those of
+    the model, a copy in fp32 and the probabilities (`_sample`).
     """
     how = profile.generation
     if how is None:
         return []
     weights = share.weights + always_bytes(profile)
     found = []
-    for moment, tokens, passed in (("prompts", how.prompt, how.prompt), ("last token", how.prompt + how.completion, 1)):
-        cache, samples = completions * tokens * how.cache_bytes, completions * passed / how.length
+    layers, all_tokens = sum(count for count, _ in how.caches), how.prompt + how.completion
+    prompts = "prompts", how.prompt, how.prompt, how.cache_bytes * layers * how.prompt
+    for moment, tokens, passed, cached in (prompts, ("last token", all_tokens, 1, how.cached_bytes(all_tokens))):
+        cache, samples = completions * cached, completions * passed / how.length
         passing = _peak(profile, how.storages, share, samples, later=False)
-        taken = passing.activations + passing.temporaries + cache / (2 * how.layers) + 12.0 * completions * how.words
+        joined = completions * how.cache_bytes / 2 * min(tokens, max((most for _, most in how.caches), default=0))
+        taken = passing.activations + passing.temporaries + joined + 12.0 * completions * how.words
         found.append(Components(weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation"))
     return [largest(found)]
 

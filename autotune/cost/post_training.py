@@ -16,6 +16,7 @@ over before training. They are added to the profile by arithmetic.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -189,11 +190,25 @@ def generation_of(
         length=shape.length,
         work=work,
         storages=storages,
-        cache_bytes=1.0 * text.num_hidden_layers * cached_elements(text) * (2 if profile.family.half else 4),
+        cache_bytes=1.0 * cached_elements(text) * (2 if profile.family.half else 4),
+        caches=caches_of(text, shape.length),
         weights_bytes=profile.weights_bytes,
-        layers=text.num_hidden_layers,
         words=text.vocab_size,
     )
+
+
+def caches_of(text: Any, length: int) -> tuple[tuple[int, int], ...]:
+    """Return how many layers cache up to how many tokens of `length`, as transformers' `DynamicCache` has it."""
+    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    usual = "full_attention" if window is None else "sliding_attention"
+    kinds = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
+    kept: Counter[int] = Counter()
+    for kind in kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", None) or 0)]:
+        if "sliding" in kind or kind == "chunked_attention":
+            kept[min(length, window or length)] += 1
+        elif kind not in ("linear_attention", "conv", "mamba", "moe", "mlp"):  # whose state is fixed, if any
+            kept[length] += 1
+    return tuple((layers, most) for most, layers in kept.items())
 
 
 def cached_elements(text: Any) -> int:

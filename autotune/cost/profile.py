@@ -137,10 +137,14 @@ class Generation(Value):
     length: int = Field(description="tokens of a sample that `work` and `storages` are of")
     work: tuple[Work, ...] = Field(description="of a forward pass")
     storages: Storages
-    cache_bytes: float = Field(description="keys and values of a token, all layers")
+    cache_bytes: float = Field(description="keys and values of a token in one layer")
+    caches: tuple[tuple[int, int], ...] = Field(description="layers, and the tokens that each of them keeps at most")
     weights_bytes: int = Field(description="of the model that generates")
-    layers: int
     words: int = Field(description="of the vocabulary")
+
+    def cached_bytes(self, tokens: float) -> float:
+        """Return the bytes that a sample of so many tokens has cached."""
+        return self.cache_bytes * sum(layers * min(tokens, most) for layers, most in self.caches)
 
 
 class Profile(Value):

@@ -129,7 +129,7 @@ class StepCost:
             return micro_step_seconds(one, self._rates, tokens / how.length, tf32=self.tf32, compiled=False)
 
         weights = how.weights_bytes * (2.0 if self.profile.family.autocast else 1.0)
-        cached = at_once * how.cache_bytes * (how.prompt + how.completion / 2)
+        cached = at_once * how.cached_bytes(how.prompt + how.completion / 2)
         token = np.maximum(passing(at_once), (weights + 3 * cached) / self._rates.bandwidth)
         found: Vector = completions / at_once * (passing(at_once * how.prompt) + how.completion * token)
         return found

@@ -3,8 +3,8 @@
 By the cost model the next trial is the untried configuration with the largest expected improvement over the leader for
 each second that it is expected to take, times its chance to fit. Before a trial has completed, it is the one with the
 highest predicted throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the
-next choice. The search ends when no untried configuration has a chance of at least `WORTHWHILE_CHANCE` to be faster by
-`WORTHWHILE_GAIN`.
+next choice. The search ends when all trials that it may still run together are expected to improve the rate by less
+than `WORTHWHILE_GAIN`.
 
 Without the cost model there are `proposals`, in the order of the space. If a trial has completed, they are the
 neighbours of the leader, one knob away. Otherwise they need ever less memory, or, if the trials fail for other reasons
@@ -14,6 +14,7 @@ than memory, differ from the baseline in one knob. When all are tried, TPE takes
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +31,8 @@ from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
-# A smaller gain is lost in the noise; a configuration with a smaller chance of that gain is not worth a trial.
-WORTHWHILE_GAIN = 1.01
-WORTHWHILE_CHANCE = 0.05
+# A smaller gain is lost in the noise, and not worth the trials that are left.
+WORTHWHILE_GAIN = 0.01
 
 # The least chance to fit with which a configuration is tried after a trial has completed.
 _FAIR_FIT = 0.5
@@ -174,48 +174,63 @@ class Candidates:
         """
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
-        scores, chances = self._worth(history)
-        trust = self._trust(history)
-        scores, chances = scores * trust, chances * trust
-        least_fit = 0.1 if best is None else _FAIR_FIT
-        # The first two trials after the baseline run whatever their chances: predictions alone never end a search.
-        least_chance = WORTHWHILE_CHANCE if len(history) + known_before > 2 else 0.0
+        scores, gains = self._trust(history) * np.stack(self._worth(history))
         with np.errstate(invalid="ignore"):
-            worth = (self._fits >= least_fit) & (self._fits * chances >= least_chance)
+            possible = self._fits >= (0.1 if best is None else _FAIR_FIT)
         if best is not None:
-            worth &= self._trial_s(history) <= left_s
+            possible &= self._trial_s(history) <= left_s
+        # The first two trials after the baseline run whatever is expected: predictions alone never end a search.
+        is_early, gains = best is None or len(history) + known_before <= 2, np.where(possible, gains, 0.0)
+        if not is_early and self._gain_of_the_rest(history, gains, is_open) < WORTHWHILE_GAIN:
+            return None
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
-        return next((self.ranked[row] for row in rows if worth[row] and is_open(self.ranked[row])), None)
+        return next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
 
-    def conclusion(self, history: History, left_s: float = math.inf) -> str:
+    def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
+        """Return what the trials that the search may still run are expected to gain together, summed until worthwhile.
+
+        The best of several trials improves on the leader by at most the sum of their improvements.
+        """
+        order = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0)
+        open_rows = (row for row in order if is_open(self.ranked[row]))
+        expected = 0.0
+        for row in itertools.islice(open_rows, self._trials_left(history)):
+            expected += float(gains[row])
+            if expected >= WORTHWHILE_GAIN:
+                break
+        return expected
+
+    def _trials_left(self, history: History) -> int:
+        return max(1, self._plan.budget.max_trials + 1 - len(history))
+
+    def conclusion(self, history: History, is_open: Callable[[TrainConfig], bool], left_s: float = math.inf) -> str:
         """Return words on the configurations that are left untried when none is worth a trial, or has time for one."""
-        _, chances = self._worth(history)
+        gains, trial_s, left = self._worth(history)[1], self._trial_s(history), self._trials_left(history)
         with np.errstate(invalid="ignore"):
             may_fit = self._predicted.least_bytes <= self._budget_bytes
+            worthwhile, fits = gains >= self._fits * WORTHWHILE_GAIN / left, self._fits >= _FAIR_FIT
         rows = [row for row in np.flatnonzero(may_fit).tolist() if history.known(self.ranked[row]) is None]
-        risky = [row for row in rows if self._fits[row] < _FAIR_FIT and chances[row] >= WORTHWHILE_CHANCE]
-        trial_s = self._trial_s(history)
-        late = [row for row in rows if trial_s[row] > left_s and chances[row] >= WORTHWHILE_CHANCE]
-        others = sorted({*rows} - {*risky} - {*late})
-        expected = float(np.sum(self._fits[others] * chances[others]))
-        said = (
-            f"each of {len(others):,} configurations left untried has less than {WORTHWHILE_CHANCE:.0%} chance of a "
-            f"gain over 1 %; {expected:.1f} of all together are expected to have one"
-        )
-        if not others:
-            said = "nothing is left untried that fits"
+        risky = [row for row in rows if not fits[row] and worthwhile[row]]
+        late = [row for row in rows if fits[row] and worthwhile[row] and trial_s[row] > left_s]
+        others = len(rows) - len(risky) - len(late)
+        parts = ["nothing is left untried that fits"]
+        if others:
+            gains = np.where(fits & (trial_s <= left_s), self._trust(history) * gains, 0.0)
+            expected = self._gain_of_the_rest(history, gains, is_open)
+            more = "1 more trial is" if min(others, left) == 1 else f"{min(others, left)} more trials are"
+            parts = [f"{others:,} configurations are left untried; {more} expected to gain {expected:.1%} at most"]
         if late:
-            said += (
-                f"; {len(late):,} were not tried as compiling is expected to take {show_time(max(trial_s[late]))}: "
-                "a longer --max-time tries them"
+            took = f"compiling is expected to take {show_time(max(trial_s[late]))}"
+            parts.append(f"{len(late):,} were not tried as {took}: a longer --max-time tries them")
+        if risky:
+            first = max(risky, key=lambda row: float(self._rates[row]))
+            fastest, chance = (
+                shown_changes(changes(self.ranked[first], self._plan)),
+                f"a chance of {self._fits[first]:.0%}",
             )
-        if not risky:
-            return said
-        first = max(risky, key=lambda row: float(self._rates[row]))
-        return (
-            f"{said}; {len(risky):,} that may be faster were not tried, as they rather don't fit: the fastest "
-            f"({shown_changes(changes(self.ranked[first], self._plan))}) with a chance of {self._fits[first]:.0%}"
-        )
+            why = "that may be faster were not tried, as they rather don't fit: the fastest"
+            parts.append(f"{len(risky):,} {why} ({fastest}) with {chance}")
+        return "; ".join(parts)
 
     def _trust(self, history: History) -> Vector:
         """Return for each configuration how little it shares with trials that failed alike, from 0 to 1.
@@ -246,19 +261,21 @@ class Candidates:
             self._forget_predictions()
 
     def _worth(self, history: History) -> tuple[Vector, Vector]:
-        """Return for each configuration the worth of a trial, and the chance that it beats the leader by 1 %.
+        """Return for each configuration the worth of a trial, and what it is expected to gain.
 
-        With a leader, the worth is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
-        global optimization of expensive black-box functions", 1998) for each second that the trial is expected to take
-        (Snoek, Larochelle and Adams, "Practical Bayesian optimization of machine learning algorithms", 2012), since
-        compiling a large model takes longer than ten trials. The leader's rate is the one that the model predicts after
-        learning from its measurement, as the highest of many measurements is biased upwards. Without a leader, the
-        worth is the throughput half a standard deviation up. Either is weighed with the chance to fit.
+        With a leader, the gain is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
+        global optimization of expensive black-box functions", 1998), and the worth is the gain for each second that
+        the trial is expected to take (Snoek, Larochelle and Adams, "Practical Bayesian optimization of machine learning
+        algorithms", 2012), since compiling a large model takes longer than ten trials. The leader's rate is the one
+        that the model predicts after learning from its measurement, as the highest of many measurements is biased
+        upwards. Without a leader, the worth is the throughput half a standard deviation up. Either is weighed with the
+        chance to fit.
         """
         # Squared, as a trial that runs out of memory is lost, and says little about other configurations.
         best, fits = history.best(), self._fits**2
         if best is None:
-            return fits * self._rates * np.exp(0.5 * self._predicted.log_deviation), np.ones(len(self.ranked))
+            worth = fits * self._rates * np.exp(0.5 * self._predicted.log_deviation)
+            return worth, np.ones(len(self.ranked))
         leader, rate = self._leader(history)
         deviations = (
             self._predicted.log_deviation if leader is None else self._model.gain_deviations(self.ranked, leader)
@@ -267,7 +284,7 @@ class Candidates:
         scaled = gains / deviations  # in standard deviations; below, their density
         density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
         improvement = gains * below(scaled) + deviations * density
-        return fits * improvement / self._trial_s(history), below((gains - math.log(WORTHWHILE_GAIN)) / deviations)
+        return fits * improvement / self._trial_s(history), self._fits * improvement
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
         """Return the fastest completed configuration by the corrected model, and its rate.

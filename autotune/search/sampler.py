@@ -303,7 +303,9 @@ class CostModelSampler(BaseSampler):
         candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
         if candidates is None or not candidates.knows_all or not has_begun:
             return False
-        self.conclusion = candidates.conclusion(self._history, self.left_s)
+        self.conclusion = candidates.conclusion(
+            self._history, lambda config: self._is_open(config, pending), self.left_s
+        )
         return True
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:

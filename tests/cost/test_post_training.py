@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, MambaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MambaConfig
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.memory import components
-from autotune.cost.post_training import cached_elements, log_probs_head
+from autotune.cost.post_training import cached_elements, caches_of, log_probs_head
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import held_bytes
@@ -98,14 +98,33 @@ def test_the_reference_runs_while_the_policys_activations_are_there(traced):
 
 def test_completions_are_generated_beside_their_keys_and_values(traced):
     how = traced("grpo").generation
-    assert how.cache_bytes == 2 * 8 * 2 * 16 * 4  # 8 layers of 2 heads, 16 numbers wide, in fp32
+    assert (how.cache_bytes, how.caches) == (2 * 2 * 16 * 4, ((8, 64),))  # of 2 heads, 16 numbers wide, in fp32
     all_at_once, in_parts = (
         components(traced("grpo", checkpointing="full"), "adamw_torch", 1, 4096, generated=count)
         for count in (None, 1024)
     )
     assert (all_at_once.phase, all_at_once.gradients) == ("generation", 0.0)
-    assert (all_at_once.moment, all_at_once.activations) == ("prompts", 4096 * 32 * how.cache_bytes)
+    assert (all_at_once.moment, all_at_once.activations) == ("prompts", 4096 * 32 * 8 * how.cache_bytes)
     assert in_parts.allocated < all_at_once.allocated
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changed"),
+    [
+        ("llama", {}),
+        ("mistral", {"sliding_window": 8}),
+        ("gemma2", {"sliding_window": 8}),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
+    ],
+)
+def test_layers_cache_what_transformers_keeps(model_type, changed):
+    config = AutoConfig.for_model(model_type, num_hidden_layers=4, num_key_value_heads=2, head_dim=16, **changed)
+    cache, tokens = DynamicCache(config=config), 24
+    for count in (16, *[1] * (tokens - 16)):
+        for layer in range(4):
+            cache.update(torch.zeros(1, 2, count, 16), torch.zeros(1, 2, count, 16), layer)
+    kept = sum(part.untyped_storage().nbytes() for layer in cache.layers for part in (layer.keys, layer.values))
+    assert kept == 2 * 2 * 16 * 4 * sum(layers * min(tokens, most) for layers, most in caches_of(config, 64))
 
 
 ROWS, LENGTH = 4, 32

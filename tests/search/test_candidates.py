@@ -24,6 +24,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
 from autotune.space.space import History, SearchSpace
+from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Outcome
@@ -86,7 +87,7 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     early = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
-    assert "as compiling is expected to take" in early.candidates.conclusion(early.history, 5.0)
+    assert "as compiling is expected to take" in early.candidates.conclusion(early.history, early.is_open, 5.0)
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
 
 
@@ -352,8 +353,8 @@ def test_what_is_left_untried_is_counted_with_what_rather_does_not_fit():
     search.run(search.as_predicted)
     untried = [c for c in search.candidates.ranked if search.history.known(c) is None]
     may_fit = sum(search.candidates.refusal(config) is None for config in untried)
-    said = search.candidates.conclusion(search.history)
-    assert sum(map(int, re.findall(r"(\d+) (?:configurations left|that may be)", said))) == may_fit > 0
+    said = search.candidates.conclusion(search.history, search.is_open)
+    assert sum(map(int, re.findall(r"(\d+) (?:configurations are left|that may be)", said))) == may_fit > 0
     assert "precision bf16" in said.partition("rather don't fit")[2]
 
 
@@ -372,3 +373,16 @@ def test_at_the_very_end_are_adapters_on_quantized_weights():
     space = make_space({**PARAMETERS, **ADAPTERS, "precision": ["fp32", "pure_bf16"], "quantization": quantization})
     last = proposed(space, (make_config(), OUT_OF_MEMORY))[-1]
     assert (last.adapter.kind, last.quantization, last.precision) == ("lora", "nf4", "pure_bf16")
+
+
+def test_a_search_goes_on_for_longer_where_more_trials_are_left_to_gain_something_together():
+    optimizers = ["adamw_torch_fused", "adamw_torch", "adafactor", "sgd", "rmsprop", "adagrad"]
+    space = make_space_file(
+        {"optim": optimizers, "precision": ["fp32", "bf16"], "per_device_train_batch_size": "lattice"}
+    )
+
+    def tried(most: int) -> int:
+        search = Search(make_model(PROFILES), space=space, budget=Budget.of(Effort.THOROUGH).limited(max_trials=most))
+        return len(search.run(search.as_predicted))
+
+    assert tried(3) < tried(150)
