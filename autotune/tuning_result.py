@@ -58,20 +58,10 @@ class TuningResult(ResultData):
 
     @property
     def launch_commands(self) -> tuple[str, ...]:
-        """The command lines that start training with the best configuration; the files they name: `save_files`."""
+        """The command lines that start training with the best configuration; `export` writes the files they name."""
         from autotune.exports import launch_files
 
         return launch_files.launch_commands(self)
-
-    def save_files(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write the files of launchers and libraries for the best configuration, and the commands; return their paths.
-
-        Raises:
-            OSError: The directory can't be written.
-        """
-        from autotune.exports import launch_files
-
-        return launch_files.save(self, Path(directory))
 
     def export(self, target: str, directory: str | Path) -> Exported:
         """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.
@@ -85,7 +75,7 @@ class TuningResult(ResultData):
         """
         from autotune.exports import targets
 
-        return targets.save(self, target, Path(directory))
+        return targets.write(self, target, targets.drafts(self, target)[0], Path(directory))
 
     def model_kwargs(self) -> dict[str, Any]:
         """Return the keyword arguments of `from_pretrained`; of `from_config` too, but for quantized base weights."""

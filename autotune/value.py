@@ -1,13 +1,11 @@
 """Reads and writes values as JSON files; a reader never sees half a file.
 
 `write_*` and `open_own` are for files of our own, which are private: a link in their place is replaced or refused.
-`save_bytes` and `read_named` are for files that the user names: links are followed, and pipes, devices and standard
-output are written or read through.
+`save_bytes` and `read_named` are for files that the user names: links are followed, pipes and devices stay so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -15,8 +13,6 @@ import os
 import secrets
 import select
 import stat
-import sys
-import time
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -57,7 +53,7 @@ V = TypeVar("V", bound=Value)
 # Ends the names of temporary files, of which a process that is killed while it writes leaves one.
 TEMPORARY_SUFFIX = ".tmp"
 
-# Seconds to wait for the other end of a pipe.
+# Seconds to wait for somebody to write to a pipe.
 PATIENCE_S = 10.0
 
 
@@ -109,18 +105,16 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def save_bytes(content: bytes, path: Path) -> None:
-    """Write `content` to where the user wants it: a file is replaced at once, its links stay, others are written to.
+    """Write `content` to where the user wants it: a file is replaced at once, its links stay; a pipe needs a reader.
 
     Raises:
-        OSError: It can't be written, or is a pipe that nobody has begun to read within `PATIENCE_S`.
+        OSError: It can't be written.
     """
-    descriptor = _open_special(path)
-    if descriptor is None:
-        target = Path(os.path.realpath(path))
-        write_bytes(content, target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666)
+    if _is_special(path):
+        path.write_bytes(content)
         return
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    target = Path(os.path.realpath(path))
+    write_bytes(content, target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666)
 
 
 def check_savable(path: Path) -> None:
@@ -141,32 +135,8 @@ def check_savable(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether `path`, its links followed, is there and neither a regular file nor a folder."""
+    """Whether `path`, its links followed, is a pipe or a device."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _open_special(path: Path) -> int | None:
-    """Return a descriptor to write to a pipe, a device, or the file where our own output goes; None of others."""
-    for own, stream in ((1, sys.stdout), (2, sys.stderr)):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(path.stat(), os.fstat(own)):  # opened anew, both would write a file from its beginning
-                stream.flush()
-                return os.dup(own)
-    if not _is_special(path):
-        return None
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            if error.errno != errno.ENXIO or not stat.S_ISFIFO(path.stat().st_mode):
-                raise
-            if time.monotonic() > deadline:
-                raise OSError(errno.ENXIO, "a pipe that nobody reads") from None
-            time.sleep(0.05)
-        else:
-            os.set_blocking(descriptor, True)
-            return descriptor
 
 
 def read_named(path: Path) -> bytes:

@@ -317,17 +317,13 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the best configuration as a script, or as files that other tools read."""
-    from autotune.exports import launch_files, targets
+    from autotune.exports import targets
     from autotune.storage.run_directory import ANSWER_FILE
     from autotune.tuning_result import load
 
     path = best / ANSWER_FILE if best.is_dir() else best
     result, answer = load(path), str(path)
-    if to == targets.ALL:
-        found, left_out = targets.drafts(result, answer)
-        files, launch = targets.files_of_all(result, found, answer), launch_files.launch_commands(result, answer)
-    else:
-        found, left_out = {to: targets.draft(result, to, answer)}, {}
+    found, left_out = targets.drafts(result, to, answer)
     if output is None:
         if to == targets.ALL:
             raise InputError(f"the files need a directory (--output DIR); a single one is printed by --to: {_KINDS}")
@@ -341,19 +337,17 @@ def export(
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
         folder = output if output.is_dir() else output.parent
         found[to] = found[to].placed(output / next(iter(found[to].files)) if output.is_dir() else output)
-        files, launch = found[to].files, found[to].launch
     with writing(f"--output {folder}"):
-        written = launch_files.written(files, folder)
-    missing = targets.missing_script(result, answer, launch, files)
-    lost = {target: draft.lost for target, draft in found.items() if draft.lost}
+        made = targets.write(result, to, found, folder, answer)
+    missing = targets.missing_script(result, answer, made)
     if as_json:
-        document = {"files": list(map(str, written)), "launch": launch, "not_expressed": lost, "left_out": left_out}
-        print_json({**document, **({"note": missing} if missing else {})})
+        lost = {target: draft.lost for target, draft in found.items() if draft.lost}
+        document = {"files": list(map(str, made.paths)), "launch": made.launch, "not_expressed": lost}
+        print_json({**document, "left_out": left_out, **({"note": missing} if missing else {})})
     elif quiet:
-        print_text(*map(str, written))
+        print_text(*map(str, made.paths))
     else:
-        print_text(*(f"written: {file}" for file in written), *(f"launch:  {command}" for command in launch))
+        print_text(*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch))
         print_text(*([f"note:    {missing}"] if missing else []))
-        several = len(found) > 1
-        print_text(*(f"not expressed: {f'{name}: ' * several}{line}" for name, lines in lost.items() for line in lines))
+        print_text(*(f"not expressed: {line}" for line in made.not_expressed))
         print_text(*(f"left out: {reason}" for reason in left_out.values()))

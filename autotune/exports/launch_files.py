@@ -5,10 +5,8 @@ Everything is taken from the arguments that were measured (`training.arguments.p
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -16,7 +14,6 @@ import yaml
 from autotune.errors import InputError
 from autotune.exports.winner import DEFAULTS
 from autotune.training.arguments import ZERO_STAGES, laid_over, parallel_variables, plan
-from autotune.value import save_bytes
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 
@@ -127,33 +124,6 @@ def text_of(name: str, result: ResultData) -> str:
     if document is None:
         raise InputError(f"{name}: the configuration doesn't use it ({result.best.config.parallelism.sharding})")
     return json.dumps(document, indent=2) + "\n"
-
-
-def commands_file(result: ResultData, answer: str = "best-config.json") -> dict[str, str]:
-    """Return the content of `COMMANDS_FILE` by its name; no file where there are no commands."""
-    commands = launch_commands(result, answer)
-    return {COMMANDS_FILE: "".join(f"{command}\n" for command in commands)} if commands else {}
-
-
-def save(result: ResultData, directory: Path) -> tuple[Path, ...]:
-    """Write every file that the answer has, and the commands; return their paths."""
-    texts = {}
-    for name, file in FILE_NAMES.items():
-        with contextlib.suppress(InputError):
-            texts[file] = text_of(name, result)
-    return written({**texts, **commands_file(result)}, directory)
-
-
-def written(files: dict[str, str], directory: Path) -> tuple[Path, ...]:
-    """Write files into a directory, which is made; return their paths.
-
-    Raises:
-        OSError: The directory can't be written.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        save_bytes(text.encode(), directory / name)
-    return tuple(directory / name for name in files)
 
 
 def _deepspeed(result: ResultData) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ takes their place, and the script says so.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +22,7 @@ from autotune.exports import launch_files, scripts
 from autotune.exports.scripts import Code, literal, rendered
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32
+from autotune.value import save_bytes
 from autotune.values.techniques import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -203,38 +204,43 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
-def drafts(result: ResultData, answer: str = "best-config.json") -> tuple[dict[str, Draft], dict[str, str]]:
-    """Return the drafts of all targets that can train the answer in `answer`, and the reasons why the others can't."""
+def drafts(
+    result: ResultData, target: str = ALL, answer: str = "best-config.json"
+) -> tuple[dict[str, Draft], dict[str, str]]:
+    """Return the draft of a target, or of all that can train the answer, and the reasons why the others can't.
+
+    Raises:
+        InputError: As :func:`draft`; not of all.
+    """
+    if target != ALL:
+        return {target: draft(result, target, answer)}, {}
     made: dict[str, Draft] = {}
     left_out: dict[str, str] = {}
-    for target in TARGETS:
+    for name in TARGETS:
         try:
-            made[target] = draft(result, target, answer)
+            made[name] = draft(result, name, answer)
         except InputError as error:
-            left_out[target] = str(error)
+            left_out[name] = str(error)
     return made, left_out
 
 
-def files_of_all(result: ResultData, found: dict[str, Draft], answer: str = "best-config.json") -> dict[str, str]:
-    """Return the files of several targets, which may share some, and the command lines, which name `answer`."""
-    files = {name: text for one in found.values() for name, text in one.files.items()}
-    return {**files, **launch_files.commands_file(result, answer)}
-
-
-def save(result: ResultData, target: str, directory: Path) -> Exported:
-    """Write the files of a target, or of all that can train the answer, into a directory.
+def write(
+    result: ResultData, target: str, found: dict[str, Draft], directory: Path, answer: str = "best-config.json"
+) -> Exported:
+    """Write the drafts of a target into a directory, which is made; with all come the command lines, in a file too.
 
     Raises:
-        InputError: There is no such target, or it can't train this.
         OSError: The directory can't be written.
     """
-    if target != ALL:
-        made = draft(result, target)
-        return Exported(launch_files.written(made.files, directory), made.launch, made.lost)
-    found, _ = drafts(result)
-    lost = tuple(f"{name}: {line}" for name, one in found.items() for line in one.lost)
-    paths = launch_files.written(files_of_all(result, found), directory)
-    return Exported(paths, launch_files.launch_commands(result), lost)
+    files = {name: text for one in found.values() for name, text in one.files.items()}
+    launch = launch_files.launch_commands(result, answer) if target == ALL else found[target].launch
+    if target == ALL and launch:
+        files[launch_files.COMMANDS_FILE] = "".join(f"{command}\n" for command in launch)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        save_bytes(text.encode(), directory / name)
+    lost = tuple(f"{f'{name}: ' * (target == ALL)}{line}" for name, one in found.items() for line in one.lost)
+    return Exported(tuple(directory / name for name in files), launch, lost)
 
 
 def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
@@ -248,11 +254,11 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
     return (_writes_script(result, answer), commands[0])
 
 
-def missing_script(result: ResultData, answer: str, commands: Collection[str], files: Collection[str]) -> str:
+def missing_script(result: ResultData, answer: str, made: Exported) -> str:
     """Return a remark on `train.py` in the command lines if it is none of the files written; '' if it is."""
-    if not any(launch_files.SCRIPT in command.split() for command in commands):
+    if not any(launch_files.SCRIPT in command.split() for command in made.launch):
         return ""
-    if result.workload.own_code is not None or launch_files.SCRIPT in files:
+    if result.workload.own_code is not None or any(path.name == launch_files.SCRIPT for path in made.paths):
         return ""
     way = _writes_script(result, answer)
     return f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {way}"

@@ -93,8 +93,9 @@ def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
     ],
 )
 def test_there_are_files_for_what_is_used(tmp_path, spread, there):
-    names = {path.name for path in launch_files.save(measured(**spread), tmp_path)}
-    assert names == {launch_files.FILE_NAMES[name] for name in there} | {launch_files.COMMANDS_FILE}
+    names = {path.name for path in measured(**spread).export("all", tmp_path).paths}
+    files = {launch_files.FILE_NAMES[name] for name in there} | {launch_files.COMMANDS_FILE}
+    assert {name for name in names if not name.endswith(".py")} == files
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_accelerates_file_says_of_fsdp_what_was_measured():
 def test_accelerate_reads_its_file(sharding, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    launch_files.save(measured(sharding=sharding), tmp_path)
+    measured(sharding=sharding).export("all", tmp_path)
     config = load_config_from_file(str(tmp_path / "accelerate.yaml"))
     assert config.num_processes == 2
     kinds = {"none": "MULTI_GPU", "fsdp_full": "FSDP", "zero_3": "DEEPSPEED"}
@@ -151,7 +152,7 @@ def test_training_arguments_read_their_file_and_fsdps(tmp_path):
     from transformers import HfArgumentParser, TrainingArguments
 
     on_cpu = make_hardware(versions=installed_versions())  # whose arguments can be made here
-    launch_files.save(measured(2, sharding="fsdp_grad_op", hardware=on_cpu), tmp_path)
+    measured(2, sharding="fsdp_grad_op", hardware=on_cpu).export("all", tmp_path)
     parser = HfArgumentParser((TrainingArguments,))
     (args,) = parser.parse_json_file(str(tmp_path / "training_args.json"))
     assert args.fsdp is True
@@ -178,7 +179,7 @@ def test_deepspeed_reads_its_file(spread, tmp_path, monkeypatch):
 
     monkeypatch.setattr(deepspeed_config.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(deepspeed_config.dist, "get_world_size", lambda: 2)
-    launch_files.save(measured(2, knobs={"precision": "bf16"}, **spread), tmp_path)
+    measured(2, knobs={"precision": "bf16"}, **spread).export("all", tmp_path)
     config = deepspeed_config.DeepSpeedConfig(str(tmp_path / "deepspeed.json"))
     assert (config.train_batch_size, config.train_micro_batch_size_per_gpu) == (16, 2)
     assert config.gradient_clipping == 0.5
@@ -197,7 +198,7 @@ def test_training_arguments_take_deepspeeds_file_beside_their_own(sharding, tmp_
     from transformers import TrainingArguments
 
     one = measured(1, sharding=sharding, offload="optimizer", hardware=make_hardware())
-    launch_files.save(one, tmp_path)
+    one.export("all", tmp_path)
     own = json.loads((tmp_path / "training_args.json").read_text())
     by_file = TrainingArguments(str(tmp_path), **{**own, "deepspeed": str(tmp_path / "deepspeed.json")})
     assert by_file.hf_deepspeed_config.mismatches == []
@@ -296,7 +297,7 @@ def test_a_trainer_is_trained_from_python(tmp_path):
     (line,) = user_launch(answer, "best-config.json")
     assert "result.training_arguments(output_dir)" in line
     assert launch_files.launch_commands(answer) == ()
-    assert "launch.txt" not in {path.name for path in launch_files.save(answer, tmp_path)}
+    assert "launch.txt" not in {path.name for path in answer.export("all", tmp_path).paths}
     (line,) = targets.to_train(answer, "runs/a.json")
     assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
 
