@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -35,14 +35,15 @@ _UNSURE = "? the upper end of the interval is beyond the memory"
 
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
     """Return an estimate as tables and lines, with notes on its assumptions below."""
-    if isinstance(report, ConfigReport):
-        place, *parts = _configuration(report)
-    elif isinstance(report, RankingReport):
-        place, *parts = _ranking(report)
-    elif isinstance(report, SpreadReport):
-        place, *parts = _spread(report)
-    else:
-        place, *parts = _devices(report)
+    match report:
+        case ConfigReport():
+            place, *parts = _configuration(report)
+        case RankingReport():
+            place, *parts = _ranking(report)
+        case SpreadReport():
+            place, *parts = _spread(report)
+        case DevicesReport():
+            place, *parts = _devices(report)
     target = f" + {report.workload.target_length}" if report.workload.target_length else ""
     notes = [f"note: {note}" for note in report.notes if with_notes]
     lines = (Text(part) if isinstance(part, str) else part for part in (*parts, *notes))
@@ -76,56 +77,50 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
 
 def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
     memory = found.memory
-    unit = _Unit.of(memory.allocated_peak_bytes)
+    size, unit, digits = _unit_of(memory.allocated_peak_bytes)
+
+    def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
+        ends = (interval.low, interval.high) if interval is not None else ()
+        return name, f"{value / size:,.{digits}f} {unit}", " to ".join(f"{end / size:,.{digits}f}" for end in ends)
+
     parts = memory.components
     parts["correction by earlier trials"] = memory.allocated_peak_bytes - sum(parts.values())
-    rows = [
-        (f"  {name}", unit.show(value), "") for name, value in parts.items() if round(value / unit.size, unit.digits)
-    ]
-    rows.append(
-        ("allocated at the peak", unit.show(memory.allocated_peak_bytes), unit.interval(memory.allocated_interval))
-    )
+    rows = [row(f"  {name}", value) for name, value in parts.items() if round(value / size, digits)]
+    rows.append(row("allocated at the peak", memory.allocated_peak_bytes, memory.allocated_interval))
     if not on_cpu:
-        reserved = unit.show(memory.reserved_peak_bytes)
-        rows.append(("reserved by the allocator", reserved, unit.interval(memory.reserved_interval)))
-    rows.append((f"  beyond the {'tensors' if on_cpu else 'allocator'}", unit.show(memory.framework_bytes), ""))
+        rows.append(row("reserved by the allocator", memory.reserved_peak_bytes, memory.reserved_interval))
+    rows.append(row(f"  beyond the {'tensors' if on_cpu else 'allocator'}", memory.framework_bytes))
     whole = "process" if on_cpu else "device, as nvidia-smi shows"
-    rows.append((whole, unit.show(memory.device_peak_bytes), unit.interval(memory.device_interval)))
+    rows.append(row(whole, memory.device_peak_bytes, memory.device_interval))
     if found.host_bytes:
-        rows.append(("  of the host's memory, for each device", unit.show(found.host_bytes), ""))
+        rows.append(row("  of the host's memory, for each device", found.host_bytes))
     return rows
 
 
 def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
     if speed is None:
         return []
-    rows = [
-        ("optimizer step, seconds", show_rate(speed.step_time_s), _interval(speed.step_time_interval)),
-        ("samples/s", show_rate(speed.samples_per_second), _interval(speed.samples_per_second_interval)),
-    ]
-    if speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
-        rows.append(("tokens/s", show_rate(speed.tokens_per_second), _interval(speed.tokens_per_second_interval)))
-    if speed.mfu is not None and speed.mfu_interval is not None:
-        low, high = speed.mfu_interval.low, speed.mfu_interval.high
-        rows.append(("model FLOP utilisation", f"{speed.mfu:.0%}", f"{low:.0%} to {high:.0%}"))
+    known = (
+        ("optimizer step, seconds", speed.step_time_s, speed.step_time_interval),
+        ("samples/s", speed.samples_per_second, speed.samples_per_second_interval),
+        ("tokens/s", speed.tokens_per_second, speed.tokens_per_second_interval),
+    )
+    rows = [(name, show_rate(value), _interval(ends)) for name, value, ends in known if value is not None and ends]
+    if (ends := speed.mfu_interval) is not None:
+        rows.append(("model FLOP utilisation", f"{speed.mfu:.0%}", f"{ends.low:.0%} to {ends.high:.0%}"))
     return rows
 
 
 def _ranking(report: RankingReport) -> list[RenderableType]:
-    rows = []
-    for found in report.best:
-        rate, speed = "", found.speed
-        if speed is not None and speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
-            rate = f"{show_rate(speed.tokens_per_second)}\n{_interval(speed.tokens_per_second_interval)}"
-        elif speed is not None:
-            rate = f"{show_rate(speed.samples_per_second)}\n{_interval(speed.samples_per_second_interval)}"
-        cells = {
-            f"{_unit(report.workload)}\n(95 %)": rate,
-            "MFU": _share(speed),
+    rows = [
+        {
+            f"{_unit(report.workload)}\n(95 %)": _rate(found.speed, with_interval=True),
+            "MFU": _share(found.speed),
             "memory": f"{show_memory(found.memory.device_peak_bytes)}{_mark(found)}",
             "what changes": shown_changes(found.changes),
         }
-        rows.append(cells)
+        for found in report.best
+    ]
     return [
         f", on {_device(report.device)}",
         _table_of_known(rows, left={"what changes"}),
@@ -138,7 +133,8 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
 
 
 def _devices(report: DevicesReport) -> list[RenderableType]:
-    rows, left_out = [], dict[str, list[str]]()
+    rows: list[dict[str, str]] = []
+    left_out: dict[str, list[str]] = {}
     for row in report.rows:
         if (best := row.best) is None:
             left_out.setdefault(row.why_not or "", []).append(row.device.name)
@@ -165,7 +161,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
         _table_of_known(rows, left={first, last}),
         *[_UNSURE] * any(row.best is not None and _mark(row.best) != "" for row in report.rows),
         *(f"not, as {reason}: {', '.join(names)}" for reason, names in left_out.items()),
-        *_work_lines(next((row.run for row in report.rows if row.run is not None), None)),
+        *_run_lines(next((row.run for row in report.rows if row.run is not None), None), with_hours=False),
     ]
 
 
@@ -173,7 +169,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
     """Return the ways to spread a training over devices, and those that aren't possible."""
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
-    memory = _Unit.of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
+    size, memory, _ = _unit_of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
     rows = []
     for row in report.rows:
         found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
@@ -183,7 +179,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
             unit: _rate(speed),
             "MFU": _share(speed),
             "wait": "" if speed is None else f"{found.communication_s / speed.step_time_s:.0%}",
-            memory.name: f"{found.memory.device_peak_bytes / memory.size:,.1f} {mark}".rstrip(),
+            memory: f"{found.memory.device_peak_bytes / size:,.1f} {mark}".rstrip(),
             "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
             "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
             "check-\npoint": found.config.checkpointing,
@@ -197,7 +193,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
-        f"host; {memory.name}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
+        f"host; {memory}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
         "micro x steps: samples of a micro-batch, micro-batches of a step; TP, SP, DP: tensor, sequence and "
         "data parallel",
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
@@ -212,25 +208,21 @@ def _table_of_known(rows: Sequence[dict[str, str]], *, left: Collection[str], **
     return table_of(known, cells, right=[name for name in known if name not in left], **options)
 
 
-def _run_lines(run: RunCost | None) -> list[str]:
+def _run_lines(run: RunCost | None, *, with_hours: bool = True) -> list[str]:
     """Return operations and hours of a run."""
-    lines = _work_lines(run)
-    if run is not None and run.hours is not None and run.hours_interval is not None:
-        hours = f"{show_rate(run.hours)} hours ({_interval(run.hours_interval)})"
-        where = "one device" if run.devices == 1 else f"{run.devices} devices"
-        lines.append(f"{hours} on {where}, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
-    return lines
-
-
-def _work_lines(run: RunCost | None) -> list[str]:
     if run is None:
         return []
-    return [
+    lines = [
         f"{run.tokens:.4g} tokens: 6 P D = 6 x {run.parameters:,} x {run.tokens:.4g} = {run.flops_by_parameters:.3e} "
         f"FLOP = {run.petaflop_s_days_by_parameters:,.3g} PetaFLOP/s-days",
         f"as traced, attention counted and what a token doesn't pass through left out: {run.needed_flops:.3e} "
         f"FLOP = {run.needed_petaflop_s_days:,.3g} PetaFLOP/s-days",
     ]
+    if with_hours and run.hours is not None and run.hours_interval is not None:
+        hours = f"{show_rate(run.hours)} hours ({_interval(run.hours_interval)})"
+        where = "one device" if run.devices == 1 else f"{run.devices} devices"
+        lines.append(f"{hours} on {where}, so {show_rate(run.gpu_hours or 0.0)} GPU-hours")
+    return lines
 
 
 def _mark(found: Predicted) -> str:
@@ -249,8 +241,14 @@ def _interval(interval: Interval) -> str:
     return f"{show_rate(interval.low)} to {show_rate(interval.high)}"
 
 
-def _rate(speed: Speed | None) -> str:
-    return "" if speed is None else show_rate(speed.tokens_per_second or speed.samples_per_second)
+def _rate(speed: Speed | None, *, with_interval: bool = False) -> str:
+    """Return tokens per second, or samples if there are none, with the interval in a second line; empty if unknown."""
+    if speed is None:
+        return ""
+    rate, ends = speed.tokens_per_second, speed.tokens_per_second_interval
+    if rate is None or ends is None:
+        rate, ends = speed.samples_per_second, speed.samples_per_second_interval
+    return show_rate(rate) + (f"\n{_interval(ends)}" if with_interval else "")
 
 
 def _share(speed: Speed | None) -> str:
@@ -258,31 +256,12 @@ def _share(speed: Speed | None) -> str:
     return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 
-class _Unit(NamedTuple):
-    """The unit of a table's memory: one for all rows, so that they can be added by eye."""
-
-    size: int
-    name: str
-
-    @classmethod
-    def of(cls, value: float) -> _Unit:
-        """Return the unit in which `value` is not a small fraction."""
-        return cls(GIB, "GiB") if value >= GIB / 2 else cls(GIB >> 10, "MiB")
-
-    def show(self, value: float) -> str:
-        return f"{value / self.size:,.{self.digits}f} {self.name}"
-
-    def interval(self, interval: Interval) -> str:
-        low, high = (f"{value / self.size:,.{self.digits}f}" for value in (interval.low, interval.high))
-        return f"{low} to {high}"
-
-    @property
-    def digits(self) -> int:
-        return 2 if self.name == "GiB" else 1
+def _unit_of(value: float) -> tuple[int, str, int]:
+    """Return size, name and decimals of the unit of all rows, in which `value` is not a small fraction."""
+    return (GIB, "GiB", 2) if value >= GIB / 2 else (GIB >> 10, "MiB", 1)
 
 
-# Rows of the table; JSON has them all.
-MOST_ROWS = 20
+MOST_ROWS = 20  # of the table; JSON has them all
 
 
 def phases_line(memory: MemoryBreakdown) -> str:
