@@ -127,53 +127,50 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
 
 
 def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
-    findings: list[Finding] = []
     on_cpu = hardware.is_cpu
 
-    def add(name: str, available: bool, detail: str) -> None:
-        findings.append(Finding(name=name, available=available, detail=detail))
-
-    def add_library(name: str, module: str, brings: str, *, without_cuda: str = "", by_triton: bool = False) -> None:
-        problem = libraries.get(module, "not probed")
+    def library(name: str, brings: str, *, without_cuda: str = "", by_triton: bool = False) -> tuple[bool, str]:
+        problem = libraries.get(name, "not probed")
         if on_cpu and without_cuda:
-            add(name, False, f"needs CUDA; {without_cuda}")
-        elif by_triton and not on_cpu and not hardware.has_cc:
-            add(name, False, "Triton finds no C compiler: install gcc, or name it in CC")
-        else:
-            add(name, problem == "", f"{problem}: {brings}" if problem else brings)
+            return False, f"needs CUDA; {without_cuda}"
+        if by_triton and not on_cpu and not hardware.has_cc:
+            return False, "Triton finds no C compiler: install gcc, or name it in CC"
+        return problem == "", f"{problem}: {brings}" if problem else brings
 
-    add(*_device(hardware, libraries))
+    tf32 = "fp32 products at up to 8 times the rate" if hardware.has_tf32 else "needs an Ampere or newer GPU"
     if on_cpu:
         in_hardware = {"amx_bf16", "avx512_bf16"} & set(hardware.features)
         emulated = "emulated, slower than fp32: this CPU has neither AMX nor AVX512-BF16"
-        add("bf16", True, "in hardware" if in_hardware else emulated)
-        add("fp16", False, "the Trainer silently stays in fp32 on a CPU")
+        bf16 = True, "in hardware" if in_hardware else emulated
+        fp16 = False, "the Trainer silently stays in fp32 on a CPU"
+        can_limit = os.access("/proc/self/clear_refs", os.W_OK) and Path("/proc/self/status").exists()
+        needs = "needs Linux's /proc to enforce and read memory"
+        budget = can_limit, "enforced by RLIMIT_DATA" if can_limit else needs
+        compiler = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
+        compiled = hardware.cxx is not None, compiler
     else:
         needs = "needs compute capability 8.0 (Ampere) or newer"
-        add("bf16", hardware.has_bf16, "halves activations" if hardware.has_bf16 else needs)
-        add("fp16", True, "with loss scaling; some models overflow (T5)")
-    tf32 = "fp32 products at up to 8 times the rate" if hardware.has_tf32 else "needs an Ampere or newer GPU"
-    add("tf32", hardware.has_tf32, tf32)
-    if on_cpu:
-        guarded = os.access("/proc/self/clear_refs", os.W_OK) and Path("/proc/self/status").exists()
-        needs = "needs Linux's /proc to enforce and read memory"
-        add("memory budget", guarded, "enforced by RLIMIT_DATA" if guarded else needs)
-    else:
-        add("memory budget", True, "the caching allocator is capped")
-    add_library("8-bit optimizers", "bitsandbytes", "AdamW states of 2 instead of 8 bytes a parameter")
-    spill = "optimizer states spill to host memory"
-    add_library("paged optimizers", "bitsandbytes", spill, without_cuda="on the CPU nothing is paged")
-    add_library("LoRA", "peft", "adapters beside frozen weights (--allow method)")
-    add_library("real data", "datasets", "--data FILE")
-    flash = "sdpa has a flash kernel of its own"
-    add_library("flash attention", "flash_attn", flash, without_cuda="sdpa is used")
-    add_library("Liger kernels", "liger_kernel", "fused losses and norms", by_triton=True)
-    if on_cpu:
-        compiler = f"inductor with {hardware.cxx}" if hardware.cxx else "inductor needs a C++ compiler (g++)"
-        add("torch.compile", hardware.cxx is not None, compiler)
-    else:
-        add_library("torch.compile", "triton", "inductor generates Triton kernels", by_triton=True)
-    return findings
+        bf16 = hardware.has_bf16, "halves activations" if hardware.has_bf16 else needs
+        fp16 = True, "with loss scaling; some models overflow (T5)"
+        budget = True, "the caching allocator is capped"
+        compiled = library("triton", "inductor generates Triton kernels", by_triton=True)
+    device, *found = _device(hardware, libraries)
+    spill, flash = "optimizer states spill to host memory", "sdpa has a flash kernel of its own"
+    answers = {
+        device: found,
+        "bf16": bf16,
+        "fp16": fp16,
+        "tf32": (hardware.has_tf32, tf32),
+        "memory budget": budget,
+        "8-bit optimizers": library("bitsandbytes", "AdamW states of 2 instead of 8 bytes a parameter"),
+        "paged optimizers": library("bitsandbytes", spill, without_cuda="on the CPU nothing is paged"),
+        "LoRA": library("peft", "adapters beside frozen weights (--allow method)"),
+        "real data": library("datasets", "--data FILE"),
+        "flash attention": library("flash_attn", flash, without_cuda="sdpa is used"),
+        "Liger kernels": library("liger_kernel", "fused losses and norms", by_triton=True),
+        "torch.compile": compiled,
+    }
+    return [Finding(name=name, available=bool(yes), detail=str(detail)) for name, (yes, detail) in answers.items()]
 
 
 def _libraries() -> dict[str, Any]:

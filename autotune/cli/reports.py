@@ -172,7 +172,7 @@ def listed(
 @history.command()
 @guarded
 def forget(
-    key: Annotated[str | None, typer.Argument(help="A key of the list, or its beginning.")] = None,
+    key: Annotated[str | None, typer.Argument(help="A key of the list.")] = None,
     model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that is recorded.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
@@ -184,12 +184,9 @@ def forget(
     database = _database()
     found = database.searches()
     if key is not None:
-        keys = sorted({s.key.short for s in found if s.key.short.startswith(key.lower())})
-        if not key or not keys:
+        found = [search for search in found if search.key.short == key]
+        if not found:
             raise InputError(f"history {key}: nothing is recorded under this key; `autotune history` lists them")
-        if len(keys) > 1:
-            raise InputError(f"history {key}: could be {', '.join(keys)}; write more of it")
-        found = [search for search in found if search.key.short == keys[0]]
     elif model is not None:
         names = {search.model for search in found}
         found = [search for search in found if search.model.lower() == model.lower()]

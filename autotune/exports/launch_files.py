@@ -202,7 +202,8 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
         return []
     if not code.command:
         return ["train with it: result.training_arguments(output_dir) for the Trainer, result.prepare_model(model)"]
-    given, missing, gain = shlex.join(flags(result)), unsaid(result), gain_of_flags(result)
+    words, missing = flags(result)
+    given, gain = shlex.join(words), gain_of_flags(result)
     left_out = f" (which leave out: {'; '.join(missing)}{'; ' * bool(gain)}{gain})" if missing else ""
     train = f"train with it: {_apply_command(result, answer)}"
     if not given and not missing:
@@ -211,19 +212,33 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
     return [train, as_flags + left_out]
 
 
-def flags(result: ResultData) -> tuple[str, ...]:
-    """Return the answer as flags of a script that reads its arguments with HfArgumentParser."""
-    found = []
-    for name, value in _changed_arguments(result).items():
-        if value is not None:
-            found += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return tuple(found)
+def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the answer as flags of a script that reads its arguments with HfArgumentParser, and what they can't say.
 
-
-def unsaid(result: ResultData) -> tuple[str, ...]:
-    """Return what flags can't say of the answer, a few words each."""
-    lines = [f"without --{name}" for name, value in _changed_arguments(result).items() if value is None]
-    return (*lines, *in_code(result))
+    Flags are those of the answer that differ from the code's own arguments; the rest is a few words each.
+    """
+    code = result.workload.own_code
+    assert code is not None
+    mapping = plan(result.best.config, result.workload, result.hardware)
+    left_out = {"use_cpu", "dataloader_pin_memory"}  # the device decides these
+    older = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
+    if _switches_off(result):
+        left_out |= older | {"activation_checkpointing", "activation_checkpointing_kwargs"}
+    elif "activation_checkpointing" in code.arguments:
+        left_out |= older
+    usual = {"use_reentrant": False}  # arguments of checkpointing where transformers is given none (5.17 to 5.23)
+    soaked = result.soaked.arguments if result.soaked is not None else {}
+    given: list[str] = []
+    missing: list[str] = []
+    for name, value in {**laid_over(mapping, result.workload), **soaked}.items():
+        before = code.arguments.get(name)
+        if name in left_out or value == before or (value, before) == (usual, None):
+            continue
+        if value is None:  # the code's own has to go
+            missing.append(f"without --{name}")
+        else:
+            given += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return tuple(given), (*missing, *in_code(result))
 
 
 def in_code(result: ResultData) -> tuple[str, ...]:
@@ -273,24 +288,3 @@ def _apply_command(result: ResultData, answer: str) -> str:
     code = result.workload.own_code
     assert code is not None
     return f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
-
-
-def _changed_arguments(result: ResultData) -> dict[str, Any]:
-    """Return the arguments of the answer that differ from the code's own; None where the code's has to go."""
-    code = result.workload.own_code
-    assert code is not None
-    mapping = plan(result.best.config, result.workload, result.hardware)
-    left_out = {"use_cpu", "dataloader_pin_memory"}  # the device decides these
-    older = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
-    if _switches_off(result):
-        left_out |= older | {"activation_checkpointing", "activation_checkpointing_kwargs"}
-    elif "activation_checkpointing" in code.arguments:
-        left_out |= older
-    usual = {"use_reentrant": False}  # arguments of checkpointing where transformers is given none (5.17 to 5.23)
-    changed = {}
-    soaked = result.soaked.arguments if result.soaked is not None else {}
-    for name, value in {**laid_over(mapping, result.workload), **soaked}.items():
-        before = code.arguments.get(name)
-        if name not in left_out and value != before and (value, before) != (usual, None):
-            changed[name] = value
-    return changed

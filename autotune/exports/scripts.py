@@ -58,7 +58,7 @@ _PADDING = {
 
 def python(winner: Winner) -> Draft:
     """Return a script with a plain Trainer."""
-    return _script(winner, TRAIN, "train.py.j2")
+    return _trainer(winner, TRAIN, "train.py.j2")
 
 
 def trl(winner: Winner) -> Draft:
@@ -68,25 +68,23 @@ def trl(winner: Winner) -> Draft:
         InputError: The task isn't causal language modelling.
     """
     if winner.workload.recipe is not None:
-        return _script(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
+        return _trainer(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
     sft |= {"max_length": winner.workload.sequence_length, "padding_free": winner.config.packing}
-    return _script(winner, TRL, "train_trl.py.j2", sft, weighs=False)
+    return _trainer(winner, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
-def _script(winner: Winner, name: str, template: str, defaults: dict[str, Any] | None = None, **values: Any) -> Draft:
+def _trainer(winner: Winner, name: str, template: str, defaults: dict[str, Any] | None = None, **values: Any) -> Draft:
     """Return a script whose Trainer gets the measured arguments, laid over `defaults`."""
     # The script trains for `--steps`.
     left_out = EVALUATING | {"num_train_epochs", "max_steps"}
     arguments = {argument: value for argument, value in winner.arguments.items() if argument not in left_out}
     lost = lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
-    given = {"training_arguments": {**(defaults or {}), **arguments}, "lost": lost}
-    made = {**context(winner, name), **given, **values}
-    return Draft({name: rendered(template, made)}, launch(winner, name), tuple(lost))
+    return script(winner, name, template, lost, training_arguments={**(defaults or {}), **arguments}, **values)
 
 
 def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
@@ -117,26 +115,22 @@ def user_steps(winner: Winner) -> dict[str, int]:
     return {"max_steps": steps} if isinstance(steps, int) and steps > 1 else {}
 
 
-def launch(winner: Winner, script: str) -> tuple[str, ...]:
-    """Return the command that runs a script: torchrun's, or the plain one, which must see one device alone."""
-    command = launch_files.launch_commands(winner.result)[0].replace(launch_files.SCRIPT, script)
-    plain = not launch_files.needs_launcher(winner.config) and not winner.result.hardware.is_cpu
-    return (f"CUDA_VISIBLE_DEVICES=0 {command}" if plain else command,)
-
-
-def context(winner: Winner, script: str) -> dict[str, Any]:
-    """Return the values that every script's template needs."""
-    workload, config, peft = winner.workload, winner.config, winner.peft_arguments
+def script(winner: Winner, name: str, template: str, lost: list[str], **values: Any) -> Draft:
+    """Return the script `name` that a template makes of `values` and of those that every script needs, as `c`."""
+    workload, config, result = winner.workload, winner.config, winner.result
+    command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
+    if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
+        command = f"CUDA_VISIBLE_DEVICES=0 {command}"
     steps = user_steps(winner).get("max_steps", 100)
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
-    return {
+    known = {
         "winner": winner,
-        "launch": f"{launch(winner, script)[0]} --steps {steps}",
+        "launch": f"{command} --steps {steps}",
         "steps": steps,
         "head": HEADS[workload.task][0],
         "model_arguments": _model_arguments(winner),
-        "quantization": winner.result.arguments.quantization,
-        "peft": peft,
+        "quantization": result.arguments.quantization,
+        "peft": winner.peft_arguments,
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
         "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and workload.model.kind == "decoder",
@@ -144,14 +138,17 @@ def context(winner: Winner, script: str) -> dict[str, Any]:
         "vision_parts": sorted(VISION_PARTS) if workload.model.freeze_vision else None,
         "weighs": winner.samples_per_step > config.per_device_train_batch_size,
         "measured": None if winner.measured is None else round(winner.measured, 3),
-        "imports": functools.partial(_imported, winner.result.arguments.quantization is not None),
+        "imports": functools.partial(_imported, result.arguments.quantization is not None),
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
         **_collator(winner),
         "masked_share": 0.15,
         "shown": None,
         **_samples(winner),
+        "lost": lost,
     }
+    text = _environment().get_template(template).render(c={**known, **values})
+    return Draft({name: text}, (command,), tuple(lost))
 
 
 def _model_arguments(winner: Winner) -> dict[str, Any]:
@@ -233,14 +230,6 @@ def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dic
     """Return an input: its name, the shape of all distinct samples together, and whether and how it is made of ids."""
     usual = {"floats": False, "vocabulary": _TEXT_VOCABULARY, "ends": False}
     return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
-
-
-# Values as templates write them
-
-
-def rendered(template: str, values: dict[str, Any]) -> str:
-    """Return the text that a template makes of `values`, which it calls `c`."""
-    return _environment().get_template(template).render(c=values)
 
 
 @functools.cache

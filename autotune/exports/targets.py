@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import InputError, suggestion
 from autotune.exports import launch_files, scripts
-from autotune.exports.scripts import Code, literal, rendered
+from autotune.exports.scripts import Code, literal
 from autotune.exports.winner import Draft, Winner, lost_arguments
 from autotune.training.arguments import effective_tf32
 from autotune.value import save_bytes
@@ -64,25 +64,27 @@ def accelerate_loop(winner: Winner) -> Draft:
         compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
     classes = ["Accelerator"] + ["DistributedDataParallelKwargs"] * bool(ddp)
     utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
-    context = {
-        **scripts.context(winner, LOOP),
-        "accelerate_imports": Code(", ".join(classes)),
-        "accelerate_utilities": Code(", ".join(utilities)),
-        "tf32": effective_tf32(config, winner.result.hardware),
-        "mixed_precision": launch_files.mixed_precision(config),
-        "compile": compiled,
-        "ddp": ddp,
-        "checkpointing": _checkpointing(winner),
-        "liger_config": arguments.get("liger_kernel_config"),
-        "scheduler_arguments": arguments.get("lr_scheduler_kwargs"),
-        "warmup_share": 0 < warmup < 1,
-        "warmup": Code(f"math.ceil({literal(warmup)} * options.steps)") if 0 < warmup < 1 else int(warmup),
-        "optimizer": optimizer,
-        "lost": lost,
-        "weighs": False,
-        "count_by_loss_type": False,  # it is the Trainer that counts labels by it
-    }
-    return Draft({LOOP: rendered("accelerate_loop.py.j2", context)}, scripts.launch(winner, LOOP), tuple(lost))
+    is_share = 0 < warmup < 1
+    return scripts.script(
+        winner,
+        LOOP,
+        "accelerate_loop.py.j2",
+        lost,
+        accelerate_imports=Code(", ".join(classes)),
+        accelerate_utilities=Code(", ".join(utilities)),
+        tf32=effective_tf32(config, winner.result.hardware),
+        mixed_precision=launch_files.mixed_precision(config),
+        compile=compiled,
+        ddp=ddp,
+        checkpointing=_checkpointing(winner),
+        liger_config=arguments.get("liger_kernel_config"),
+        scheduler_arguments=arguments.get("lr_scheduler_kwargs"),
+        warmup_share=is_share,
+        warmup=Code(f"math.ceil({literal(warmup)} * options.steps)") if is_share else int(warmup),
+        optimizer=optimizer,
+        weighs=False,
+        count_by_loss_type=False,  # it is the Trainer that counts labels by it
+    )
 
 
 def _ddp(winner: Winner) -> Code:

@@ -172,17 +172,6 @@ def test_bad_input_is_one_line(filled, arguments, said):
     assert len(filled.searches()) == 3
 
 
-def test_a_beginning_that_several_keys_have_is_not_enough(filled):
-    searches = {}
-    for length in range(1, 40):  # two keys that begin alike
-        other = recorded_search(id=f"n{length}", key=Key(model=str(length), workload="", hardware="", versions=""))
-        searches.setdefault(other.key.short[0], []).append(other)
-    alike = next(found for found in searches.values() if len(found) > 1)[:2]
-    for search in alike:
-        filled.write(search, [])
-    assert "could be" in line_of(run("forget", alike[0].key.short[0], "--yes", code=2))
-
-
 def test_a_record_that_is_off_or_damaged_is_one_line(path, monkeypatch):
     path.write_bytes(b"no journal" * 100)
     assert "damaged" in line_of(run(code=2))

@@ -115,28 +115,6 @@ def test_the_command_says_what_differs_from_the_defaults(fields, words):
     assert command(SearchOptions(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
 
 
-def test_every_option_is_one_of_the_command_line():
-    """What `find` doesn't know couldn't be typed again."""
-    import typer
-
-    from autotune.cli.main import app
-
-    find = typer.main.get_command(app).commands["find"]
-    parameters = find.get_params(find.make_context("find", [], resilient_parsing=True))
-    known = {o for p in parameters for o in (*p.opts, *p.secondary_opts)}
-    for name, field in SearchOptions.model_fields.items():
-        example = {bool: True, int: 3, float: 2.0, str: "exact"}
-        values = [v for kind, v in example.items() if kind.__name__ in str(field.annotation)] or [field.default]
-        if name in ("model", "record"):
-            continue
-        try:
-            options = SearchOptions(**{"model": "m", name: values[0] if values[0] != field.default else 5})
-        except (ValueError, InputError):
-            continue  # an enumeration or a knob, whose words are others
-        options_written = [w for w in command(options).split() if w.startswith("--") and w != "--model"]
-        assert set(options_written) <= known
-
-
 def test_the_command_is_kept_with_the_plan(tmp_path):
     run = tmp_path / "run"
     plan, _ = make_search(run)

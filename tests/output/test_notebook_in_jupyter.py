@@ -1,11 +1,10 @@
-"""A result in a real notebook: executed by a real kernel."""
+"""A search in a real notebook, executed by a real kernel."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from finished_searches import make_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the kernel's own warnings
 nbclient = pytest.importorskip("nbclient")
@@ -20,15 +19,6 @@ def executed(*cells: str, folder: Path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
     return client.execute().cells[-1].outputs
-
-
-def test_a_result_is_shown_as_its_table(tmp_path, monkeypatch):
-    make_search(tmp_path / "run")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (shown,) = executed("import autotune", "autotune.load('run/best-config.json')", folder=tmp_path)
-    page = shown["data"]["text/html"]
-    assert page.startswith("<pre>")
-    assert "x as fast as your baseline" in page
 
 
 def test_a_loop_written_in_a_notebook_is_tuned(tmp_path, monkeypatch):
