@@ -101,23 +101,12 @@ def doctor(
 
 @guarded
 def spaces(quiet: Names = False, as_json: Json = False) -> None:
-    """List the built-in search spaces, and how many of their points are legal on this machine."""
+    """List the built-in search spaces."""
     from autotune.output.listings import spaces_table
-    from autotune.planning.workload import DEFAULT_GLOBAL_BATCH
     from autotune.space.file import builtin_spaces, load_space
-    from autotune.space.space import points_here
-    from autotune.values.hardware import detect
 
-    if quiet and not as_json:
-        print_text(*builtin_spaces())
-        return
-    hardware = detect("auto")
-    batch = DEFAULT_GLOBAL_BATCH[hardware.kind]
-    found = [(space, points_here(space, hardware, batch)) for space in map(load_space, builtin_spaces())]
-    if as_json:
-        print_json([{**s.model_dump(mode="json"), "legal_points_here": n} for s, n in found])
-    else:
-        stdout().print(spaces_table(found, hardware.name, batch))
+    found = [load_space(name) for name in builtin_spaces()]
+    _listed(found, spaces_table, lambda space: str(space.name), quiet=quiet, as_json=as_json)
 
 
 def show_versions(*, as_json: bool) -> None:

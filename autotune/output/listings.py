@@ -14,7 +14,6 @@ from autotune.output.terminal import table_of
 from autotune.search.run import Preview
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import shown_changes
-from autotune.space.space import MOST_POINTS
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.catalogue import CatalogueEntry
@@ -51,19 +50,12 @@ def _peaks(gpu: Gpu, *dtypes: Dtype) -> str:
     return " / ".join("-" if peak is None else f"{peak:,.0f}" if peak >= 100 else f"{peak:.1f}" for peak in found)
 
 
-def spaces_table(found: Sequence[tuple[SpaceFile, int]], device: str, global_batch: int) -> RenderableType:
-    """Return the built-in search spaces as a table, with the number of points that are legal on a device."""
-    rows = (
-        (s.name, s.description, f"{points:,}{' or more' * (points >= MOST_POINTS)}", ", ".join(s.parameters))
-        for s, points in found
+def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
+    """Return the built-in search spaces as a table."""
+    rows = ((s.name, s.description, ", ".join(s.parameters)) for s in found)
+    return table_of(
+        ("name", "for whom", "parameters"), rows, title="search spaces (--space NAME, or your own YAML file)"
     )
-    headings = ("name", "for whom", "points here", "parameters")
-    title = "search spaces (--space NAME, or your own YAML file)"
-    note = (
-        f"points here: legal on {device} for a mixture of experts at a global batch of {global_batch}, with "
-        "--effort standard --allow method; other models and options leave fewer"
-    )
-    return Group(table_of(headings, rows, right={"points here"}, title=title), Text(note))
 
 
 def rates_table(measured: Rates, expected: Rates | None, file: str) -> RenderableType:

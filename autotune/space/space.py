@@ -16,18 +16,14 @@ from typing import Any
 from pydantic import Field
 
 from autotune.space import rules
-from autotune.space.file import SpaceFile, facts_for
+from autotune.space.file import SpaceFile
 from autotune.space.knobs import Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
-from autotune.training.baseline import baseline_config
 from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.hardware import Hardware
-from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Objective, Problem
 from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
-from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
 
@@ -361,24 +357,3 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     divisors = sorted({*up_to_root, *(global_batch // d for d in up_to_root)})
     lattice = [d for d in divisors if d % 8 == 0 or d in (1, 2, 4)]
     return tuple(lattice + [d for d in divisors if d > lattice[-1]])
-
-
-# Points are counted up to this number; counting more would take seconds.
-MOST_POINTS = 5000
-
-
-def points_here(file: SpaceFile, hardware: Hardware, global_batch: int) -> int:
-    """Return the legal points of a space at `--effort standard --allow method`, `MOST_POINTS` if there are more."""
-    model = ModelSpec(reference="any", name="any", source="catalogue", model_type="any", kind="decoder", config={})
-    # A mixture of experts like Mixtral, the kind of model with the most knobs, has neither of these.
-    facts = facts_for(file, Task.CAUSAL_LM).model_copy(update={"chunks_loss": False, "liger": False})
-    problem = Problem(
-        workload=Workload(model=model, task=facts.task, sequence_length=512, global_batch_size=global_batch),
-        facts=facts,
-        hardware=hardware,
-        memory_bytes=hardware.memory_bytes,
-        allowance=Allowance.METHOD,
-        baseline=baseline_config(None, global_batch, facts, hardware),
-    )
-    space = SearchSpace(file, problem, effort=Effort.STANDARD)
-    return sum(1 for _ in itertools.islice(space.points(), MOST_POINTS))

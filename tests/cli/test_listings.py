@@ -62,11 +62,10 @@ def test_versions_load_none_of_what_they_tell_of():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.slow
-def test_spaces_say_how_many_of_their_points_are_legal_here(autotune):
-    points = {s["name"]: s["legal_points_here"] for s in json.loads(autotune("spaces", "--json").stdout)}
-    assert points.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
-    assert points["cpu"] > 100
+def test_spaces_have_a_description(command):
+    found = {space["name"]: space["description"] for space in json.loads(command("spaces", "--json").stdout)}
+    assert found.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
+    assert all(found.values())
 
 
 @pytest.mark.slow
