@@ -43,8 +43,7 @@ _STYLE = {
 # Marker, size and colour; a mark of white is filled with white.
 _LOOKS = {
     "trial": ("o", 8, "white"), "front": ("o", 9, "front"), "baseline": ("s", 10, "baseline"),
-    "winner": ("*", 17, "winner"), "failed": ("x", 8, "failed"), "trial again": ("D", 7, "white"),
-    "baseline again": ("D", 7, "baseline"), "winner again": ("D", 7, "winner"),
+    "winner": ("*", 17, "winner"), "failed": ("x", 8, "failed"), "final": ("D", 7, "front"),
 }  # fmt: skip
 
 _WIDTH, _ROW = 540, 42  # pixels
@@ -160,15 +159,11 @@ def best_over_time(report: RunReport) -> Figure | None:
     line = [t / unit for t in times]
     axes.step(line, rates, where="post", color=COLOURS["winner"], linewidth=2.2, label=words)
     for trial in [*explored, *again]:
-        rate, kind = trial.samples_per_second, _kind(report, trial.config)
+        rate, look, words = trial.samples_per_second, "trial", "a trial of the search"
         if rate is None:
-            look, words = "failed", "failed"
-        elif trial.purpose is not Purpose.FINAL:
-            look, words = "trial", "a trial of the search"
-        else:
-            is_named = kind != "trial"
-            look = f"{kind} again"
-            words = f"the {kind}, measured again in the finals" if is_named else "a trial of the finals"
+            look = words = "failed"
+        elif trial.purpose is Purpose.FINAL:
+            look, words = "final", "a trial of the finals"
         measured = f", {show_rate(rate)} samples/s" if rate is not None else ""
         tip = f"trial {trial.label}: {shown_changes(trial.changes or ())}: {trial.status}{measured}"
         _mark(axes, look, (trial.ended_s or 0.0) / unit, rate, tip, words)

@@ -29,11 +29,11 @@ from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.problem import (
     Detail,
     Event,
+    Leader,
     Note,
     Observer,
     Phase,
     PhaseBegan,
-    Standing,
     TrialEnded,
     TrialStarted,
     ignore,
@@ -69,7 +69,7 @@ class Progress:
         self._phase, self._phase_began_s = Phase.LOOKING, clock()
         self._running: dict[int, tuple[TrialStarted, float]] = {}  # with when it began
         self._latest: tuple[TrialStarted, float] | None = None
-        self._standing: Standing | None = None
+        self._leader: Leader | None = None
 
     def __enter__(self) -> Self:
         if can_be_live(self._console):
@@ -92,12 +92,12 @@ class Progress:
             case TrialStarted():
                 self._enter(Phase.of(event.purpose))
                 self._latest = self._running[event.number] = (event, self._clock())
-                self._standing = event.standing or self._standing
+                self._leader = event.leader or self._leader
                 if self._verbose:
                     self._began(event)
             case TrialEnded():
                 self._running.pop(event.result.request.number, None)
-                self._standing = event.standing or self._standing
+                self._leader = event.leader or self._leader
                 self._ended(event)
             case Note():
                 self._line(event.text)
@@ -117,7 +117,7 @@ class Progress:
         for number, (event, began_s) in list(self._running.items())[:1]:
             others = f" · and {len(self._running) - 1} more" * (len(self._running) > 1)
             lines.append(f"trial {number} · {show_time(now - began_s)} · {shown_changes(event.changes)}{others}")
-        if self._standing is not None and (leader := self._standing.leader) is not None:
+        if (leader := self._leader) is not None:
             rate = f"{show_rate(leader.samples_per_second)} samples/s"
             times = f" · {leader.speedup:.2f} x the baseline" if leader.speedup is not None else ""
             lines.append(f"best · {rate}{times} · {shown_changes(leader.changes)}")

@@ -14,7 +14,6 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.planning.plan import SearchPlan, differences, request_of
-from autotune.search.progress import leader_of, standing_of
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
@@ -22,7 +21,7 @@ from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan,
 from autotune.units import show_time
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Note, Observer, Standing, TrialEnded, TrialStarted, ignore
+from autotune.values.problem import Leader, Note, Observer, TrialEnded, TrialStarted, ignore
 from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Purpose, TrialResult
 from autotune.verification.attribution import explanation_of, removals
@@ -202,16 +201,17 @@ class Explainer:
                 changes=changed,
                 time_left_s=max(0.0, self._left_s()),
                 trials_left=len(self.waiting()),
-                standing=self._standing(),
+                leader=self._leader(),
             )
         )
         trial = runner.run(request)
         self._own.append(trial)
-        self._observer(TrialEnded(result=trial, changes=changed, standing=self._standing()))
+        self._observer(TrialEnded(result=trial, changes=changed, leader=self._leader()))
         return trial
 
-    def _standing(self) -> Standing:
-        result, proven = self._result, self._result.speedup
-        speedup, measured = None if proven is None else proven.ratio, result.best.measurement
-        leader = None if measured is None else leader_of(result.best.changes, measured, speedup)
-        return standing_of(result.memory_bytes, self._own, len(self._refused), leader)
+    def _leader(self) -> Leader | None:
+        best, proven = self._result.best, self._result.speedup
+        if best.measurement is None:
+            return None
+        speedup = None if proven is None else proven.ratio
+        return Leader(changes=best.changes, samples_per_second=best.measurement.samples_per_second, speedup=speedup)

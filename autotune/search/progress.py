@@ -1,7 +1,7 @@
 """The progress of a search: the time and trials that are left, and the events that report each trial.
 
 :class:`Pace` sets the time limit of a trial and how exactly it has to measure. :class:`Teller` reports each trial when
-it begins and when it ends, with the standing of the search. Neither decides what is tried.
+it begins and when it ends, with the fastest configuration so far. Neither decides what is tried.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from autotune.space.knobs import changes, shown_changes
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Change, Detail, Leader, Observer, Standing, TrialEnded, TrialStarted
-from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.values.problem import Detail, Leader, Observer, TrialEnded, TrialStarted
+from autotune.values.trial import Purpose, TrialRequest, TrialResult
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 from autotune.verification.verdict import measurement_of, verdict_of
@@ -169,17 +169,14 @@ class Teller:
                 time_left_s=max(0.0, self._pace.left_s()),
                 trials_left=self._pace.trials_left(),
                 prediction=request.prediction,
-                standing=self._standing(),
+                leader=self._leader(),
             )
         )
 
     def ended(self, result: TrialResult) -> None:
         """Report a trial that has ended and is part of the state."""
         changed = changes(result.request.config, self._plan)
-        self._observer(TrialEnded(result=result, changes=changed, standing=self._standing()))
-
-    def _standing(self) -> Standing:
-        return standing_of(self._plan.memory_bytes, self._results, len(self._refused), self._leader())
+        self._observer(TrialEnded(result=result, changes=changed, leader=self._leader()))
 
     def _leader(self) -> Leader | None:
         """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
@@ -198,28 +195,5 @@ class Teller:
             corrections, rate = self._finals.corrections(), self._plan.objective.rate  # single trials are noisy
             expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in ((config, measured), (baseline, base)))
             speedup = expected / reference
-        return leader_of(changes(config, self._plan), measured, speedup)
-
-
-def standing_of(memory_bytes: int, trials: Sequence[TrialResult], refused: int, leader: Leader | None) -> Standing:
-    """Return the standing after `trials`, with so many configurations that were refused."""
-    statuses = [trial.status for trial in trials]
-    completed, out_of_memory = map(statuses.count, (TrialStatus.COMPLETED, TrialStatus.OUT_OF_MEMORY))
-    return Standing(
-        memory_bytes=memory_bytes,
-        completed=completed,
-        out_of_memory=out_of_memory,
-        failed=len(statuses) - completed - out_of_memory,
-        refused=refused,
-        leader=leader,
-    )
-
-
-def leader_of(changed: tuple[Change, ...], measured: Measurement, speedup: float | None) -> Leader:
-    """Return the leader with these changes, what it measured, and its speed-up over the baseline."""
-    return Leader(
-        changes=changed,
-        samples_per_second=measured.samples_per_second,
-        peak_bytes=measured.memory.peak_bytes if measured.memory.is_known else None,
-        speedup=speedup,
-    )
+        rate = measured.samples_per_second
+        return Leader(changes=changes(config, self._plan), samples_per_second=rate, speedup=speedup)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, PositiveInt
 
 from autotune.value import Value
 from autotune.values.config import Allowance, TrainConfig
@@ -162,19 +162,7 @@ class Leader(Value):
 
     changes: tuple[Change, ...]
     samples_per_second: float
-    peak_bytes: int | None
     speedup: float | None  # over the baseline; None: the baseline has no rate
-
-
-class Standing(Value):
-    """Progress of a search: the memory budget, and how many trials ended in which way."""
-
-    memory_bytes: PositiveInt
-    completed: NonNegativeInt
-    out_of_memory: NonNegativeInt
-    failed: NonNegativeInt  # for other reasons than memory
-    refused: NonNegativeInt  # configurations that were refused without a trial
-    leader: Leader | None
 
 
 class TrialStarted(Value):
@@ -187,7 +175,7 @@ class TrialStarted(Value):
     time_left_s: float
     trials_left: int
     prediction: Prediction | None = None
-    standing: Standing | None = None
+    leader: Leader | None = None
 
 
 class TrialEnded(Value):
@@ -195,7 +183,7 @@ class TrialEnded(Value):
 
     result: TrialResult
     changes: tuple[Change, ...]
-    standing: Standing | None = None
+    leader: Leader | None = None
 
 
 Event = Note | Detail | PhaseBegan | TrialStarted | TrialEnded

@@ -1,8 +1,7 @@
-"""What is told of a search: the leader beside the baseline, what became of the trials, what was refused."""
+"""What is told of a search: the leader beside the baseline, and what was refused."""
 
 import pytest
 from factories import (
-    CRASHED,
     OUT_OF_MEMORY,
     Clock,
     make_budget,
@@ -16,7 +15,7 @@ from factories import (
 from autotune.planning.plan import SearchState
 from autotune.search.progress import Pace, Teller
 from autotune.units import GIB
-from autotune.values.problem import Detail, Event, Standing, TrialEnded, TrialStarted
+from autotune.values.problem import Detail, Event, Leader, TrialEnded, TrialStarted
 from autotune.values.trial import Memory, Prediction, Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
@@ -37,14 +36,14 @@ class Told:
         finals = Finals(self.state)
         self.teller = Teller(finals, Pace(finals, Clock()), self.events.append)
 
-    def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Standing:
-        """Take in a trial and return how the search stands then."""
+    def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Leader | None:
+        """Take in a trial and return the leader then."""
         result = make_result(config, outcome, purpose=purpose, number=len(self.state.results))
         self.state.take_in(result)
         self.teller.ended(result)
         event = self.events[-1]
         assert isinstance(event, TrialEnded)
-        return event.standing
+        return event.leader
 
     def started(self, **fields) -> TrialStarted:
         self.teller.started(make_request(FAST, **fields))
@@ -62,26 +61,17 @@ def told() -> Told:
     return Told()
 
 
-def test_what_became_of_the_trials_is_counted(told):
-    told.ended(BASE)
-    told.ended(FAST, OUT_OF_MEMORY)
-    told.refused[make_config(32)] = "too large"
-    standing = told.ended(OTHER, CRASHED)
-    assert (standing.completed, standing.out_of_memory, standing.failed, standing.refused) == (1, 1, 1, 1)
-    assert standing.memory_bytes == told.plan.memory_bytes
-
-
 def test_the_leader_is_the_fastest_of_the_search_beside_the_baseline(told):
     told.ended(BASE, 10.0)
     told.ended(FAST, 25.0)
-    leader = told.ended(OTHER, 20.0).leader
+    leader = told.ended(OTHER, 20.0)
     assert [(c.knob, c.after) for c in leader.changes] == [("per_device_train_batch_size", "16")]
-    assert (leader.samples_per_second, leader.speedup, leader.peak_bytes) == (25.0, 2.5, GIB)
+    assert (leader.samples_per_second, leader.speedup) == (25.0, 2.5)
 
 
 def test_beside_a_baseline_that_did_not_complete_there_is_no_speedup(told):
-    assert told.ended(BASE, OUT_OF_MEMORY).leader is None
-    assert told.ended(FAST, 25.0).leader.speedup is None
+    assert told.ended(BASE, OUT_OF_MEMORY) is None
+    assert told.ended(FAST, 25.0).speedup is None
 
 
 def test_finals_outrank_what_the_search_saw(told):
@@ -89,27 +79,27 @@ def test_finals_outrank_what_the_search_saw(told):
     told.ended(FAST, 25.0)
     for _ in range(2):
         told.ended(BASE, 10.0, Purpose.FINAL)
-        standing = told.ended(FAST, 20.0, Purpose.FINAL)
-    assert standing.leader.samples_per_second == pytest.approx(20.0)
-    assert standing.leader.speedup == pytest.approx(2.0, rel=0.01)
+        leader = told.ended(FAST, 20.0, Purpose.FINAL)
+    assert leader.samples_per_second == pytest.approx(20.0)
+    assert leader.speedup == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_best_is_revised_when_the_finals_put_it_lower(told):
     told.ended(BASE, 20.0)
     told.ended(FAST, 80.0)
-    assert told.events[-1].standing.leader.samples_per_second == 80.0
+    assert told.events[-1].leader.samples_per_second == 80.0
     for _ in range(2):
         told.ended(BASE, 21.0, Purpose.FINAL)
         told.ended(FAST, 21.7, Purpose.FINAL)
     answer = assemble(told.teller._finals, 60.0)
-    assert told.events[-1].standing.leader.samples_per_second == answer.best.measurement.samples_per_second < 22.0
+    assert told.events[-1].leader.samples_per_second == answer.best.measurement.samples_per_second < 22.0
 
 
 def test_a_leader_that_fails_its_final_leads_no_more(told):
     told.ended(BASE, 10.0)
     told.ended(OTHER, 20.0)
     told.ended(FAST, 25.0)
-    leader = told.ended(FAST, OUT_OF_MEMORY, Purpose.FINAL).leader
+    leader = told.ended(FAST, OUT_OF_MEMORY, Purpose.FINAL)
     assert [c.after for c in leader.changes] == ["4"]
 
 

@@ -592,7 +592,7 @@ def test_a_listener_hears_of_each_trial_before_and_after_it(search):
     started, ended = heard[::2], heard[1::2]
     assert [e.number for e in started] == [e.result.request.number for e in ended]
     assert [e.trials_left for e in started[:5]] == [4, 4, 3, 2, 1]
-    rates = [e.standing.leader.samples_per_second for e in ended if e.result.request.purpose is not Purpose.FINAL]
+    rates = [e.leader.samples_per_second for e in ended if e.result.request.purpose is not Purpose.FINAL]
     assert rates == sorted(rates)
 
 
