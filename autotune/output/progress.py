@@ -92,12 +92,12 @@ class Progress:
             case TrialStarted():
                 self._enter(Phase.of(event.purpose))
                 self._latest = self._running[event.number] = (event, self._clock())
-                self._leader = event.leader or self._leader
+                self._leader = event.leader
                 if self._verbose:
                     self._began(event)
             case TrialEnded():
                 self._running.pop(event.result.request.number, None)
-                self._leader = event.leader or self._leader
+                self._leader = event.leader
                 self._ended(event)
             case Note():
                 self._line(event.text)
