@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation from the run directory of a real search.
 
     python docs/pictures.py answer RUN_DIR   # docs/answer.svg: the answer as a terminal shows it
-    python docs/pictures.py report RUN_DIR   # docs/report-*.png: the page, wide and narrow
+    python docs/pictures.py report RUN_DIR   # docs/report.png: the page
 
 The second needs playwright and a Chromium (its own, by `playwright install chromium`, or the system's).
 """
@@ -25,8 +25,8 @@ DOCS = Path(__file__).parent
 
 COLUMNS = 100
 
-# Widths and heights of the pictures of the report, in pixels.
-SIZES = ((1400, 1840), (400, 2100))
+# Width and height of the picture of the report, in pixels.
+SIZE = {"width": 1400, "height": 1840}
 
 # Fonts from another server, which viewers of the repository don't load; texts have their widths without them.
 _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -42,21 +42,18 @@ def answer_picture(run_directory: Path) -> str:
     return _FONT_FACES.sub("", console.export_svg(title=report.command or "autotune"))
 
 
-def report_pictures(run_directory: Path) -> dict[str, bytes]:
-    """Return PNG pictures of the top of the report's page, by file name."""
+def report_picture(run_directory: Path) -> bytes:
+    """Return a PNG picture of the top of the report's page."""
     from playwright.sync_api import sync_playwright
 
     shown = gather(run_directory).model_copy(update={"run_directory": f"runs/{run_directory.resolve().name}"})
-    found = {}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as browsers:
         page = Path(folder, "report.html")
         page.write_text(html_report(shown))
         browser = browsers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for width, height in SIZES:
-            tab = browser.new_page(viewport={"width": width, "height": height})
-            tab.goto(page.as_uri())
-            found[f"report-{width}.png"] = tab.screenshot()
-    return found
+        tab = browser.new_page(viewport=SIZE)
+        tab.goto(page.as_uri())
+        return tab.screenshot()
 
 
 def main() -> None:
@@ -68,8 +65,7 @@ def main() -> None:
     if asked.what == "answer":
         (DOCS / "answer.svg").write_text(answer_picture(asked.run_directory))
         return
-    for name, picture in report_pictures(asked.run_directory).items():
-        (DOCS / name).write_bytes(picture)
+    (DOCS / "report.png").write_bytes(report_picture(asked.run_directory))
 
 
 if __name__ == "__main__":
