@@ -88,15 +88,13 @@ def doctor(
 ) -> None:
     """Show what this machine and installation can do, and why they can't do the rest."""
     from autotune.doctor import examine
-    from autotune.output.listings import doctor_table, rates_table
+    from autotune.output.listings import doctor_table
 
     report = examine(device, measure=calibrate)
     if as_json:
         print_json(report.model_dump(mode="json"))
-        return
-    stdout().print(doctor_table(report))
-    if calibrate and report.rates is not None and report.rates_file is not None:
-        stdout().print(rates_table(report.rates, report.table_rates, report.rates_file))
+    else:
+        stdout().print(doctor_table(report))
 
 
 @guarded

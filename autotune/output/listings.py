@@ -18,7 +18,6 @@ from autotune.storage.recorded import RecordedSearch
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.catalogue import CatalogueEntry
 from autotune.values.catalogue.gpus import Dtype, Gpu
-from autotune.values.estimate import Rates
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
@@ -56,27 +55,6 @@ def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
     return table_of(
         ("name", "for whom", "parameters"), rows, title="search spaces (--space NAME, or your own YAML file)"
     )
-
-
-def rates_table(measured: Rates, expected: Rates | None, file: str) -> RenderableType:
-    """Return the measured rates of a device, stored in `file`, beside those that its data sheet lets expect."""
-    beside = _rates(expected) if expected else {}
-    rows = ((name, value, beside.get(name, "-")) for name, value in _rates(measured).items())
-    figures = ("measured", "by the table")
-    return Group(table_of(("", *figures), rows, right=figures, title="rates"), Text(f"kept in {file}"))
-
-
-def _rates(rates: Rates) -> dict[str, str]:
-    products = {}
-    for name, flops in rates.matmul_flops.items():
-        scale, unit = (1e12, "TFLOP/s") if flops >= 1e12 else (1e9, "GFLOP/s")
-        products[f"large products, {name}"] = f"{show_rate(flops / scale)} {unit}"
-    return {
-        **products,
-        "element-wise operators": f"{show_rate(rates.bandwidth / 1e9)} GB/s",
-        "an operator at the least": f"{show_rate(rates.launch_s * 1e6)} us",
-        "host to device": f"{show_rate(rates.host_bandwidth / 1e9)} GB/s",
-    }
 
 
 def doctor_table(report: Report) -> RenderableType:

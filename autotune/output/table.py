@@ -56,9 +56,8 @@ def result_table(
     rows += [_row(result, "runner-up", c) for c in result.runners_up]
     names = ("", "x baseline", "samples/s", "peak memory", "what changes")
     table = table_of(names, rows, right=names[1:4], box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    footnotes, lines, notes = _remarks(result)
+    lines, notes = _remarks(result)
     further = len(notes) - _MOST_NOTES
-    lines = [*footnotes, *lines]
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
         lines.append(f"where the time went: {', '.join(largest)}{spent.waited}")
@@ -98,21 +97,20 @@ def text_of(result: ResultData) -> str:
 
 def remark_lines(result: ResultData) -> list[str]:
     """Return all lines on compiling, checks, allowances and disturbances."""
-    footnotes, lines, notes = _remarks(result)
-    return [*lines, *footnotes, *notes]
+    lines, notes = _remarks(result)
+    return [*lines, *notes]
 
 
-def _remarks(result: ResultData) -> tuple[list[str], list[str], list[str]]:
-    """Return what `*` in the table means, lines on compiling, checks and allowances, and notes, in this order."""
-    footnotes: list[str] = []
+def _remarks(result: ResultData) -> tuple[list[str], list[str]]:
+    """Return lines on `*` in the table, compiling, checks and allowances, and notes."""
+    lines: list[str] = []
     shown = (result.baseline, result.best, *result.runners_up)
     once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
     if once:
         inferred = any(m.accumulation_steps < result.workload.accumulation_steps(c) for c, m in once.items())
         why = "; not all micro-batches of a step ran, the time of the rest is inferred" if inferred else ""
         luck = ", and corrected for the luck of the fastest" if any(c.correction != 1.0 for c in shown) else ""
-        footnotes = [f"* measured once, not in turn with the baseline{luck}{why}"]
-    lines: list[str] = []
+        lines.append(f"* measured once, not in turn with the baseline{luck}{why}")
     if result.compilation is not None:
         steps = result.compilation.break_even_steps
         pays = f"pays from step {steps:,} on" if steps is not None else "is not won back"
@@ -128,7 +126,7 @@ def _remarks(result: ResultData) -> tuple[list[str], list[str], list[str]]:
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
     if padding is not None and padding >= 0.05:
         notes.append(f"{padding:.0%} of what the baseline runs is padding")
-    return footnotes, lines, notes
+    return lines, notes
 
 
 def verdict_line(result: ResultData) -> str:
