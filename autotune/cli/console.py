@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
 import typer
 import typer.core
@@ -153,18 +153,6 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
 
 # Keys in `typer.Context.meta`: values of options, and a project's file with its defaults.
 _GIVEN, _PROJECT = "autotune.options", "autotune.project"
-
-
-def completion(
-    context: typer.Context,
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Add it to the shell's start-up file.")],
-) -> None:
-    """Print a script that completes commands and options in a shell: eval "$(autotune completion bash)"."""
-    from typer.completion import shell_complete
-
-    variable = "_AUTOTUNE_COMPLETE"  # by which a shell asks for completions
-    code = shell_complete(context.find_root().command, {}, "autotune", variable, f"source_{shell}")
-    raise typer.Exit(code)
 
 
 TrustRunDir = Annotated[

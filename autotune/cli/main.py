@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from autotune.cli import reports, search
-from autotune.cli.console import completion, taking, told_errors
+from autotune.cli.console import taking, told_errors
 from autotune.units import visible
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alone
@@ -77,7 +77,7 @@ app.command(
     cls=taking(_FIELDS, "SearchOptions", of_project=True, of_script=True),
     context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
 )(search.script)
-for _command in (reports.report, reports.explain, reports.export, reports.dashboard, completion):
+for _command in (reports.report, reports.explain, reports.export, reports.dashboard):
     app.command()(_command)
 app.add_typer(reports.history, name="history")
 

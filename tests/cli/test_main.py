@@ -16,7 +16,7 @@ from autotune.cli.main import app
 
 COMMANDS = (
     "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
-    "completion", "script",
+    "script",
 )  # fmt: skip
 
 FIND_OPTIONS = {
@@ -119,7 +119,6 @@ def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
         (["models", "zzz"], 2, "no model of the catalogue has 'zzz' in its name"),
         (["--json"], 2, "--json before a command goes with --version alone"),
         (["--json", "models"], 2, "behind the command"),
-        (["completion", "tcsh"], 2, "'bash', 'zsh', 'fish'"),
     ],
     ids=str,
 )
