@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from autotune.execution.job import Job
 from autotune.execution.launch import Launcher
@@ -55,6 +57,16 @@ class Asked:
         assert reply is not None
         assert reply.pop("place") == 0
         return Ending(**reply), directory
+
+
+class Lent:
+    """A launcher that runs already, lent to a search of this process, which leaves it running."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.wait, self.send, self.reply = launcher.wait, launcher.send, launcher.reply
+
+    def end(self) -> None:
+        """Its owner ends it."""
 
 
 class Bench:
@@ -114,6 +126,11 @@ class Bench:
 
     def directory(self, result: TrialResult) -> Path:
         return trial_directory(self.run_directory, result.request.number)
+
+    def lent(self) -> AbstractContextManager[Any]:
+        """Have searches of this process run their trials by this launcher, and start none."""
+        launcher = self.runner.start()
+        return patch("autotune.execution.runner.Launcher", lambda *_: Lent(launcher))
 
 
 def misbehaviour(name: str) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
-from benches import light_command
 from typer.testing import CliRunner
 
 import autotune
@@ -47,19 +47,54 @@ def little(tmp_path_factory) -> dict[str, Path]:
     return {"space": folder / "few-kinds.yaml", "baseline": folder / "one-by-one.json"}
 
 
+# `autotune` with finals of seconds.
+SHORTLY = """
+from autotune.values.budget import _BUDGETS
+_BUDGETS["quick"] = _BUDGETS["quick"].model_copy(update={"measure_time_s": 1.0})
+from autotune.cli.main import main
+main()
+"""
+
+
+class Found(NamedTuple):
+    """A search of the command line that was killed in mid-trial, and gone on with from Python."""
+
+    result: TuningResult
+    run: Path
+    before: dict[int, dict]  # what it had finished when it was killed
+    events: list
+    orphans: list[psutil.Process]
+
+
 @pytest.fixture(scope="module")
-def found(thin_llama, little, tmp_path_factory) -> tuple[TuningResult, Path, list]:
-    """One whole search from Python."""
+def found(thin_llama, little, bench, tmp_path_factory) -> Found:
     run, events = tmp_path_factory.mktemp("found") / "run", []
-    result = autotune.find(
-        str(thin_llama), effort="quick", device="cpu", seq_len=32, max_trials=2, run_dir=run, observer=events.append,
-        **little,
-    )  # fmt: skip
-    return result, run, events
+    files = (word for name, path in little.items() for word in (f"--{name}", path))
+    search = _start(thin_llama, run, "--max-trials", 2, *files, code=SHORTLY)
+    try:
+        _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
+        below = psutil.Process(search.pid).children(recursive=True)
+    finally:
+        search.kill()
+        search.communicate()
+    _, orphans = psutil.wait_procs(below, timeout=10)
+    before = results(run)
+    with bench.lent():
+        result = autotune.resume(run, observer=events.append)
+    return Found(result, run, before, events, orphans)
+
+
+def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(found):
+    assert found.orphans == [], "the killed search left processes behind"
+    assert marked(json.loads((found.run / "processes.json").read_text())["mark"]) == []
+    assert {0, 1} <= set(found.before)
+    after = results(found.run)
+    assert {n: after[n] for n in found.before} == found.before
+    assert no_config_twice(after)
 
 
 def test_the_users_baseline_is_trial_0_every_trial_does_the_same_step_and_samples_together_are_faster(found):
-    result, run, _ = found
+    result, run = found.result, found.run
     first = results(run)[0]["request"]
     assert (first["purpose"], first["config"]["precision"]) == ("baseline", "fp32")
     assert first["config"]["per_device_train_batch_size"] == 1
@@ -70,7 +105,7 @@ def test_the_users_baseline_is_trial_0_every_trial_does_the_same_step_and_sample
 
 
 def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(found):
-    result, run, _ = found
+    result, run = found.result, found.run
     assert result.best.confirmed
     assert result.baseline.confirmed
     finals = [r["request"] for r in results(run).values() if r["request"]["purpose"] == "final"]
@@ -80,17 +115,14 @@ def test_winner_and_baseline_are_both_measured_again_with_the_true_accumulation(
         assert request["accumulation_steps"] == 4 // request["config"]["per_device_train_batch_size"]
 
 
-def test_every_trial_is_told_and_on_disk_as_is_the_answer_and_nothing_is_left_running(found):
-    result, run, events = found
-    told = [e.result.request.number for e in events if isinstance(e, TrialEnded)]
-    assert told == sorted(results(run))
-    assert autotune.load(run / "best-config.json") == result
-    assert no_config_twice(results(run))
-    assert marked(json.loads((run / "processes.json").read_text())["mark"]) == []
+def test_every_trial_is_told_and_on_disk_as_is_the_answer(found):
+    told = [e.result.request.number for e in found.events if isinstance(e, TrialEnded)]
+    assert told == sorted(results(found.run).keys() - found.before)
+    assert autotune.load(found.run / "best-config.json") == found.result
 
 
 def test_what_is_exported_is_what_the_best_trial_was_given_and_has_been_checked(found):
-    result, run, _ = found
+    result, run = found.result, found.run
     arguments, size = result.training_arguments("out"), result.best.config.per_device_train_batch_size
     for name, value in result.arguments.training_arguments.items():
         if not name.endswith("_kwargs"):
@@ -208,34 +240,12 @@ def _wait_for(condition, process, limit_s: float = 120) -> None:
         time.sleep(0.02)
 
 
-def _start(model: Path, run: Path, *options: object) -> subprocess.Popen:
-    words = ["-m", "autotune", "find", "--model", model, *QUICK, "--run-dir", run, *options]
+def _start(model: Path, run: Path, *options: object, code: str = "") -> subprocess.Popen:
+    program = ["-c", code] if code else ["-m", "autotune"]
+    words = [*program, "find", "--model", model, *QUICK, "--run-dir", run, *options]
     return subprocess.Popen(
         [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(autotune, thin_llama, little, tmp_path):
-    run = tmp_path / "run"
-    search = _start(thin_llama, run, "--max-trials", 2, "--space", little["space"], "--baseline", little["baseline"])
-    try:
-        _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
-        below = psutil.Process(search.pid).children(recursive=True)
-    finally:
-        search.kill()
-        search.communicate()
-    _, alive = psutil.wait_procs(below, timeout=10)
-    assert alive == [], "the killed search left processes behind"
-    before = results(run)
-    assert {0, 1} <= set(before)
-
-    done = autotune("resume", run)
-    assert done.returncode == 0, done.stderr
-    after = results(run)
-    assert {n: after[n] for n in before} == before
-    assert no_config_twice(after)
-    verdict = json.loads((run / "best-config.json").read_text())["verdict"]
-    assert verdict in ("faster", "no_clear_winner", "undecided")
 
 
 @pytest.mark.slow
@@ -259,12 +269,11 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 
-def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
-    _, run, _ = found
-    before = results(run)
-    monkeypatch.setattr("autotune.execution.launch.launch_command", light_command)  # there is nothing to train
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, bench, monkeypatch):
+    before = results(found.run)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    done = CliRunner().invoke(app, ["resume", str(run), "--json"])
+    with bench.lent():
+        done = CliRunner().invoke(app, ["resume", str(found.run), "--json"])
     assert done.exit_code == 0, done.stderr
-    assert results(run) == before
-    assert TuningResult.model_validate_json(done.stdout).best.config == found[0].best.config
+    assert results(found.run) == before
+    assert TuningResult.model_validate_json(done.stdout).best.config == found.result.best.config
