@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -127,10 +128,15 @@ class Bench:
     def directory(self, result: TrialResult) -> Path:
         return trial_directory(self.run_directory, result.request.number)
 
-    def lent(self) -> AbstractContextManager[Any]:
-        """Have searches of this process run their trials by this launcher, and start none."""
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Have searches of this process run their trials by this launcher, start none and measure no operators."""
         launcher = self.runner.start()
-        return patch("autotune.execution.runner.Launcher", lambda *_: Lent(launcher))
+        with (
+            patch("autotune.execution.runner.Launcher", lambda *_: Lent(launcher)),
+            patch("autotune.search.cost_model.wanted_timings", lambda *_, **__: None),
+        ):
+            yield
 
 
 def misbehaviour(name: str) -> dict[str, Any]:

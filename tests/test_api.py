@@ -47,10 +47,10 @@ def little(tmp_path_factory) -> dict[str, Path]:
     return {"space": folder / "few-kinds.yaml", "baseline": folder / "one-by-one.json"}
 
 
-# `autotune` with finals of seconds.
+# `autotune` with finals, and a measuring of operators, of seconds.
 SHORTLY = """
 from autotune.values.budget import _BUDGETS
-_BUDGETS["quick"] = _BUDGETS["quick"].model_copy(update={"measure_time_s": 1.0})
+_BUDGETS["quick"] = _BUDGETS["quick"].model_copy(update={"measure_time_s": 1.0, "max_time_s": 150.0})
 from autotune.cli.main import main
 main()
 """
