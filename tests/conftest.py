@@ -18,6 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Each process that tests on the stand-in for CUDA has a machine of its own.
+if "FAKECUDA_STATE" in os.environ and not os.environ["FAKECUDA_STATE"].endswith(
+    worker := os.environ.get("PYTEST_XDIST_WORKER", "")
+):
+    os.environ["FAKECUDA_STATE"] += f"-{worker}"
+
 ROOT = Path(__file__).parents[1]
 
 # Files that take long come first: no process is left alone with one of them at the end.
@@ -31,7 +37,7 @@ TINY_LLAMA = {
 
 
 def pytest_addoption(parser):
-    parser.addoption("--kills", type=int, default=8, help="kills of replayed searches (tests/faults) [8]")
+    parser.addoption("--kills", type=int, default=5, help="kills of replayed searches (tests/faults) [5]")
     parser.addoption("--real-kills", type=int, default=6, help="kills of each process of real searches [6]")
 
 
@@ -52,6 +58,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def _imported_stays():
     """Spare each Trainer, which looks for garbage several times, all libraries that are there."""
+    gc.set_threshold(50_000)  # what isn't frozen is little, of which a quarter soon is new
     gc.freeze()
 
 
@@ -131,6 +138,13 @@ def bench(tiny_llama, tmp_path_factory):
             environment.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other are slow on a busy machine
             made.runner.start()
         yield made
+
+
+@pytest.fixture
+def lent(bench):
+    """Searches of this process start no launcher of their own, which takes seconds."""
+    with bench.lent():
+        yield
 
 
 @pytest.fixture

@@ -269,11 +269,11 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 
-def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, bench, monkeypatch):
+@pytest.mark.usefixtures("lent")
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
     before = results(found.run)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    with bench.lent():
-        done = CliRunner().invoke(app, ["resume", str(found.run), "--json"])
+    done = CliRunner().invoke(app, ["resume", str(found.run), "--json"])
     assert done.exit_code == 0, done.stderr
     assert results(found.run) == before
     assert TuningResult.model_validate_json(done.stdout).best.config == found.result.best.config

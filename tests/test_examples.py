@@ -1,4 +1,4 @@
-"""Examples run as a user would run them: in a process of their own, and with the answer of a real search."""
+"""Examples run as a user would run them, with the answer of a real search."""
 
 import json
 import runpy
@@ -12,12 +12,22 @@ from autotune.training.arguments import plan
 from autotune.values.adapters import LoraAdapter
 
 
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """Return a function that gives the lines which an example prints in this process, which has all imported."""
+
+    def run(name: str, *arguments: object) -> list[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
 @pytest.mark.usefixtures("one_thread")
-def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train_with_result.py", str(answer), "--steps", "3"])
-    runpy.run_path(str(ROOT / "examples" / "train_with_result.py"), run_name="__main__")  # spares it the imports
-    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, run_here):
+    printed = json.loads(run_here("train_with_result.py", answer, "--steps", 3)[-1])
     result = autotune.load(answer)
     assert printed["samples_per_step"] == result.workload.global_batch_size
     assert printed["steps"] == 3
@@ -77,11 +87,13 @@ def test_quick_start_saves_what_it_found(answer):
     assert len([line for line in lines if line.startswith("  trial ")]) == len(result.trials)
 
 
-def test_a_study_of_your_own_asks_until_nothing_is_worth_a_trial_and_make_texts_as_many_texts_as_asked(tmp_path):
-    printed = run_example("own_study.py", ROOT / "benchmarks" / "tables" / "llama-1m.jsonl", cwd=tmp_path)
+def test_a_study_of_your_own_asks_until_nothing_is_worth_a_trial_and_make_texts_as_many_texts_as_asked(
+    run_here, tmp_path
+):
+    printed = run_here("own_study.py", ROOT / "benchmarks" / "tables" / "llama-1m.jsonl")
     assert "configurations left untried has less than 5% chance of a gain" in printed[-2]
     assert "samples/s with" in printed[-1]
-    run_example("make_texts.py", "texts.jsonl", "--count", 20, cwd=tmp_path)
+    run_here("make_texts.py", "texts.jsonl", "--count", 20)
     assert len(set((tmp_path / "texts.jsonl").read_text().splitlines())) == 20
 
 

@@ -61,6 +61,7 @@ def test_options_behind_the_script_are_the_scripts(here, monkeypatch):
     assert (asked["effort"], asked["script"]) == ("quick", ["python", "train.py", "--effort", "none", "--json"])
 
 
+@pytest.mark.usefixtures("lent")
 def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     (tmp_path / "here").mkdir()

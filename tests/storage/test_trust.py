@@ -187,7 +187,8 @@ def test_an_output_that_is_named_anew_is_the_users_own(tmp_path, monkeypatch):
         assert said in done.stderr
 
 
-def test_a_search_that_was_begun_here_is_gone_on_with(tiny_llama, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("lent")
+def test_a_search_that_was_begun_here_is_gone_on_with(tmp_path, monkeypatch):
     """What `find` hands over is noted before the first trial."""
     monkeypatch.setattr("autotune.api.conduct", lambda *_: _fail())
     run = tmp_path / "run"
