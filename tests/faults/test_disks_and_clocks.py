@@ -18,7 +18,7 @@ from faults.replaying import Search, finish, said
 
 from autotune.values.time_spent import wall_s
 
-STRIDE = 31
+STRIDE = 59
 SHORT = ("full", "home full")
 MOST = 1000  # writes of a search of two trials, at the most
 
@@ -91,7 +91,7 @@ def test_a_search_survives_what_happens_at_each_write(server, begin, name, strid
     raise AssertionError("a search of two trials has no end of writes")
 
 
-@pytest.mark.parametrize("write", [40, 41, *(pytest.param(write, marks=SLOW) for write in range(42, 120, 3))])
+@pytest.mark.parametrize("write", [40, *(pytest.param(write, marks=SLOW) for write in range(41, 120, 3))])
 def test_a_run_directory_that_vanishes_ends_the_search_in_a_line(server, begin, write):
     search = begin("find", max_trials=4)
     assert finish(server, search, AtWrite(search.run, write, number=0, lasting=False)) == 4
@@ -99,7 +99,7 @@ def test_a_run_directory_that_vanishes_ends_the_search_in_a_line(server, begin, 
     assert not search.run.exists() or not list(search.run.glob("trials/*/result.json"))
 
 
-@pytest.mark.parametrize("most_bytes", [100, 5000])
+@pytest.mark.parametrize("most_bytes", [pytest.param(100, marks=pytest.mark.slow), 5000])
 def test_a_record_without_room_costs_a_line_and_is_caught_up(server, begin, most_bytes):
     search = begin("find", max_trials=2)
     assert finish(server, search, SmallRecord(most_bytes)) == 0, said(search)
