@@ -99,7 +99,7 @@ def test_images_are_counted_in_samples_and_a_processor_reserves_nothing(estimate
     [
         (("--gpu", "t4", "--fix", "micro-batch=8"), ConfigReport),
         pytest.param(("--gpu", "t4"), RankingReport, marks=pytest.mark.slow),
-        (("--gpu", "all", "--fix", "micro-batch=8"), DevicesReport),
+        pytest.param(("--gpu", "all", "--fix", "micro-batch=8"), DevicesReport, marks=pytest.mark.slow),
     ],
 )
 def test_json_is_the_report(estimate, arguments, kind):

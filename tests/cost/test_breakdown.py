@@ -34,9 +34,15 @@ def model_of(profile_of, name: str, config, **fields):
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_all_that_is_alive_is_what_is_allocated(profile_of, name, config):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("llama", kind) for kind in CONFIGS),
+        *(pytest.param("t5", kind, marks=() if kind == "checkpointed" else pytest.mark.slow) for kind in CONFIGS),
+    ],
+)
+def test_all_that_is_alive_is_what_is_allocated(profile_of, name, kind):
+    config = CONFIGS[kind]
     model = model_of(profile_of, name, config)
     memory = model.estimate(config).memory
     rows = model.alive(config)

@@ -38,8 +38,8 @@ def peak(profile, samples=8):
     return components(profile, "adamw_torch", samples, 1).allocated
 
 
-# The others are each close to one of these: Qwen2-VL to Qwen2.5-VL, LLaVA-NeXT to LLaVA, SmolVLM to Idefics3.
-BY_DEFAULT = ("qwen2_5_vl", "qwen3_vl", "llava", "paligemma", "gemma3", "idefics3", "internvl")
+# Attention in windows, to one vector of features an image, and to tiles.
+BY_DEFAULT = ("qwen2_5_vl", "llava", "idefics3")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_more_images_are_more_memory_and_work(traced):
 
 
 def test_a_frozen_vision_part_saves_its_states_and_its_backward_pass(traced):
-    assert peak(traced("qwen2_vl", frozen=True)) < peak(traced("qwen2_vl"))
-    assert traced("qwen2_vl", frozen=True).needed_flops.per_sample < traced("qwen2_vl").needed_flops.per_sample
+    assert peak(traced("llava", frozen=True)) < peak(traced("llava"))
+    assert traced("llava", frozen=True).needed_flops.per_sample < traced("llava").needed_flops.per_sample
 
 
 @pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])

@@ -86,6 +86,7 @@ def test_what_weights_and_states_alone_rule_out_is_not_traced_to_find_what_would
     assert {family.quantization for family in asked[1:]} == {"nf4"}
 
 
+@pytest.mark.slow
 def test_what_would_fit_has_the_16_bits_that_make_it_much_faster_unless_the_precision_was_given(estimated):
     """A T4 has no bf16, and multiplies in fp16 eight times as fast as in fp32."""
     found = estimated(model="llama-2-7b", gpu="t4", fix={"micro-batch": "1"})
@@ -118,6 +119,7 @@ def test_what_would_fit_has_the_fastest_micro_batch_that_surely_fits_unless_it_w
     assert "micro-batch=1," in given.would_fit
 
 
+@pytest.mark.slow
 def test_the_loss_in_chunks_is_named_where_long_samples_have_too_many_logits(estimated):
     long = {"micro-batch": "1", "precision": "bf16", "checkpointing": "full", "adapter": "lora"}
     found = estimated(model="Llama-3.2-1B", gpu="rtx-3080", seq_len=4096, global_batch=8, fix=long)

@@ -101,8 +101,8 @@ def test_grandchildren_end_with_the_child(asked, name, left_behind, is_running):
 
 
 def test_grandchildren_of_a_child_that_hangs_end_too_and_none_of_another_job(forking, left_behind, is_running):
-    other = forking.send("misbehaving:hang_with_children", place=1, timeout_s=20)
-    ending, directory = forking.run("misbehaving:hang_with_children", timeout_s=5)
+    other = forking.send("misbehaving:hang_with_children", place=1, timeout_s=9)
+    ending, directory = forking.run("misbehaving:hang_with_children", timeout_s=3)
     assert ending == KILLED
     left, others = left_behind(directory), left_behind(other)
     assert len(left) == len(others) == 3

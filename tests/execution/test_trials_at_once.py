@@ -106,7 +106,7 @@ def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, as
 
 
 def test_a_trial_ends_at_its_own_time_limit_whatever_runs_beside_it(pool, ask):
-    long, short = ask("hang", timeout_s=8), ask("hang_with_children", timeout_s=1)
+    long, short = ask("hang", timeout_s=4), ask("hang_with_children", timeout_s=1)
     pool.begin(long)
     pool.begin(short)
     assert [pool.wait().request for _ in range(2)] == [short, long]

@@ -189,7 +189,7 @@ def assert_the_same(made: dict[str, Draft], benign: dict[str, Draft], text: str)
 ANSWERS = {"usual": usual, "from-hub": from_hub, "own-script": of_a_script}
 
 
-@pytest.mark.parametrize("answer", list(ANSWERS))
+@pytest.mark.parametrize("answer", ["usual", pytest.param("from-hub", marks=pytest.mark.slow), "own-script"])
 def test_no_text_of_a_result_becomes_code(answer, tmp_path):
     document = json.loads(ANSWERS[answer]().model_dump_json())
     usually = exported(document, tmp_path / "usual.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -340,13 +341,19 @@ MODELS = {
     "a head whose loss is chunked": make_facts(chunks_loss=True, layers=24),
     "without linear layers": make_facts(linear_modules=(), has_dropout=True, batch_coupled="batch norm"),
 }
-DEVICES = [make_hardware(), make_gpu(), make_gpu(capability=(7, 0))]
+DEVICES = {"a CPU": make_hardware(), "a GPU": make_gpu(), "a GPU without bf16": make_gpu(capability=(7, 0))}
+SMALL = {
+    *(("plain", device) for device in DEVICES), ("experts", "a CPU"), ("without attention or checkpointing", "a GPU"),
+    ("a head whose loss is chunked", "a GPU without bf16"), ("without linear layers", "a CPU"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: f"{device.kind} {device.capability}")
-@pytest.mark.parametrize("facts", MODELS.values(), ids=MODELS)
-def test_every_legal_point_is_ranked_and_counted(facts, device):
-    made = {"space": load_space("default"), "facts": facts, "hardware": device, "memory_bytes": 10**15}
+@pytest.mark.parametrize(
+    ("model", "device"),
+    [pytest.param(*c, marks=() if c in SMALL else pytest.mark.slow) for c in itertools.product(MODELS, DEVICES)],
+)
+def test_every_legal_point_is_ranked_and_counted(model, device):
+    made = {"space": load_space("default"), "facts": MODELS[model], "hardware": DEVICES[device], "memory_bytes": 10**15}
     plan = make_plan(**made, workload=make_workload(global_batch_size=2), baseline=make_config(1))
     model, space = everything_known(plan), plan.search_space
     legal = sum(1 for _ in space.points())

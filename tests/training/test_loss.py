@@ -281,6 +281,7 @@ def test_what_bends_its_logits_or_has_a_loss_of_its_own_is_left_alone(name):
     assert not facts_of(model, task).chunks_loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_it_is_the_same():
     model = tiny("Llama")
