@@ -27,8 +27,8 @@ CASES = [
 SIZES = (1, 3, 8, 100)
 
 
-SLOW = {"a leading dense layer", "layers of two kinds", "vit", "bert"}  # models
-PARAMS = [pytest.param(c, id=", ".join(c), marks=[pytest.mark.slow] if c[0] in SLOW else []) for c in CASES]
+BY_DEFAULT = {("t5", "plain"), ("mixtral", "plain"), ("llama", "adapter")}
+PARAMS = [pytest.param(c, id=", ".join(c), marks=[] if c in BY_DEFAULT else [pytest.mark.slow]) for c in CASES]
 
 
 @pytest.fixture(params=PARAMS)

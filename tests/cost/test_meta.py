@@ -70,7 +70,7 @@ def test_views_changes_in_place_and_tensors_with_values_are_always_run() -> None
 @pytest.mark.parametrize(
     ("name", "task", "changes"),
     [
-        ("t5", Task.SEQ2SEQ_LM, {"autocast": "bfloat16", "checkpointing": "full"}),
+        ("llama", Task.CAUSAL_LM, {"autocast": "bfloat16", "checkpointing": "full"}),
         ("bert", Task.SEQUENCE_CLASSIFICATION, {"autocast": "float16"}),
         ("switch", Task.SEQ2SEQ_LM, {}),
     ],

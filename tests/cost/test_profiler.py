@@ -91,7 +91,7 @@ def test_offloaded_activations_leave_the_device_and_come_back(profile_of):
     assert peak(offloaded, 64) <= peak(kept, 64) - (layers - 2) * 64 * length * width * 4
 
 
-@pytest.mark.parametrize("kind", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("kind", ["eager", pytest.param("batched_mm", marks=pytest.mark.slow), "grouped_mm"])
 def test_experts_are_traced_in_each_way_of_running_them(profile_of, kind):
     traced = profile_of("mixtral", experts_implementation=kind)
     one = profile_of("mixtral", experts_implementation=kind, experts_per_token=1)
@@ -193,15 +193,19 @@ def freeze_the_last_layers(model):
 
 
 @pytest.mark.parametrize(
-    ("freeze", "named", "layers"),
+    ("freeze", "named", "layers", "device"),
     [
-        (freeze_all_but_the_head, ("bert",), 0),
-        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3),
-        (freeze_all_but_norms, (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler"), 0),
-        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8),
+        (freeze_all_but_the_head, ("bert",), 0, "cpu"),
+        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda"),
+        (
+            freeze_all_but_norms,
+            (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler"),
+            0,
+            "cuda",
+        ),
+        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8, "cpu"),
     ],
 )
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, named, layers, device):
     config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64)
     with torch.device("meta"):
@@ -225,7 +229,8 @@ def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, na
 
 
 @pytest.mark.parametrize(
-    ("model", "task", "attention"), [("llama", Task.CAUSAL_LM, "sdpa"), ("t5", Task.SEQ2SEQ_LM, "eager")]
+    ("model", "task", "attention"),
+    [("llama", Task.CAUSAL_LM, "sdpa"), pytest.param("t5", Task.SEQ2SEQ_LM, "eager", marks=pytest.mark.slow)],
 )
 def test_the_loss_of_smoothed_labels_holds_the_logits_once_more(spec_of, model, task, attention):
     """The gradients of its two parts: `LabelSmoother` of transformers."""

@@ -145,9 +145,10 @@ def sizes(model) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in local.items()}
 
 
-def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh):
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "all"])
+def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh, step):
     wrong, checked = {}, 0
-    for name in MODELS.values():
+    for name in list(MODELS.values())[::step]:
         ours, theirs = few_layers(name), few_layers(name)
         config = ours.config.get_text_config()
         heads = (getattr(config, f"num_{kind}_heads", None) or 2 for kind in ("attention", "key_value"))
@@ -160,7 +161,7 @@ def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh):
         if found != wanted:
             wrong[name] = {n: (found.get(n), wanted.get(n)) for n in found | wanted if found.get(n) != wanted.get(n)}
     assert wrong == {}
-    assert checked > 40
+    assert checked > 40 / step
 
 
 @pytest.mark.filterwarnings("ignore:DTensor random operators")

@@ -211,8 +211,15 @@ def objective_of(sampler: CostModelSampler, *, pruned: TrainConfig | None = None
     return objective
 
 
-@pytest.mark.parametrize("pruner", [NopPruner(), MedianPruner(n_startup_trials=1), HyperbandPruner(max_resource=3)])
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize(
+    ("pruner", "guided"),
+    [
+        (NopPruner(), True),
+        (MedianPruner(n_startup_trials=1), True),
+        (HyperbandPruner(max_resource=3), True),
+        (MedianPruner(n_startup_trials=1), False),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_optimize_stops_by_itself_whatever_the_pruner(pruner, guided):
     sampler = make_sampler(guided=guided)

@@ -312,7 +312,7 @@ def test_finals_are_measured_more_finely_than_the_search(search):
 
 
 def test_the_first_final_of_a_configuration_compiles_anew(search):
-    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
     run.run()
     assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
     assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
@@ -352,7 +352,7 @@ def test_a_stopped_search_goes_on_without_running_anything_again(search, stop_af
 
 
 def test_a_search_that_was_stopped_in_its_finals_does_only_the_rest_of_them(search):
-    run = search(rate, budget=make_budget(finalists=1, final_rounds=2))
+    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
     run.run()
     last = run.finished[-1]
     (run.directory / "trials" / f"{last.number:04d}" / "result.json").unlink()

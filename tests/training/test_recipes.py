@@ -57,18 +57,21 @@ def run(bench, name, *, task=None, of_workload=None, **config):
     return result.outcome
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_trial_trains_on_what_a_step_holds(bench, name):
-    shown = {"sft": "8 samples", "kto": "8 samples", "dpo": "8 pairs", "reward": "8 pairs"}
-    seen = {run(bench, name, checkpointing=kind).effects["recipe"] for kind in ("none", "full")}
-    assert seen == {f"{shown.get(name, '2 prompts x 4 generations')} a step"}
+ADAPTER = {"adapter": {"kind": "lora", "rank": 4}, "checkpointing": "full", "precision": "bf16"}
+
+
+SHOWN = {
+    "sft": "8 samples", "kto": "8 samples", "dpo": "8 pairs", "reward": "8 pairs",
+    **dict.fromkeys(GENERATING, "2 prompts x 4 generations"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_an_adapter_is_trained_alone(bench, name):
-    outcome = run(bench, name, adapter={"kind": "lora", "rank": 4}, checkpointing="full", precision="bf16")
-    assert "lora" in outcome.effects["adapter"]
-    assert outcome.effects["precision"].endswith("layer outputs bfloat16")
+def test_an_adapter_is_trained_alone_on_what_a_step_holds(bench, name):
+    effects = run(bench, name, **ADAPTER).effects
+    assert effects["recipe"] == f"{SHOWN[name]} a step"
+    assert "lora" in effects["adapter"]
+    assert effects["precision"].endswith("layer outputs bfloat16")
 
 
 WHOLE = {"per_device_train_batch_size": 8, "attn_implementation": "eager"}
@@ -78,20 +81,21 @@ BEFORE = {"precompute_ref_log_probs": True}  # the reference is worked out befor
 
 @pytest.mark.parametrize(
     ("name", "configs"),
-    [*((name, (WHOLE, SPLIT)) for name in ("dpo", "sft", "reward")), *((n, ({}, BEFORE)) for n in ("dpo", "kto"))],
+    [("dpo", (WHOLE, SPLIT, BEFORE)), ("sft", (WHOLE, SPLIT)), ("reward", (WHOLE, SPLIT)), ("kto", ({}, BEFORE))],
 )
 def test_what_is_scheduled_otherwise_has_the_same_losses(bench, name, configs):
     task = LossTask(steps=4, pass_steps=4, seed=1)
-    one, other = (run(bench, name, task=task, **config).curve.losses for config in configs)
-    assert one == pytest.approx(other, rel=1e-5)
+    one, *others = (run(bench, name, task=task, **config).curve.losses for config in configs)
+    assert all(other == pytest.approx(one, rel=1e-5) for other in others)
     assert len(set(one)) == 4
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-def test_a_soak_saves_a_checkpoint_and_evaluates(bench, name):
-    soaked = run(bench, name, task=SoakTask(eval_batch_sizes=(8, 2))).soaked
-    assert soaked.checkpoint_bytes > 0
-    assert soaked.eval_batch_size == 8
+def test_a_soak_trains_on_what_a_step_holds_saves_a_checkpoint_and_evaluates(bench, name):
+    outcome = run(bench, name, task=SoakTask(eval_batch_sizes=(8, 2)))
+    assert outcome.effects["recipe"] == f"{SHOWN[name]} a step"
+    assert outcome.soaked.checkpoint_bytes > 0
+    assert outcome.soaked.eval_batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -107,8 +111,9 @@ def test_what_is_not_evaluated_is_said(bench, name, knobs, reason):
     assert str(soaked).startswith(f"{reason}, checkpoint saved (")
 
 
-def test_completions_may_be_generated_in_parts(bench):
-    assert run(bench, "grpo", generation_batch_size=4).effects["recipe"] == "2 prompts x 4 generations a step"
+@pytest.mark.parametrize("name", GENERATING)
+def test_completions_may_be_generated_in_parts(bench, name):
+    assert run(bench, name, generation_batch_size=4).effects["recipe"] == f"{SHOWN[name]} a step"
 
 
 def rows_file(folder, rows):

@@ -83,9 +83,9 @@ def hub(monkeypatch, hub_cache):
 # The catalogue
 
 
-# One of those that share their figures. Every fifth in each test run, all with `pytest -m "slow or not slow"`.
+# One of those that share their figures. Every tenth in each test run, all with `pytest -m "slow or not slow"`.
 ENTRIES = [
-    pytest.param(entry, id=entry.id, marks=[pytest.mark.slow] if number % 5 else [])
+    pytest.param(entry, id=entry.id, marks=[pytest.mark.slow] if number % 10 else [])
     for number, entry in enumerate({id(entry.config): entry for entry in reversed(catalogue())}.values())
 ]
 
