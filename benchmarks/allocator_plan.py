@@ -120,31 +120,17 @@ def plan() -> list[Case]:
                 cases[-_DRAWS:] = [_of_convolutions(chance, case) for case in cases[-_DRAWS:]][:_FURTHER_DRAWS]
                 continue
             cases += [_spread(chance, len(cases) + i, part, family, models[0], i) for i in range(_SPREAD)]
-    return cases + [_compiled(len(cases) + i, *row) for i, row in enumerate(COMPILED)]
-
-
-def _compiled(
-    number: int, family: str, model: str, precision: str, checkpointing: str, micro_batch: int, length: int
-) -> Case:
-    return Case(
-        number=number,
-        part="compiled",
-        family=family,
-        model=model,
-        capability="8.0",
-        length=length,
-        accumulation=1,
-        config=TrainConfig.model_validate(
-            {
-                "per_device_train_batch_size": micro_batch,
-                "precision": precision,
-                "checkpointing": checkpointing,
-                "optim": "adamw_torch_fused",
-                "attn_implementation": "sdpa",
-                "torch_compile_backend": "inductor",
-            }
-        ),
-    )
+    for family, model, precision, checkpointing, micro_batch, length in COMPILED:
+        config = TrainConfig(
+            per_device_train_batch_size=micro_batch,
+            precision=Precision(precision),
+            checkpointing=checkpointing,
+            attn_implementation="sdpa",
+            torch_compile_backend="inductor",
+        )
+        given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": 1}
+        cases.append(Case(number=len(cases), part="compiled", config=config, **given))
+    return cases
 
 
 def _drawn(chance: random.Random, number: int, part: str, family: str, model: str, *, soak: bool) -> Case:

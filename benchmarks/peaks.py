@@ -15,10 +15,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pack.trials import request_of
 from provenance import keep
 
 from autotune.cost.family import family_of, shape_of
@@ -32,10 +32,9 @@ from autotune.training.build import describe
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.values.adapters import LoraAdapter
-from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
-from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.values.trial import TrialResult
 from autotune.values.workload import Workload
 
 # Small enough for two cores; on a GPU the larger ones of the same kinds.
@@ -50,41 +49,27 @@ MODELS = {
 LEARNED_FROM = 3
 
 
-def configurations(hardware: Hardware) -> Iterator[TrainConfig]:
-    """Yield what is tried with each model, what teaches most first."""
-    fused = "adamw_torch_fused"
+def configurations(hardware: Hardware) -> list[TrainConfig]:
+    """Return what is tried with each model, what teaches most first."""
     small, large = (4, 8) if hardware.is_cpu else (8, 32)
-    yield TrainConfig(per_device_train_batch_size=large, optim=fused, attn_implementation="sdpa")
-    yield TrainConfig(per_device_train_batch_size=small, precision="bf16", optim=fused, attn_implementation="sdpa")
-    yield TrainConfig(
-        per_device_train_batch_size=large,
-        precision="bf16",
-        optim=fused,
-        checkpointing="full",
-        attn_implementation="sdpa",
-    )
-    yield TrainConfig(per_device_train_batch_size=small, optim="adamw_torch", attn_implementation="eager")
-    yield TrainConfig(per_device_train_batch_size=small, optim="adafactor", attn_implementation="sdpa")
-    yield TrainConfig(
-        per_device_train_batch_size=large, precision="pure_bf16", optim="adamw_bnb_8bit", attn_implementation="sdpa"
-    )
-    yield TrainConfig(per_device_train_batch_size=large, precision="bf16", optim=fused, attn_implementation="eager")
-    yield TrainConfig(per_device_train_batch_size=small, optim=fused, adapter=LoraAdapter(), attn_implementation="sdpa")
+    bf16, eager = {"precision": "bf16"}, {"attn_implementation": "eager"}
+    rows: list[tuple[int, dict[str, Any]]] = [
+        (large, {}),
+        (small, bf16),
+        (large, {**bf16, "checkpointing": "full"}),
+        (small, {"optim": "adamw_torch", **eager}),
+        (small, {"optim": "adafactor"}),
+        (large, {"precision": "pure_bf16", "optim": "adamw_bnb_8bit"}),
+        (large, {**bf16, **eager}),
+        (small, {"adapter": LoraAdapter()}),
+    ]
     if not hardware.is_cpu:
-        yield TrainConfig(per_device_train_batch_size=small, precision="fp16", optim=fused, attn_implementation="sdpa")
-        yield TrainConfig(
-            per_device_train_batch_size=large, optim="adamw_torch", checkpointing="full", attn_implementation="sdpa"
-        )
+        rows += [(small, {"precision": "fp16"}), (large, {"optim": "adamw_torch", "checkpointing": "full"})]
+    usual = {"optim": "adamw_torch_fused", "attn_implementation": "sdpa"}
+    return [TrainConfig(per_device_train_batch_size=size, **{**usual, **fields}) for size, fields in rows]
 
 
-def run_model(
-    name: str,
-    hardware: Hardware,
-    rows: list[dict[str, Any]],
-    deadline: float,
-    sequence: int,
-    wanted: Iterable[TrainConfig],
-) -> None:
+def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadline: float, sequence: int) -> None:
     """Run the configurations of one model, as far as they are legal, and add a row for each."""
     spec = resolve(name)
     task = default_task(spec)
@@ -98,7 +83,7 @@ def run_model(
         global_batch_size=8 if hardware.is_cpu else 32,
     )
     configs = []
-    for config in wanted:
+    for config in configurations(hardware):
         kernel = config.attn_implementation if facts.attn_implementations else None
         config = config.model_copy(update={"attn_implementation": kernel})  # noqa: PLW2901
         if not refusals(config, workload, facts, hardware) and config not in configs:
@@ -112,32 +97,14 @@ def run_model(
         for number, config in enumerate(configs):
             if time.monotonic() > deadline:
                 return
-            result = runner.run(_request(number, config, workload, hardware))
+            request = request_of(number, config, workload, hardware)
+            steps = {"measure_steps": 6, "relative_interval": 0.04}
+            request = request.model_copy(update={"limits": request.limits.model_copy(update=steps)})
+            result = runner.run(request)
             rows.append(_row(name, config, result, model, learned))
             print(_line(rows[-1]), flush=True)
             if number < LEARNED_FROM:
                 learned = learned.observe(result)
-
-
-def _request(number: int, config: TrainConfig, workload: Workload, hardware: Hardware) -> TrialRequest:
-    budget = Budget.of(Effort.QUICK)
-    return TrialRequest(
-        number=number,
-        purpose=Purpose.SEARCH,
-        config=config,
-        workload=workload,
-        device=hardware.device,
-        accumulation_steps=min(2, workload.accumulation_steps(config)),
-        limits=Limits(
-            memory_bytes=hardware.default_budget_bytes,
-            timeout_s=budget.trial_timeout_s,
-            discarded_steps=budget.discarded_steps,
-            discarded_s=budget.discarded_s,
-            measure_steps=6,
-            measure_time_s=5,
-            relative_interval=budget.relative_interval,
-        ),
-    )
 
 
 def _row(name: str, config: TrainConfig, result: TrialResult, model: CostModel, learned: CostModel) -> dict[str, Any]:
@@ -217,14 +184,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name in options.models or MODELS[hardware.kind]:
         try:
-            run_model(
-                name,
-                hardware,
-                rows,
-                deadline,
-                options.sequence or (64 if hardware.is_cpu else 512),
-                configurations(hardware),
-            )
+            run_model(name, hardware, rows, deadline, options.sequence or (64 if hardware.is_cpu else 512))
         except AutotuneError as error:
             print(f"{name}: {error}", file=sys.stderr)
     summary = figures(rows)

@@ -10,7 +10,6 @@ is one JSON object. Run it from the repository's root.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import sys
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rows = load_rows(options.rows)
         started = time.monotonic()
-        traced = functools.cache(functools.partial(_traced, whole=options.whole))
+        traced = tracer(whole=options.whole)
         predictions, skipped = predict_all(rows, traced)
         times = time_all(rows, traced)
     except AutotuneError as error:
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def predict_all(rows: Sequence[Row], traced: Callable[[_Key], Profile]) -> tuple[list[Prediction], Counter[str]]:
+def predict_all(rows: Sequence[Row], traced: Callable[[Setup], Profile]) -> tuple[list[Prediction], Counter[str]]:
     """Return the predictions, and how many rows were passed over for which reason."""
     predictions: list[Prediction] = []
     skipped: Counter[str] = Counter()
@@ -107,20 +106,20 @@ def predict_all(rows: Sequence[Row], traced: Callable[[_Key], Profile]) -> tuple
     return predictions, skipped
 
 
-def time_all(rows: Sequence[Row], traced: Callable[[_Key], Profile]) -> list[Timed]:
+def time_all(rows: Sequence[Row], traced: Callable[[Setup], Profile]) -> list[Timed]:
     """Return the steps whose time is stated and predicted."""
     found = []
     for row in rows:
         try:
-            found.append(timed(row, lambda setup: traced(_Key(setup))))
+            found.append(timed(row, traced))
         except (NotPredicted, *_UNTRACED):
             continue
     return found
 
 
-def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Prediction:
+def predict(row: Row, setup: Setup, traced: Callable[[Setup], Profile]) -> Prediction:
     """Return what is predicted of a row."""
-    known = traced(_Key(setup))
+    known = traced(setup)
     if setup.embeddings_in_8_bits:
         known = _without_tables(known)
     # Gradients that are never freed are there throughout, as between the micro-steps of an accumulated step.
@@ -131,7 +130,7 @@ def predict(row: Row, setup: Setup, traced: Callable[[str], Profile]) -> Predict
     spare = 0.0
     if setup.software.fast_loss and setup.software.transformers >= SPARES_SINCE:
         spared = replace(setup, software=replace(setup.software, spare_block=True))
-        spare = _held(spared, traced(_Key(spared))).reserved - held.reserved
+        spare = _held(spared, traced(spared)).reserved - held.reserved
     context = context_bytes(setup.gpu, setup.software.torch)
     if setup.spread.parallelism.world_size > 1:
         context += NCCL_BYTES
@@ -159,25 +158,19 @@ def _held(setup: Setup, known: Profile) -> Held:
     )
 
 
-class _Key:
-    """A setup by what its trace depends on."""
+def tracer(*, whole: bool) -> Callable[[Setup], Profile]:
+    """Return a function that traces a setup, once for all whose trace is the same."""
+    known: dict[str, Profile] = {}
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self._text = repr((setup.spec.name, setup.family, setup.shape, setup.software))
+    def traced(setup: Setup) -> Profile:
+        key = repr((setup.spec.name, setup.family, setup.shape, setup.software))
+        if key not in known:
+            # A number of parameters that no extended trace comes to makes the profiler trace the model whole.
+            count, change = -1 if whole else None, as_of(setup.software)
+            known[key] = profile(setup.spec, setup.family, setup.shape, parameters=count, change=change)
+        return known[key]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-
-def _traced(key: _Key, *, whole: bool) -> Profile:
-    setup = key.setup
-    # A number of parameters that no extended trace comes to makes the profiler trace the model whole.
-    parameters = -1 if whole else None
-    return profile(setup.spec, setup.family, setup.shape, parameters=parameters, change=as_of(setup.software))
+    return traced
 
 
 def _without_tables(known: Profile) -> Profile:

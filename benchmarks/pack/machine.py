@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import selectors
-import subprocess
+import time
 from typing import Any
 
 from autotune.cost.rates import rates_by_table
 from autotune.doctor import examine
-from autotune.execution.environment import launcher_environment
-from autotune.execution.launch import launch_command
+from autotune.errors import InfrastructureError
 from pack.check import Check, Ground, Kind
 from pack.session import Session
 
-LAUNCHER_START_S = 120.0
 RATES_WITHIN = 2.0  # measured rates are not further from what the table says is attainable
 
 
@@ -30,25 +26,15 @@ def look_at_machine(session: Session) -> None:
 
 def start_launcher(session: Session) -> None:
     """Start the process that trials come from and ask whether it may fork them."""
-    replies, write_end = os.pipe()
-    process = subprocess.Popen(
-        launch_command("--device", session.hardware.device, "--replies", str(write_end)),
-        stdin=subprocess.PIPE,
-        pass_fds=(write_end,),
-        env=launcher_environment(session.hardware.device, {}),
-    )
-    os.close(write_end)
+    began = time.monotonic()
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(replies, selectors.EVENT_READ)
-            ready = json.loads(os.read(replies, 1 << 16) or b"null") if selector.select(LAUNCHER_START_S) else None
-    finally:
-        process.kill()
-        process.communicate()
-        os.close(replies)
-    session.report.note(launcher=ready)
-    detail = f"ready after {ready['import_s']:.1f} s" if ready else "the launcher did not start"
-    session.report.check(Check("trials are forked from one process", bool(ready and ready["forkable"]), detail))
+        forkable = bool(session.runner.start().forkable)
+    except InfrastructureError as error:
+        forkable, detail = False, str(error)
+    else:
+        detail = f"ready after {time.monotonic() - began:.1f} s"
+    session.report.note(launcher={"forkable": forkable, "start_s": time.monotonic() - began})
+    session.report.check(Check("trials are forked from one process", forkable, detail))
 
 
 def calibrate(session: Session) -> None:
