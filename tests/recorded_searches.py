@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import optuna
-from factories import make_config, make_plan, make_request, make_result
+from factories import make_config, make_limits, make_plan, make_result
 
 from autotune.planning.plan import SearchPlan
-from autotune.storage.record import NUMBER, RECORDED, Record
-from autotune.storage.recorded import RecordedSearch, RecordedTrial, key_of
+from autotune.storage.record import NUMBER, RESULT, Record
+from autotune.storage.recorded import RecordedSearch, key_of
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Outcome, Purpose
+from autotune.values.trial import Outcome, Purpose, TrialResult
 
 DAY = "2026-11-20"
 MOMENT = f"{DAY}T12:00:00+00:00"
@@ -21,22 +22,25 @@ def recorded_trial(
     config: TrainConfig | None = None,
     outcome: Outcome | float = 10.0,
     *,
-    ended: str = MOMENT,
+    began: str = MOMENT,
     memory_bytes: int | None = None,
     **fields: Any,
-) -> RecordedTrial:
+) -> TrialResult:
     """A trial; a bare number is the throughput it measured."""
-    limits = make_request().limits
-    if memory_bytes is not None:
-        limits = limits.model_copy(update={"memory_bytes": memory_bytes})
-    return RecordedTrial.of(make_result(config or make_config(), outcome, limits=limits, **fields), ended)
+    limits = make_limits(**({"memory_bytes": memory_bytes} if memory_bytes is not None else {}))
+    result = make_result(config or make_config(), outcome, limits=limits, **fields)
+    return result.model_copy(update={"began": datetime.datetime.fromisoformat(began).timestamp()})
 
 
-def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fields: Any) -> RecordedSearch:
+def numbered(trial: TrialResult, number: int) -> TrialResult:
+    return trial.model_copy(update={"request": trial.request.model_copy(update={"number": number})})
+
+
+def recorded_search(*trials: TrialResult, plan: SearchPlan | None = None, **fields: Any) -> RecordedSearch:
     """A search of a plan that began with its baseline at 10 samples a second, unless its trials say otherwise."""
     plan = plan or make_plan()
     baseline = recorded_trial(plan.baseline, purpose=Purpose.BASELINE)
-    found = trials if any(t.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
+    found = trials if any(t.request.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
     defaults = {
         "id": "a",
         "key": key_of(plan),
@@ -45,14 +49,14 @@ def recorded_search(*trials: RecordedTrial, plan: SearchPlan | None = None, **fi
         "device": plan.hardware.name,
         "started": MOMENT,
         "run_directory": "/runs/tiny",
-        "trials": tuple(t.model_copy(update={"number": n}) for n, t in enumerate(found)),
+        "trials": tuple(numbered(trial, number) for number, trial in enumerate(found)),
     }
     return RecordedSearch(**{**defaults, **fields})
 
 
-def stored(*trials: RecordedTrial) -> list[optuna.trial.FrozenTrial]:
+def stored(*trials: TrialResult) -> list[optuna.trial.FrozenTrial]:
     """Trials as a record has them, but for their parameters."""
-    attributes = [{NUMBER: t.number, RECORDED: t.model_dump(mode="json")} for t in trials]
+    attributes = [{NUMBER: t.request.number, RESULT: t.model_dump_json()} for t in trials]
     return [optuna.create_trial(value=1.0, user_attrs=each) for each in attributes]
 
 

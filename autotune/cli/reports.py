@@ -171,7 +171,7 @@ def forget(
     database = _database()
     found = database.searches()
     if key is not None:
-        found = [search for search in found if search.key.short == key]
+        found = [search for search in found if search.key == key]
         if not found:
             raise InputError(f"history {key}: nothing is recorded under this key; `autotune history` lists them")
     elif model is not None:

@@ -1,15 +1,14 @@
 """Writes each trial as it ends, and the answer, to TensorBoard, Weights & Biases or MLflow: `--report-to`.
 
-Where runs go is decided by the library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...). A tracker that fails,
-or doesn't answer in time, gets no further trials: a note says so, and the search goes on. A run that was written leaves
-an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, and nothing
-twice.
+Where runs go is decided by the library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...), and so is how long a
+server is waited for. A tracker that fails gets no further trials: a note says so, and the search goes on. A run that
+was written leaves an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was
+missed, and nothing twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import math
 import os
@@ -17,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +23,6 @@ from autotune.errors import InputError, MachineError, one_line, suggestion
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, make_point, shown_changes
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import in_thread
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Note, Observer, TrialEnded
@@ -35,8 +32,15 @@ from autotune.values.trial import Failure, Measurement, TrialResult
 # The longest text that is written. MLflow refuses 6,000 characters (MAX_PARAM_VAL_LENGTH), older servers 500.
 _LONGEST_TEXT = 500
 
-# Seconds in which a tracker has to take a run; the first has its library imported.
-LIMIT_S = 60.0
+# The libraries' own settings, where the user has none: a server that doesn't answer holds a search up for a minute or
+# two, once. Of themselves MLflow tries for a quarter of an hour, wandb without end.
+_PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "WANDB_INIT_TIMEOUT": "60",
+    "WANDB_FINISH_TIMEOUT": "60",
+    "WANDB_FINISH_TIMEOUT_RAISES": "true",
+}
 
 
 class Run(NamedTuple):
@@ -118,6 +122,8 @@ class Tracking:
         self._directory = directory
         self._observer = observer
         self._names = list(plan.report_to)
+        for name, value in _PATIENCE.items() if self._names else ():
+            os.environ.setdefault(name, value)
         for result in directory.results() if self._names else ():
             self._write(run_of(plan, result))
 
@@ -139,11 +145,7 @@ class Tracking:
                 continue
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # stdout is the answer's
-                    told = run._replace(config={"search": search.name, **run.config})
-                    call = in_thread(functools.partial(TRACKERS[name], told, search))
-                    if not wait([call], LIMIT_S).done:
-                        raise TimeoutError(f"no answer for {LIMIT_S:.0f} s")
-                    call.result()
+                    TRACKERS[name](run._replace(config={"search": search.name, **run.config}), search)
             except (Exception, SystemExit) as error:  # whatever a library raises
                 self._names.remove(name)
                 failed, later = f"{type(error).__name__}: {one_line(error)}", f"`autotune resume {search}`"

@@ -99,7 +99,7 @@ def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
     """Return what is told of each search."""
     return [
         {
-            "key": search.key.short,
+            "key": search.key,
             "when": search.started,
             "model": search.model,
             "workload": search.shape,

@@ -11,31 +11,25 @@ search alone.
 
 from __future__ import annotations
 
-import math
+import datetime
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.errors import AutotuneError
-from autotune.execution.outcome import OUTCOMES
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
 from autotune.space.space import History, is_no_harder
-from autotune.storage.recorded import RecordedSearch, RecordedTrial
+from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Interval, Measurement, Memory, TrialResult, TrialStatus
+from autotune.values.trial import Memory, TrialResult, TrialStatus
 
 
 class _Known(NamedTuple):
     """A trial of an earlier search, as a result of this one."""
 
     result: TrialResult
-    ended: str  # UTC, ISO 8601
+    day: str
     search: int  # index of the earlier search, the latest first
-
-    @property
-    def day(self) -> str:
-        return self.ended[:10]
 
 
 class EarlierSearches:
@@ -169,10 +163,20 @@ def _explored(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[Trai
     Finals and checks are left out, and so are numbers of devices that this search, with the `plan`, doesn't try.
     """
     found: dict[TrainConfig, list[_Known]] = {}
-    for recorded in search.trials:
-        result = _result(plan, recorded) if recorded.purpose.explores else None
-        if result is not None and result.request.config.parallelism.world_size in plan.world_sizes:
-            found.setdefault(result.request.config, []).append(_Known(result, recorded.ended, index))
+    for trial in search.trials:
+        config = trial.request.config
+        if not trial.request.purpose.explores or config.parallelism.world_size not in plan.world_sizes:
+            continue
+        try:
+            plan.workload.accumulation_steps(config)
+        except ValueError:  # of a damaged record
+            continue
+        ended = datetime.datetime.fromtimestamp(trial.began or 0.0, datetime.UTC)
+        day = ended.date().isoformat() if trial.began is not None else search.started[:10]
+        result = trial.model_copy(
+            update={"request": trial.request.model_copy(update={"workload": plan.workload, "prediction": None})}
+        )
+        found.setdefault(config, []).append(_Known(result, day, index))
     middle = {}
     for config, several in found.items():
         completed = [(m.samples_per_second, known) for known in several if (m := known.result.measurement)]
@@ -181,30 +185,13 @@ def _explored(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[Trai
     return middle
 
 
-def _result(plan: SearchPlan, recorded: RecordedTrial) -> TrialResult | None:
-    """Return a recorded trial as a result; None if this version can't read its configuration or outcome."""
-    try:
-        config = TrainConfig.model_validate(recorded.config)
-        request = request_of(
-            plan, config, recorded.purpose, number=recorded.number, timeout_s=recorded.duration_s + 1.0
-        )
-        outcome = OUTCOMES.validate_python(recorded.outcome)
-    except (ValueError, AutotuneError):
-        return None
-    if isinstance(outcome, Measurement) and not 0 < outcome.samples_per_second < math.inf:
-        return None  # from a damaged record
-    limits = request.limits.model_copy(update={"memory_bytes": recorded.memory_bytes})
-    request = request.model_copy(update={"limits": limits})
-    return TrialResult(request=request, outcome=outcome, duration_s=recorded.duration_s)
-
-
 def _too_large(every: Sequence[_Known], budget_bytes: int) -> dict[TrainConfig, str]:
     """Return the configurations that needed more memory than a budget, with words on how that is known.
 
     A configuration that fitted in a later trial is left out.
     """
     found: dict[TrainConfig, str] = {}
-    for known in sorted(every, key=lambda known: known.ended):
+    for known in sorted(every, key=lambda known: (known.result.began or 0.0, -known.search)):
         measured, request = known.result.measurement, known.result.request
         within, needed = request.limits.memory_bytes, _least_bytes(measured.memory) if measured is not None else 0
         if measured is not None and needed <= budget_bytes:
@@ -231,11 +218,11 @@ def _at_speed(result: TrialResult, factor: float) -> TrialResult:
     measured = result.measurement
     if measured is None:
         return result
-    interval, tokens = measured.samples_per_second_interval, measured.tokens_per_second
+    tokens = measured.tokens_per_second
     faster = {
         "step_times_s": tuple(step / factor for step in measured.step_times_s),
         "samples_per_second": measured.samples_per_second * factor,
-        "samples_per_second_interval": Interval(low=interval.low * factor, high=interval.high * factor),
+        "samples_per_second_interval": measured.samples_per_second_interval.times(factor),
         "tokens_per_second": None if tokens is None else tokens * factor,
         "first_step_s": measured.first_step_s / factor,
     }

@@ -42,7 +42,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Change, Fleet, Note, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData
-from autotune.values.time_spent import WAITING, Stopwatch, wall_s
+from autotune.values.time_spent import WAITING, Stopwatch
 from autotune.values.trial import Prediction
 
 
@@ -124,23 +124,23 @@ def conduct(
         NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
         InputError: The answer can't be written to the file of `--output`.
     """
-    left_s = plan.budget.max_time_s - stopwatch.elapsed_s() - wall_s(directory.results())
     trackers = Tracking(plan, directory, observer)
-    with record_writer(plan, directory, trackers, ends_at=time.monotonic() + left_s) as writer:
-        stopwatch.enter("tracing")
-        writer(PhaseBegan(phase=Phase.PREDICTING))
-        left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
-        model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
-        stopwatch.enter("planning")
-        if not directory.results():
-            check_fits(plan, model, backend.asker, writer)
-        _wait_for_quiet(plan, directory, writer, stopwatch)
-        try:
-            result = writer.end(_searched(plan, directory, backend, writer, model, stopwatch))
-        except SearchInterrupted as interrupted:
-            deliver(interrupted.result, plan.output)
-            raise
-        trackers.end(result)
+    writer = record_writer(plan, directory, trackers)
+    stopwatch.enter("tracing")
+    writer(PhaseBegan(phase=Phase.PREDICTING))
+    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
+    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
+    stopwatch.enter("planning")
+    if not directory.results():
+        check_fits(plan, model, backend.asker, writer)
+    _wait_for_quiet(plan, directory, writer, stopwatch)
+    try:
+        result = _searched(plan, directory, backend, writer, model, stopwatch)
+    except SearchInterrupted as interrupted:
+        deliver(interrupted.result, plan.output)
+        raise
+    writer.end(result)
+    trackers.end(result)
     deliver(result, plan.output)
     return result
 

@@ -1,4 +1,4 @@
-"""The searches and trials of the lasting record, and the key under which searches compare.
+"""The searches of the lasting record, and the key under which searches compare.
 
 Two searches have the same key if a trial of one means the same in the other: the same architecture, the same step, the
 same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it.
@@ -6,15 +6,15 @@ same device, the same libraries. Names, paths, the seed, the memory budget and w
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
-from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from autotune.value import Value, digest_of
 from autotune.values.problem import Problem
 from autotune.values.trial import Purpose, TrialResult
+from autotune.values.workload import Workload
 from autotune.version import __version__
 
 # Arguments that decide what is learned, not how long a step takes or what it needs.
@@ -24,86 +24,68 @@ WITHOUT_COST = frozenset(
 )
 
 
-class Key(Value):
-    """Digests of model, step, device and versions: one search learns from another if all four are equal."""
-
-    model: str
-    workload: str
-    hardware: str
-    versions: str
-
-    @property
-    def short(self) -> str:
-        """The name that a user calls it by."""
-        return self.digest()
-
-
-def key_of(problem: Problem) -> Key:
+def key_of(problem: Problem) -> str:
     """Return the key of a search.
 
     The model is what it is by whatever name; code of its own is known by name and revision.
     """
     workload, hardware, spec, facts = problem.workload, problem.hardware, problem.workload.model, problem.facts
-    model = {
-        "type": spec.model_type,
-        "figures": facts.architecture or spec.config,
-        "size": facts.parameters,
-        "code": [spec.name, spec.revision] if spec.trust_remote_code else None,
-        **({"frozen": "vision"} if spec.freeze_vision else {}),
-    }
-    fixed = {name: value for name, value in workload.fixed_arguments.items() if name not in WITHOUT_COST}
-    # They say where it comes from, or count otherwise: of real data the lengths do.
+    # These say where the workload comes from, or count otherwise: of real data the lengths do.
     without = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
-    step = workload.model_dump(mode="json", exclude=without if workload.images else without | {"images", "image_size"})
-    device = hardware.model_copy(update={"free_bytes": 0, "device": hardware.kind, "versions": {}})
-    training = {name: version for name, version in hardware.versions.items() if name != "optuna"}
-    return Key(
-        model=digest_of({"of": model}),
-        workload=digest_of({"of": {**step, "real": workload.dataset is not None, "fixed": fixed}}),
-        hardware=device.digest(leave_out=frozenset({"count"})),
-        versions=digest_of({"of": {"autotune": __version__, **training}}),
+    return digest_of(
+        {
+            "type": spec.model_type,
+            "figures": facts.architecture or spec.config,
+            "size": facts.parameters,
+            "code": [spec.name, spec.revision] if spec.trust_remote_code else None,
+            "frozen": spec.freeze_vision,
+            "step": workload.model_dump(mode="json", exclude=without),
+            "real": workload.dataset is not None,
+            "fixed": {n: value for n, value in workload.fixed_arguments.items() if n not in WITHOUT_COST},
+            "hardware": hardware.model_dump(mode="json", exclude={"free_bytes", "device", "count", "versions"}),
+            "versions": {n: version for n, version in hardware.versions.items() if n != "optuna"},
+            "autotune": __version__,
+        }
     )
 
 
-class RecordedTrial(Value):
-    """A trial as other searches read it; the version that ran it wrote configuration and outcome."""
+def without_places(result: TrialResult) -> TrialResult:
+    """Return a trial as others may read it: without its log, and without where the user's data and code lie."""
+    known = result.request.workload
+    spec = known.model.model_copy(update={"reference": known.model.name, "config": {}, "path": None})
+    workload = Workload(
+        model=spec,
+        task=known.task,
+        sequence_length=known.sequence_length,
+        target_length=known.target_length,
+        global_batch_size=known.global_batch_size,
+    )
+    outcome = (
+        result.outcome if result.outcome.kind == "measurement" else result.outcome.model_copy(update={"log_tail": ""})
+    )
+    request = result.request.model_copy(update={"workload": workload})
+    return result.model_copy(update={"request": request, "outcome": outcome, "warnings": (), "place": ""})
 
-    retired = frozenset({"status", "peak_bytes"})
 
-    number: NonNegativeInt
-    purpose: Purpose
-    config_id: str
-    config: dict[str, Any]
-    samples_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # else the record is damaged
-    memory_bytes: PositiveInt = Field(description="the budget that it ran within")
-    duration_s: float = Field(ge=0, allow_inf_nan=False)
-    ended: str = Field(description="UTC, ISO 8601")
-    outcome: dict[str, Any] = Field(description="the Measurement, or the Failure without its log")
+def read_recorded(text: str) -> TrialResult:
+    """Return a trial of a record.
 
-    @classmethod
-    def of(cls, result: TrialResult, ended: str) -> RecordedTrial:
-        """Return what is recorded of a result."""
-        request, measured = result.request, result.measurement
-        return cls(
-            number=request.number,
-            purpose=request.purpose,
-            config_id=request.config.config_id,
-            config=request.config.model_dump(mode="json"),
-            samples_per_second=measured.samples_per_second if measured else None,
-            memory_bytes=request.limits.memory_bytes,
-            duration_s=result.duration_s,
-            ended=ended,
-            outcome=json.loads(result.outcome.model_dump_json(exclude={"log_tail"})),
-        )
+    Raises:
+        ValueError: Another version wrote it, or its figures are none that a trial can have.
+    """
+    result = TrialResult.model_validate_json(text)
+    rate = result.measurement.samples_per_second if result.measurement is not None else 1.0
+    seconds = (result.duration_s, result.began or 0.0)
+    if not (0 < rate < math.inf and all(0 <= s < 1e11 for s in seconds)):
+        raise ValueError("a damaged trial")
+    return result
 
 
 class RecordedSearch(Value):
     """A search with its trials; it has no answer while it runs, or if it was killed."""
 
-    retired = frozenset({"versions", "memory_bytes", "allowance", "effort", "baseline", "host"})
-
     id: str = Field(description="of the run directory")
-    key: Key
+    key: str = Field(description="the same for searches whose trials compare")
     model: str = Field(description="its name then")
     shape: str = Field(description="the workload in words")
     device: str
@@ -111,13 +93,13 @@ class RecordedSearch(Value):
     run_directory: str
     verdict: str | None = None
     best_config_id: str | None = Field(default=None, description="of the answer")
-    speedup: float | None = None
-    trials: tuple[RecordedTrial, ...] = ()
+    trials: tuple[TrialResult, ...] = ()
 
     @property
     def best_samples_per_second(self) -> float | None:
         """The answer's rate by its final trials, or else by its trial of the search; without an answer the highest."""
-        rates = [(t.purpose, t.config_id == self.best_config_id, r) for t in self.trials if (r := t.samples_per_second)]
+        seen = [(t.request, m.samples_per_second) for t in self.trials if (m := t.measurement) is not None]
+        rates = [(request.purpose, request.config.config_id == self.best_config_id, rate) for request, rate in seen]
         finals = [rate for purpose, is_best, rate in rates if is_best and purpose is Purpose.FINAL]
         explored = [(is_best, rate) for purpose, is_best, rate in rates if purpose.explores]
         return statistics.harmonic_mean(finals) if finals else max(explored, default=(False, None))[1]

@@ -64,7 +64,7 @@ class Kept:
         assert sorted(trial.user_attrs["trial"] for trial in study.trials) == wanted
         if self._search.server or self._search.record.exists():
             own = [search for search in self._search.recorded() if search.run_directory == str(run)]
-            assert [sorted(trial.number for trial in search.trials) for search in own] == [wanted], said(self._search)
+            assert [[trial.request.number for trial in search.trials] for search in own] == [wanted], said(self._search)
             assert own[0].verdict is not None
 
     def _begun(self) -> list[tuple[int, str, str]]:

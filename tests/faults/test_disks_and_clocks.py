@@ -42,10 +42,10 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "full": Row("run", errno.ENOSPC, (4,), "disk is full|No space left"),
+    "full": Row("run", errno.ENOSPC, (0, 4), "disk is full|No space left"),
     "full for a moment": Row("run", errno.ENOSPC, (0, 4), "disk is full|No space left", lasting=False),
-    "over quota": Row("run", errno.EDQUOT, (4,), "disk is full|quota exceeded"),
-    "read-only": Row("run", errno.EROFS, (2, 4), "can't be written: Read-only file system"),
+    "over quota": Row("run", errno.EDQUOT, (0, 4), "disk is full|quota exceeded"),
+    "read-only": Row("run", errno.EROFS, (0, 2, 4), "can't be written: Read-only file system"),
     "home full": Row("home", errno.ENOSPC, (0,), ""),
     "home read-only": Row("home", errno.EROFS, (0,), ""),
     "home vanishes": Row("home", 0, (0,), ""),

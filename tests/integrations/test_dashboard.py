@@ -66,8 +66,8 @@ def served(tmp_path):
     """Return a function that serves a finished search; the server is ended after the test."""
     pytest.importorskip("optuna_dashboard")
     make_search(tmp_path / "run", without_memory)
-    with RecordWriter(None, read_plan(tmp_path / "run"), RunDirectory(tmp_path / "run"), ignore):
-        started: list[Served] = []
+    RecordWriter(None, read_plan(tmp_path / "run"), RunDirectory(tmp_path / "run"), ignore)
+    started: list[Served] = []
 
     def serve(*arguments: str) -> Served:
         started.append(Served(str(tmp_path / "run"), *arguments))

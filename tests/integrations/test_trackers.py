@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result
 from finished_searches import BEST, make_search
@@ -12,7 +10,6 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import MachineError
-from autotune.integrations import trackers
 from autotune.integrations.trackers import Tracking, answer_of, check, run_of
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
@@ -93,18 +90,6 @@ def test_a_tracker_that_fails_is_a_note_and_is_told_of_no_further_trial(director
     on_disk(directory, 0, 1, 2)
     tell(directory, ("failing",))
     assert told("failing")[2:] == ["trial-0001", "trial-0002"]
-
-
-def test_a_tracker_that_hangs_holds_the_search_up_for_its_time_limit_alone(directory, told, monkeypatch, capsys):
-    release = threading.Event()
-    monkeypatch.setattr("autotune.integrations.trackers.LIMIT_S", 0.1)
-    monkeypatch.setitem(trackers.TRACKERS, "good", lambda run, search: release.wait())
-    heard = tell(directory, ("good", "failing"), 0)
-    print("the answer")
-    release.set()
-    assert [note.partition(":")[0] for note in heard.notes] == ["good"]
-    assert told("failing") == ["trial-0000"]
-    assert capsys.readouterr().out == "the answer\n"
 
 
 def test_the_answer_is_told(directory, told, tmp_path):

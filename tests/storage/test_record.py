@@ -7,8 +7,8 @@ server must ask for passwords.
 """
 
 import fcntl
+import json
 import os
-import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -23,10 +23,8 @@ from optuna.storages.journal import JournalFileBackend
 from recorded_searches import keep, recorded_search, recorded_trial, stored
 
 from autotune.errors import InputError, RecordError
-from autotune.storage.record import FORMER_FILE, RECORD_FILE, RECORDED, SEARCH, VARIABLE, Record, record
-from autotune.storage.recorded import Key
-
-OTHER = Key(model="m", workload="w", hardware="h", versions="v")
+from autotune.storage import record as module
+from autotune.storage.record import RECORD_FILE, RESULT, SEARCH, VARIABLE, Record, record
 
 
 @pytest.fixture
@@ -70,9 +68,8 @@ def test_what_was_kept_is_read_again_to_the_last_digit(either, place):
         recorded_trial(make_config(16), 1 / 3),
         recorded_trial(make_config(4), OUT_OF_MEMORY),
         model="modèle 💾",
-        speedup=1 / 3,
     )
-    large = search.trials[1].model_copy(update={"outcome": {"text": "ünïcödé 💾 " * 20_000}})
+    large = search.trials[1].model_copy(update={"warnings": ("ünïcödé 💾 " * 20_000,)})
     search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2])})
     keep(either, search)
     assert Record(place).searches() == [search]
@@ -85,10 +82,11 @@ def test_a_journal_is_its_users_alone(database, path):
 
 def test_a_trial_is_there_once_however_often_it_is_kept(either):
     search = recorded_search(recorded_trial(), recorded_trial())
-    assert either.write(search, stored(*search.trials[:1])) == 1
-    assert either.write(search, stored(*search.trials)) == 2
-    assert either.write(search, stored(*search.trials)) == 0
+    for count in (1, 3, 3):
+        either.write(search, stored(*search.trials[:count]))
     assert either.searches() == [search]
+    (name,) = optuna.get_all_study_names(either.storage)
+    assert len(optuna.load_study(study_name=name, storage=either.storage).trials) == 3
 
 
 def test_a_trial_that_ran_again_under_its_number_replaces_the_earlier_one(either):
@@ -105,7 +103,7 @@ def test_trials_come_one_by_one_and_the_answer_last(either):
     search = recorded_search(recorded_trial())
     for number in range(len(search.trials)):
         either.write(search, stored(*search.trials[: number + 1]))
-    answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x", "speedup": 1.5})
+    answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x"})
     either.write(answered, stored(*search.trials))
     assert either.searches() == [answered]
 
@@ -117,10 +115,10 @@ def test_the_latest_search_comes_first(database):
 
 
 def test_searches_are_found_by_their_key_and_forgotten(either):
-    mine, other = recorded_search(), recorded_search(id="b", key=OTHER)
+    mine, other = recorded_search(), recorded_search(id="b", key="another")
     keep(either, mine, other)
     assert either.searches(key=mine.key) == [mine]
-    assert either.searches(key=OTHER) == [other]
+    assert either.searches(key="another") == [other]
     either.forget([mine])
     assert either.searches() == [other]
 
@@ -161,6 +159,16 @@ def test_a_line_that_was_cut_short_costs_what_was_in_it_alone(path, database):
     assert len(optuna.get_all_study_names(JournalStorage(JournalFileBackend(str(path))))) == 2
 
 
+def test_one_that_is_held_for_too_long_is_given_up_in_a_line(path, database, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    keep(database, recorded_search())
+    with path.open("a") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(RecordError, match=r"record\.journal: can't be used: timed out"):
+            keep(database, recorded_search(id="b"))
+    keep(database, recorded_search(id="b"))
+
+
 def test_one_that_is_held_is_waited_for(path, database):
     keep(database, recorded_search())
     with path.open("a") as holder:
@@ -184,33 +192,26 @@ def test_a_damaged_record_is_one_line_and_left_as_it_is(path, content):
     assert path.read_bytes() == content
 
 
-def test_a_record_of_the_earlier_form_is_refused_in_a_line(tmp_path):
-    with sqlite3.connect(tmp_path / "record.db") as connection:
-        connection.execute("CREATE TABLE autotune_searches (id)")
-    connection.close()
-    for attempt in (Record.searches, lambda found: keep(found, recorded_search())):
-        with pytest.raises(RecordError, match=r"record\.db: holds a record of an earlier form"):
-            attempt(Record(f"sqlite:///{tmp_path}/record.db"))
+ODD = {"of a type": "5", "too little": {"id": "a"}, "of an earlier form": {"key": {"model": "m"}}}
 
 
-ODD = {"of a type": "5", "too little": {"id": "a"}, "a number that is none": {"samples_per_second": float("inf")}}
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_odd_rows_are_passed_over_with_a_warning(either, name, caplog):
-    keep(either, recorded_search(recorded_trial()), recorded_search(id="b"), recorded_search(id="c"))
-    odd, other = ODD[name], recorded_search(id="b")
-    spoilt = {**other.model_dump(mode="json", exclude={"trials"}), **odd} if isinstance(odd, dict) else odd
-    name_b = next(n for n in optuna.get_all_study_names(either.storage) if n.endswith(" b"))
-    optuna.load_study(study_name=name_b, storage=either.storage).set_user_attr(SEARCH, spoilt)
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+def test_odd_rows_are_passed_over_with_a_warning(either, odd, caplog):
+    searches = [recorded_search(id=name) for name in "abc"]
+    keep(either, *searches)
+    names = sorted(optuna.get_all_study_names(either.storage))
+    first, second, _ = (optuna.load_study(study_name=name, storage=either.storage) for name in names)
     row = {**recorded_trial().model_dump(mode="json"), **odd} if isinstance(odd, dict) else odd
-    name_a = next(n for n in optuna.get_all_study_names(either.storage) if n.endswith(" a"))
-    loaded = optuna.load_study(study_name=name_a, storage=either.storage)
-    loaded.add_trial(optuna.create_trial(value=1.0, user_attrs={RECORDED: row if name != "too little" else odd}))
+    endless = recorded_trial().model_dump_json().replace('"samples_per_second":10.0', '"samples_per_second":Infinity')
+    for text in (json.dumps(row), endless):
+        first.add_trial(optuna.create_trial(value=1.0, user_attrs={RESULT: text}))
+    about = searches[1].model_dump(mode="json", exclude={"trials"})
+    second.set_user_attr(SEARCH, odd if odd == ODD["too little"] or odd == "5" else {**about, **odd})
     optuna.create_study(study_name="somebody's", storage=either.storage)
-    assert {s.id: len(s.trials) for s in either.searches()}["c"] == 1
-    assert "passed over" in caplog.text
-    keep(either, recorded_search(recorded_trial()))
+    assert {s.id: len(s.trials) for s in either.searches()} == {"a": 1, "c": 1}
+    (warning,) = caplog.messages
+    assert "3 searches or trials of the record are passed over: damaged, or of an earlier form" in warning
+    keep(either, searches[0])
 
 
 @pytest.mark.parametrize("place", ["nowhere/record.journal", "folder"])
@@ -236,13 +237,6 @@ class TestWhereItIs:
         assert not (tmp_path / "new").exists()
         keep(database, recorded_search())
         assert (tmp_path / "new" / RECORD_FILE).is_file()
-
-    def test_one_of_the_earlier_form_is_told(self, monkeypatch, tmp_path, caplog):
-        monkeypatch.delenv(VARIABLE, raising=False)
-        monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-        (tmp_path / FORMER_FILE).touch()
-        assert record().searches() == []
-        assert "of an earlier form" in caplog.text
 
     def test_a_home_that_can_not_be_written_is_one_line(self, monkeypatch, tmp_path):
         (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""The key under which searches compare: what makes another one, and what doesn't."""
+"""The key under which searches compare: what makes another one, and what doesn't; and what others read of a trial."""
 
 import math
 
@@ -18,40 +18,18 @@ from factories import (
 )
 from recorded_searches import recorded_search, recorded_trial
 
-from autotune.storage.recorded import RecordedTrial, key_of
+from autotune.storage.recorded import key_of, read_recorded, without_places
 from autotune.values.model import Task
 from autotune.values.trial import Memory, Purpose, TrialStatus
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, OwnCode, Recipe
 
 LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximum=64)
+VERSIONS = make_hardware().versions
 
 
 def key(workload=None, facts=None, hardware=None) -> str:
     fields = {"workload": workload, "facts": facts or make_facts(architecture="abc"), "hardware": hardware}
-    return key_of(make_problem(**{name: value for name, value in fields.items() if value is not None})).short
-
-
-USUAL = key()
-
-
-VERSIONS = make_hardware().versions
-ALIKE = {
-    "name and path": {
-        "workload": make_workload(
-            model=make_spec(name="another", reference="./another", source="directory", path="/another")
-        )
-    },
-    "revision": {"workload": make_workload(model=make_spec(revision="v2"))},
-    "how its figures were written": {"workload": make_workload(model=make_spec(config={"hidden_size": 64}))},
-    "seed": {"workload": make_workload(seed=7)},
-    "learning rate": {"workload": make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3})},
-    "what doesn't train": {"hardware": make_hardware(versions={**VERSIONS, "optuna": "6.0.0"})},
-}
-
-
-@pytest.mark.parametrize("change", ALIKE.values(), ids=ALIKE)
-def test_the_same_step_of_the_same_architecture_has_the_same_key(change):
-    assert key(**change) == USUAL
+    return key_of(make_problem(**{name: value for name, value in fields.items() if value is not None}))
 
 
 WORKLOADS = {
@@ -65,26 +43,38 @@ WORKLOADS = {
     "data": {"dataset": "texts.jsonl", "lengths": LENGTHS},
     "arguments": {"fixed_arguments": {"max_grad_norm": 0.0}},
 }
-OTHERS = {
-    **{name: {"workload": make_workload(**fields)} for name, fields in WORKLOADS.items()},
-    "architecture": {"facts": make_facts(architecture="abd")},
-    "size": {"facts": make_facts(architecture="abc", parameters=2)},
-    "device": {"hardware": make_hardware(name="another CPU")},
-    "cores": {"hardware": make_hardware(cores=8)},
-    "memory": {"hardware": make_hardware(memory_bytes=1 << 30)},
-    "torch": {"hardware": make_hardware(versions={**VERSIONS, "torch": "2.14.0"})},
+CHANGES = {
+    **{name: ({"workload": make_workload(**fields)}, False) for name, fields in WORKLOADS.items()},
+    "architecture": ({"facts": make_facts(architecture="abd")}, False),
+    "size": ({"facts": make_facts(architecture="abc", parameters=2)}, False),
+    "device": ({"hardware": make_hardware(name="another CPU")}, False),
+    "cores": ({"hardware": make_hardware(cores=8)}, False),
+    "memory": ({"hardware": make_hardware(memory_bytes=1 << 30)}, False),
+    "torch": ({"hardware": make_hardware(versions={**VERSIONS, "torch": "2.14.0"})}, False),
+    "name and path": (
+        {
+            "workload": make_workload(
+                model=make_spec(name="another", reference="./another", source="directory", path="/another")
+            )
+        },
+        True,
+    ),
+    "revision": ({"workload": make_workload(model=make_spec(revision="v2"))}, True),
+    "how its figures were written": ({"workload": make_workload(model=make_spec(config={"hidden_size": 64}))}, True),
+    "seed": ({"workload": make_workload(seed=7)}, True),
+    "learning rate": ({"workload": make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3})}, True),
+    "what doesn't train": ({"hardware": make_hardware(versions={**VERSIONS, "optuna": "6.0.0"})}, True),
 }
 
 
-@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
-def test_another_step_architecture_device_or_version_has_another_key(change):
-    assert key(**change) != USUAL
+@pytest.mark.parametrize(("change", "is_same"), CHANGES.values(), ids=CHANGES)
+def test_another_step_architecture_device_or_version_has_another_key(change, is_same):
+    assert (key(**change) == key()) == is_same
 
 
 def test_without_a_digest_of_the_architecture_the_figures_as_written_count():
-    facts = make_facts()
     small, large = (make_workload(model=make_spec(config={"hidden_size": size})) for size in (64, 128))
-    assert key(small, facts) == key(small, facts) != key(large, facts)
+    assert key(small, make_facts()) == key(small, make_facts()) != key(large, make_facts())
 
 
 def test_code_of_its_own_is_known_by_name_and_revision():
@@ -93,19 +83,29 @@ def test_code_of_its_own_is_known_by_name_and_revision():
 
 
 def test_what_is_free_now_and_the_number_of_the_device_make_no_other_key():
-    gpu = make_gpu()
-    assert key(hardware=gpu) == key(hardware=make_gpu(free_bytes=1, device="cuda:3"))
+    assert key(hardware=make_gpu()) == key(hardware=make_gpu(free_bytes=1, device="cuda:3"))
 
 
-def test_a_trial_is_recorded_with_its_whole_outcome_but_the_log():
+def test_others_read_the_whole_outcome_but_neither_its_log_nor_where_anything_lies():
+    secret = "/home/ann"
+    workload = make_workload(
+        model=make_spec(reference=f"{secret}/model", path=f"{secret}/model", config={"_name_or_path": secret}),
+        dataset=f"{secret}/texts.jsonl",
+        fixed_arguments={"output_dir": secret},
+        own_code=OwnCode(kind="script", shown=secret, command=(secret,), directory=secret),
+        recipe=Recipe(name="grpo", prompt_length=8, completion_length=8, reward="mine:reward", directory=secret),
+    )
     measured = make_measurement(12.0, memory=Memory(resident_bytes=5), loss=math.nan)
-    kept = RecordedTrial.of(make_result(outcome=measured), "2026-11-20T12:00:00+00:00")
-    assert kept.samples_per_second == 12.0
-    assert kept.outcome["step_times_s"] == list(measured.step_times_s)
-    failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail="many lines")
-    kept = RecordedTrial.of(make_result(outcome=failure), "2026-11-20T12:00:00+00:00")
-    assert (kept.samples_per_second, kept.outcome["status"]) == (None, "out of memory")
-    assert "log_tail" not in kept.outcome
+    failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail=secret)
+    for outcome in (measured, failure):
+        result = make_result(outcome=outcome, workload=workload).model_copy(
+            update={"warnings": (secret,), "place": secret}
+        )
+        text = without_places(result).model_dump_json()
+        assert secret not in text
+        kept = read_recorded(text)
+        assert (kept.request.config, kept.status) == (result.request.config, result.status)
+    assert without_places(make_result(outcome=measured)).outcome == measured
 
 
 def test_the_best_of_a_search_is_its_answer_as_the_finals_measured_it():
@@ -116,8 +116,5 @@ def test_the_best_of_a_search_is_its_answer_as_the_finals_measured_it():
     answered = {"best_config_id": best.config_id}
     assert recorded_search(*searched, **answered).best_samples_per_second == 20.0
     assert recorded_search(*searched, *finals, **answered).best_samples_per_second == pytest.approx(15.0)
-    failed = recorded_trial(best, OUT_OF_MEMORY)
-    assert (
-        recorded_search(recorded_trial(outcome=OUT_OF_MEMORY, purpose=Purpose.BASELINE), failed).best_samples_per_second
-        is None
-    )
+    nothing = recorded_search(recorded_trial(outcome=OUT_OF_MEMORY, purpose=Purpose.BASELINE))
+    assert nothing.best_samples_per_second is None

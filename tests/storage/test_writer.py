@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import optuna
 import pytest
 from factories import (
@@ -25,7 +22,6 @@ from search_events import Heard
 
 from autotune.errors import RecordError
 from autotune.search.tuner import Tuner
-from autotune.storage import writer
 from autotune.storage.record import VARIABLE, Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import MEMORY, RecordWriter, TrialConverter, record_writer
@@ -33,7 +29,6 @@ from autotune.units import GIB
 from autotune.value import write_value
 from autotune.values.budget import SoakTask
 from autotune.values.problem import TrialEnded
-from autotune.values.result import ResultData
 from autotune.values.trial import Memory, Purpose, TrialResult, TrialStatus
 
 PLAN = make_plan(record=True)
@@ -60,21 +55,25 @@ def ended(number: int = 0, **fields) -> TrialEnded:
 
 
 def numbers(database: Record) -> list[int]:
-    return [trial.number for search in database.searches() for trial in search.trials]
+    return [trial.request.number for search in database.searches() for trial in search.trials]
+
+
+def load(directory: RunDirectory) -> optuna.Study:
+    """The study of a run directory, as any program reads it."""
+    storage = JournalStorage(JournalFileBackend(str(directory.path / "study.journal")))
+    return optuna.load_study(study_name=None, storage=storage)
 
 
 def test_a_trial_is_kept_when_it_ends_and_passed_on(database, directory, heard):
-    with RecordWriter(database, PLAN, directory, heard) as recording:
-        recording(ended(0))
-        assert numbers(database) == [0]
-        recording(ended(1))
-        assert numbers(database) == [0, 1]
+    recording = RecordWriter(database, PLAN, directory, heard)
+    for number in range(2):
+        recording(ended(number))
+        assert numbers(database) == [t.user_attrs["trial"] for t in load(directory).trials] == [*range(number + 1)]
     assert [event.result.request.number for event in heard] == [0, 1]
 
 
 def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, heard):
-    with RecordWriter(database, PLAN, directory, heard) as recording:
-        recording(ended())
+    RecordWriter(database, PLAN, directory, heard)(ended())
     (search,) = database.searches()
     assert (search.model, search.shape, search.device) == ("tiny", "causal-lm, sequence 128, batch 16", "a CPU")
     assert search.run_directory == str(directory.path)
@@ -91,26 +90,39 @@ def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, h
     ],
 )
 def test_checks_are_not_kept(database, directory, heard, purpose, task, is_kept):
-    with RecordWriter(database, PLAN, directory, heard) as recording:
-        recording(ended(purpose=purpose, task=task))
+    RecordWriter(database, PLAN, directory, heard)(ended(purpose=purpose, task=task))
     assert bool(numbers(database)) == is_kept
     assert len(heard) == 1
 
 
-def test_the_answer_of_a_search_is_kept(database, directory, heard):
+def test_all_that_was_measured_is_there_before_the_next_trial_begins_and_the_answer_in_the_end(
+    database, directory, heard
+):
     plan = make_plan(
         record=True,
         space=make_space_file({"precision": ["fp32", "bf16"]}),
         budget=make_budget(finalists=1, max_trials=1),
     )
-    runner = ScriptedRunner(directory.path, lambda r: 20.0 if r.config.precision == "bf16" else 10.0)
-    with RecordWriter(database, plan, directory, heard) as recording:
-        answer = recording.end(Tuner(plan, directory, runner, recording).run())
-    assert isinstance(answer, ResultData)
+    seen = []
+
+    def answer(request):
+        assert numbers(database) == seen[: request.number]
+        assert [t.user_attrs["trial"] for t in (load(directory).trials if seen else ())] == seen[: request.number]
+        seen.append(request.number)
+        return 20.0 if request.config.precision == "bf16" else 10.0
+
+    recording = RecordWriter(database, plan, directory, heard)
+    recording.end(Tuner(plan, directory, ScriptedRunner(directory.path, answer), recording).run())
     (search,) = database.searches()
     assert (search.verdict, search.best_config_id) == ("faster", make_config(precision="bf16").config_id)
-    assert search.speedup == pytest.approx(2.0)
-    assert [t.purpose for t in search.trials] == ["baseline", "search", "final", "final", "final", "final"]
+    assert [t.request.purpose for t in search.trials] == ["baseline", "search", "final", "final", "final", "final"]
+    study = load(directory)
+    assert study.direction is optuna.study.StudyDirection.MAXIMIZE
+    assert study.user_attrs["search"]["verdict"] == "faster"
+    assert (study.trials[1].value, study.trials[1].params) == (20.0, {"precision": "bf16"})
+    assert [TrialResult.model_validate_json(t.user_attrs["result"]) for t in study.trials] == [
+        r for r in directory.results() if r.request.task is None
+    ]
 
 
 def leave(directory: RunDirectory, result: TrialResult) -> None:
@@ -120,21 +132,19 @@ def leave(directory: RunDirectory, result: TrialResult) -> None:
 
 
 def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed(database, directory, heard):
-    with RecordWriter(database, PLAN, directory, heard) as recording:
-        recording(ended(0))
+    RecordWriter(database, PLAN, directory, heard)(ended(0))
     leave(directory, make_result(number=0))
     leave(directory, make_result(number=1))  # killed before it was kept
-    with RecordWriter(database, PLAN, directory, heard) as recording:
-        recording(ended(2))
-    assert numbers(database) == [0, 1, 2]
+    RecordWriter(database, PLAN, directory, heard)(ended(2))
+    assert numbers(database) == [t.user_attrs["trial"] for t in load(directory).trials] == [0, 1, 2]
     assert len(database.searches()) == 1
 
 
 def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_path, heard):
     def search(name: str, plan) -> RecordWriter:
         (tmp_path / name).mkdir()
-        with RecordWriter(database, plan, RunDirectory(tmp_path / name), heard) as recording:
-            recording(ended())
+        recording = RecordWriter(database, plan, RunDirectory(tmp_path / name), heard)
+        recording(ended())
         return recording
 
     first = search("first", PLAN)
@@ -145,141 +155,50 @@ def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_p
     assert other.earlier() == []
 
 
-@pytest.fixture
-def away(database, monkeypatch):
-    """A record that can't be written until the event is set."""
-    back, write = threading.Event(), database.write
+def test_one_that_is_away_is_told_once_and_has_all_when_the_search_goes_on(database, directory, heard, monkeypatch):
+    tries = []
 
-    def attempt(*of) -> int:
-        if not back.is_set():
-            raise RecordError("db: can't be used: connection refused")
-        return write(*of)
+    def away(*of) -> None:
+        tries.append(of)
+        raise RecordError("db: can't be used: connection refused")
 
-    monkeypatch.setattr(database, "write", attempt)
-    monkeypatch.setattr(writer, "_WAIT_S", 0.1)
-    return back
-
-
-class TestARecordThatIsAway:
-    def test_it_is_told_once_and_has_all_when_it_is_back(self, database, away, directory, heard):
-        with RecordWriter(database, PLAN, directory, heard) as recording:
-            for number in range(3):
-                recording(ended(number))
-            assert len(heard.notes) == 1
-            assert "connection refused" in heard.notes[0]
-            assert heard.notes[0].endswith("the search goes on without it, and its trials are kept as files")
-            away.set()
-        assert numbers(database) == [0, 1, 2]
-        assert sum(isinstance(event, TrialEnded) for event in heard) == 3
-        assert "can be written again" in heard.notes[-1]
-
-    def test_it_is_tried_again_with_the_next_trials(self, database, away, directory, heard):
-        with RecordWriter(database, PLAN, directory, heard) as recording:
-            recording(ended(0))
-            away.set()
-            number = 1
-            while len(heard.notes) < 2 and number < 100:  # the attempts go on beside the trials
-                recording(ended(number))
-                time.sleep(0.01)
-                number += 1
-            assert "can be written again" in heard.notes[1]
-        assert numbers(database) == list(range(number))
-        assert len(heard.notes) == 2
-
-    def test_what_is_missing_in_the_end_is_told_and_written_when_the_search_goes_on(
-        self, database, away, directory, heard
-    ):
-        for number in range(2):
+    with monkeypatch.context() as fault:
+        fault.setattr(database, "write", away)
+        recording = RecordWriter(database, PLAN, directory, heard)
+        for number in range(3):
             leave(directory, make_result(number=number))
-        with RecordWriter(database, PLAN, directory, heard):
-            pass
-        assert "2 trials are not written yet (" in heard.notes[-1]
-        assert heard.notes[-1].endswith(f"nothing is lost: `autotune resume {directory.path}` writes it")
-        away.set()
-        with RecordWriter(database, PLAN, directory, heard):
-            pass
-        assert numbers(database) == [0, 1]
-
-    def test_one_that_hangs_holds_nothing_up(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(writer, "_WAIT_S", 0.2)
-        gate = threading.Event()
-        write = database.write
-        monkeypatch.setattr(database, "write", lambda *of: gate.wait(60) and write(*of))
-        with RecordWriter(database, PLAN, directory, heard) as recording:
-            for number in range(3):
-                recording(ended(number))
-            assert len(heard.notes) == 1
-            assert "no answer" in heard.notes[0]
-            gate.set()
-        assert numbers(database) == [0, 1, 2]
-
-    def test_earlier_searches_take_a_quarter_of_a_short_time_at_most(self, database, directory, heard, monkeypatch):
-        gate, began = threading.Event(), time.monotonic()
-        monkeypatch.setattr(database, "searches", lambda **of: gate.wait(60))
-        assert RecordWriter(database, PLAN, directory, heard, ends_at=began + 12.0).earlier() == []
-        gate.set()
-        assert 2.0 <= time.monotonic() - began < 6.0
-        assert "no answer" in heard.notes[0]
-
-    def test_one_that_is_damaged_is_told_and_not_waited_for(self, tmp_path, directory, heard):
-        (tmp_path / "record.journal").write_bytes(b"no journal\n" * 200)
-        with RecordWriter(Record(tmp_path / "record.journal"), PLAN, directory, heard) as recording:
-            assert recording.earlier() == []
-            recording(ended())
-        assert len(heard.notes) == 2
-        assert "damaged" in heard.notes[0]
-        assert "1 trial is not written yet" in heard.notes[1]
-
-    def test_a_mistake_of_ours_is_not_passed_over(self, database, directory, heard, monkeypatch):
-        monkeypatch.setattr(database, "write", lambda *of: 1 // 0)
-        with pytest.raises(ZeroDivisionError), RecordWriter(database, PLAN, directory, heard) as recording:
-            recording(ended())
+            recording(ended(number))
+    assert len(tries) == 1
+    (note,) = heard.notes
+    assert note.startswith("the lasting record: db: can't be used: connection refused; the search goes on without it")
+    assert note.endswith(f"`autotune resume {directory.path}` writes what is missing")
+    assert [t.user_attrs["trial"] for t in load(directory).trials] == [0, 1, 2]
+    RecordWriter(database, PLAN, directory, heard)
+    assert numbers(database) == [0, 1, 2]
 
 
-class TestTheStudy:
-    """Of a run directory, as any program reads it."""
+def test_one_that_is_damaged_is_told_when_it_is_read(tmp_path, directory, heard):
+    (tmp_path / "record.journal").write_bytes(b"no journal\n" * 200)
+    recording = RecordWriter(Record(tmp_path / "record.journal"), PLAN, directory, heard)
+    assert recording.earlier() == []
+    recording(ended())
+    (note,) = heard.notes
+    assert "damaged" in note
 
-    def load(self, directory: RunDirectory) -> optuna.Study:
-        storage = JournalStorage(JournalFileBackend(str(directory.path / "study.journal")))
-        return optuna.load_study(study_name=None, storage=storage)
 
-    def test_a_trial_is_there_with_all_that_was_measured_before_the_next_begins(self, directory, heard):
-        plan = make_plan(space=make_space_file({"precision": ["fp32", "bf16"]}), budget=make_budget(finalists=1))
-        seen = []
+def test_a_mistake_of_ours_is_not_passed_over(database, directory, heard, monkeypatch):
+    monkeypatch.setattr(database, "write", lambda *of: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        RecordWriter(database, PLAN, directory, heard)(ended())
 
-        def answer(request):
-            studied = self.load(directory).trials if seen else []
-            assert [t.user_attrs["trial"] for t in studied] == [n for n in seen if n <= request.number]
-            seen.append(request.number)
-            return 20.0 if request.config.precision == "bf16" else 10.0
 
-        with RecordWriter(None, plan, directory, heard) as recording:
-            recording.end(Tuner(plan, directory, ScriptedRunner(directory.path, answer), recording).run())
-        study = self.load(directory)
-        assert study.direction is optuna.study.StudyDirection.MAXIMIZE
-        assert study.user_attrs["search"]["verdict"] == "faster"
-        best = study.trials[1]
-        assert (best.value, best.params) == (20.0, {"precision": "bf16"})
-        assert [TrialResult.model_validate_json(t.user_attrs["result"]) for t in study.trials] == [
-            r for r in directory.results() if r.request.task is None
-        ]
-
-    def test_what_a_kill_kept_from_it_is_added_when_the_search_goes_on(self, directory, heard):
-        with RecordWriter(None, PLAN, directory, heard) as recording:
-            recording(ended(0))
-        leave(directory, make_result(number=0))
-        leave(directory, make_result(make_config(4), number=1))
-        with RecordWriter(None, PLAN, directory, heard):
-            pass
-        assert [t.user_attrs["trial"] for t in self.load(directory).trials] == [0, 1]
-
-    def test_one_that_can_not_be_written_costs_a_line(self, directory, heard):
-        (directory.path / "study.journal").mkdir()
-        with RecordWriter(None, PLAN, directory, heard) as recording:
-            recording(ended(0))
-            recording(ended(1))
-        assert len(heard.notes) == 1
-        assert "the search goes on without it" in heard.notes[0]
+def test_a_study_that_can_not_be_written_costs_a_line(directory, heard):
+    (directory.path / "study.journal").mkdir()
+    recording = RecordWriter(None, PLAN, directory, heard)
+    for number in range(2):
+        recording(ended(number))
+    (note,) = heard.notes
+    assert note.startswith("the study: ")
 
 
 @pytest.mark.parametrize(
@@ -294,9 +213,9 @@ class TestTheStudy:
 )
 def test_the_record_is_switched_off(directory, heard, monkeypatch, tmp_path, url, record, said, is_made):
     monkeypatch.setenv(VARIABLE, url.format(tmp_path))
-    with record_writer(PLAN.model_copy(update={"record": record}), directory, heard) as recording:
-        recording(ended())
-        assert recording.earlier() == []
+    recording = record_writer(PLAN.model_copy(update={"record": record}), directory, heard)
+    recording(ended())
+    assert recording.earlier() == []
     assert any(isinstance(event, TrialEnded) for event in heard)
     assert [part for part in said for note in heard.notes if part in note] == said
     assert len(heard.notes) == len(said)
