@@ -18,7 +18,6 @@ import datetime
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +47,9 @@ _MOST_PENDING = 500
 
 # Waiting for data is a reason if its share of the time exceeds the promised share by this much.
 WORTH_TELLING = 0.05
+
+# Packages whose versions change the time of a step.
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
 
 
 class Promise(Value):
@@ -228,10 +230,10 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         data_parallel = max(1, int(args.world_size) // int(others))  # ranks that see different samples
         samples = args.train_batch_size * args.gradient_accumulation_steps * data_parallel
         share = self._waited_s / self._total_s if self._total_s else None
-        reasons = [*other_arguments(result, args), *other_course(promise, samples, share)]
-        reasons += other_model(result, model) if model is not None else ()
+        machine = result.hardware
         with contextlib.suppress(AutotuneError):  # a device that NVML doesn't know is no reason
-            reasons += other_machine(result, detect(str(args.device)))
+            machine = detect(str(args.device))
+        reasons = differences(result, args, model, machine, samples_per_step=samples, data_wait_share=share)
         memory = Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
         if args.device.type == "cuda":
             import torch
@@ -263,8 +265,19 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             sys.stderr.write(visible(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}") + "\n")
 
 
-def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
-    """Yield how TrainingArguments differ from the promised ones, where that changes the time of a step."""
+def differences(
+    result: ResultData,
+    arguments: Any,
+    model: Any,
+    machine: Hardware,
+    *,
+    samples_per_step: int,
+    data_wait_share: float | None,
+) -> list[str]:
+    """Return how a training differs from the promised one, where that changes the time of a step, a line each.
+
+    What isn't known of one of the two is passed over.
+    """
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
 
     def newest(name: str) -> str:  # in the installed transformers, which may have the older name as well
@@ -272,51 +285,35 @@ def other_arguments(result: ResultData, arguments: Any) -> Iterator[str]:
         return newer if newer in defaults else name
 
     def plain(value: Any) -> Any:  # values that all mean off are one
-        value = getattr(value, "value", value)
         return None if value in (None, False, "", "none", "no", [], {}) else value
 
     promised = {newest(name): value for name, value in result.arguments.training_arguments.items()}
     named = {name for name, value in promised.items() if isinstance(value, str | int | float | bool)}
     # Evaluation isn't timed, and the device is compared by itself.
     elsewhere = {"per_device_eval_batch_size", "eval_accumulation_steps", "use_cpu"}
+    rows: list[tuple[str, Any, Any]] = []  # what, as promised, now
     for name in sorted({newest(n) for n in SEARCHED_ARGUMENTS | named} - WITHOUT_COST - elsewhere):
-        wanted = promised.get(name, defaults.get(name, dataclasses.MISSING))
-        seen = getattr(arguments, name, dataclasses.MISSING)
-        if dataclasses.MISSING not in (wanted, seen) and plain(wanted) != plain(seen):
-            yield f"{name} {getattr(seen, 'value', seen)} (promised {getattr(wanted, 'value', wanted)})"
-
-
-def other_model(result: ResultData, model: Any) -> Iterator[str]:
-    """Yield how the model differs from the promised one: kernel, dtype, adapter."""
-    promised = result.arguments.model
-    kernel = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if None not in (kernel, promised.get("attn_implementation")) and kernel != promised["attn_implementation"]:
-        yield f"{kernel} attention (promised {promised['attn_implementation']})"
-    has_adapter = hasattr(model, "peft_config")
-    if has_adapter != (result.arguments.adapter is not None and result.arguments.adapter.get("peft_type") != "BITFIT"):
-        yield "with an adapter (promised without)" if has_adapter else "without the adapter (result.prepare_model)"
-    dtype = str(getattr(next(iter(model.parameters()), None), "dtype", "")).removeprefix("torch.")
-    if "float" in dtype and not has_adapter and dtype != promised.get("dtype", dtype):
-        yield f"weights in {dtype} (promised {promised['dtype']})"
-
-
-def other_machine(result: ResultData, now: Hardware) -> Iterator[str]:
-    """Yield how the machine differs from the one that ran the search."""
-    then = result.hardware
-    if now.name != then.name:
-        yield f"on {now.name} (promised on {then.name})"
-    elif then.is_cpu and now.cores != then.cores:
-        yield f"on {now.cores} cores (promised on {then.cores})"
-    for package in ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed"):
-        before, version = then.versions.get(package), now.versions.get(package)
-        if None not in (before, version) and before != version:
-            yield f"{package} {version} (promised with {before})"
-
-
-def other_course(promise: Promise, samples_per_step: int, data_wait_share: float | None) -> Iterator[str]:
-    """Yield how steps differ from the promised ones: their samples, and waiting for data."""
-    if samples_per_step != promise.samples_per_step:
-        yield f"{samples_per_step} samples a step (promised {promise.samples_per_step})"
-    if data_wait_share is not None and data_wait_share > (promise.data_wait_share or 0.0) + WORTH_TELLING:
-        known = "" if promise.data_wait_share is None else f" (promised {promise.data_wait_share:.0%})"
-        yield f"steps wait for data {data_wait_share:.0%} of their time{known}"
+        wanted, seen = promised.get(name, defaults.get(name, dataclasses.MISSING)), getattr(arguments, name, None)
+        if wanted is not dataclasses.MISSING and hasattr(arguments, name):
+            rows.append((name, getattr(wanted, "value", wanted), getattr(seen, "value", seen)))
+    then, of_model = result.hardware, result.arguments.model
+    known: list[tuple[str, Any, Any]] = [
+        ("samples a step:", result.workload.samples_per_step(result.best.config), samples_per_step),
+        ("device:", then.name, machine.name),
+        ("cores:", then.cores, machine.cores if machine.is_cpu and machine.name == then.name else None),
+        *((package, then.versions.get(package), machine.versions.get(package)) for package in _PACKAGES),
+    ]
+    if model is not None:
+        config, has_adapter = getattr(model, "config", None), hasattr(model, "peft_config")
+        weight = str(getattr(next(iter(model.parameters()), None), "dtype", "")).removeprefix("torch.")
+        known += [
+            ("attention:", of_model.get("attn_implementation"), getattr(config, "_attn_implementation", None)),
+            ("adapter:", (result.arguments.adapter or {}).get("peft_type", "BITFIT") != "BITFIT", has_adapter),
+            ("weights:", of_model.get("dtype"), weight if "float" in weight and not has_adapter else None),
+        ]
+    rows += [row for row in known if None not in row]
+    told = [f"{what} {now} (promised {wanted})" for what, wanted, now in rows if plain(wanted) != plain(now)]
+    waited = result.best.measurement.data_wait_share if result.best.measurement is not None else None
+    if data_wait_share is not None and data_wait_share > (waited or 0.0) + WORTH_TELLING:
+        told.append(f"waiting for data: {data_wait_share:.0%} of a step (promised {waited or 0.0:.0%})")
+    return told

@@ -77,7 +77,7 @@ def result_table(
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
-    took = show_time(result.spent.elapsed_s if result.spent is not None else result.search_time_s)
+    took = show_time(spent.total_s + spent.waiting_s - spent.at_once_s if spent is not None else result.search_time_s)
     within = show_memory(result.memory_bytes)
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),

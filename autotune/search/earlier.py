@@ -1,8 +1,8 @@
 """Uses the lasting record in a search: earlier trials refuse configurations, propose one, and correct predictions.
 
-The search first measures the baseline, which shows how much faster or slower the machine is now (its drift), then the
-winner of the earlier searches. The cost model learns from the recorded trials, scaled to the present speed. A
-configuration that, so scaled, was no faster than the present leader is not measured again.
+The search first measures the baseline, which shows how much faster or slower the machine is now, then the winner of the
+earlier searches. The cost model learns from the recorded trials, scaled to the present speed. A configuration that, so
+scaled, was no faster than the present leader is not measured again.
 
 A configuration that ran out of memory within this budget or a larger one is refused in any case, and so is one, but for
 the baseline, that ran into a time limit as long as it would have now. Finals and the answer use the trials of this
@@ -29,7 +29,11 @@ class _Known(NamedTuple):
 
     result: TrialResult
     day: str
-    search: int  # index of the earlier search, the latest first
+
+    @property
+    def rate(self) -> float | None:
+        measured = self.result.measurement
+        return measured.samples_per_second if measured is not None else None
 
 
 class EarlierSearches:
@@ -44,13 +48,11 @@ class EarlierSearches:
     def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
         self._plan = plan
         self._searches = searches
-        self._runs = [_explored(plan, search, index) for index, search in enumerate(searches)]
-        self._latest: dict[TrainConfig, _Known] = {}
-        for run in self._runs:
-            self._latest = {**run, **self._latest}
+        self._runs = [_explored(plan, search) for search in searches]
+        self._latest = {config: known for run in reversed(self._runs) for config, known in run.items()}
+        self._now = {config: known.result for config, known in self._latest.items()}  # at the machine's present speed
         self.count = len(self._latest)
-        self._too_large = _too_large([k for run in self._runs for k in run.values()], plan.memory_bytes)
-        self._drifts = [1.0 for _ in self._runs]
+        self._too_large = self._beyond_memory()
         self.winner: TrainConfig | None = None
         self.notes: list[str] = []
 
@@ -75,23 +77,22 @@ class EarlierSearches:
         baseline = history.known(self._plan.baseline)
         if not self._latest or self.notes or baseline is None:
             return []
-        for index, run in enumerate(self._runs):
-            then = run.get(self._plan.baseline)
-            if then is not None and then.result.measurement is not None and baseline.measurement is not None:
-                before, now = then.result.measurement.samples_per_second, baseline.measurement.samples_per_second
-                self._drifts[index] = now / before
+        for run in reversed(self._runs):
+            then = run[self._plan.baseline].rate if self._plan.baseline in run else None
+            now = baseline.measurement.samples_per_second if baseline.measurement is not None else None
+            factor = now / then if then is not None and now is not None else 1.0
+            self._now |= {config: _at_speed(known.result, factor) for config, known in run.items()}
         self.winner = self._old_winner(history.best())
         last_day = max(known.day for known in self._latest.values())
         note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
         if self.winner is not None and history.known(self.winner) is None:
-            known = self._latest[self.winner]
-            base = self._runs[known.search].get(self._plan.baseline)
+            run = next(run for run in self._runs if self.winner in run)
+            known, base = run[self.winner], run.get(self._plan.baseline)
             won = base is None or self._rate_of(known.result) >= self._rate_of(base.result)
             note += f"; next is {'the winner' if won else 'what came next to the baseline'} of {known.day}"
         self.notes.append(note)
-        unmeasured = [known for config, known in self._latest.items() if history.known(config) is None]
         # More than 120 would hardly change the cost model.
-        return [_at_speed(known.result, self._drifts[known.search]) for known in unmeasured[:120]]
+        return [result for config, result in self._now.items() if history.known(config) is None][:120]
 
     def refusal(self, config: TrainConfig, leader: TrialResult | None) -> str | None:
         """Return the reason why the record makes a trial of `config` needless beside the present leader, or None."""
@@ -100,7 +101,7 @@ class EarlierSearches:
             return reason
         if known.result.status in (TrialStatus.CRASHED, TrialStatus.INVALID):
             return f"{known.result.status} on {known.day} (record)"
-        if config == self._plan.baseline or not 0 < self._rate(known) <= self._rate_of(leader):
+        if config == self._plan.baseline or not 0 < self._rate_of(self._now[config]) <= self._rate_of(leader):
             return None
         return f"gave {show_rate(self._rate_of(known.result))} samples/s on {known.day} (record)"
 
@@ -120,16 +121,40 @@ class EarlierSearches:
         is_too_slow = known.result.status is TrialStatus.TIMED_OUT and took_s >= limit_s
         return f"did not end within {show_time(took_s)} on {known.day} (record)" if is_too_slow else None
 
+    def _beyond_memory(self) -> dict[TrainConfig, str]:
+        """Return the configurations that needed more memory than the budget, with words on how that is known.
+
+        A configuration that fitted in a later trial is left out.
+        """
+        found: dict[TrainConfig, str] = {}
+        budget_bytes = self._plan.memory_bytes
+        every = [known for run in reversed(self._runs) for known in run.values()]
+        for known in sorted(every, key=lambda known: known.result.began or 0.0):
+            measured, request = known.result.measurement, known.result.request
+            within, needed = request.limits.memory_bytes, _least_bytes(measured.memory) if measured is not None else 0
+            if measured is not None and needed <= budget_bytes:
+                found.pop(request.config, None)
+            elif measured is not None and needed > budget_bytes * 1.01:  # the peaks of two runs differ by 1 %
+                found[request.config] = f"took {show_memory(needed)} on {known.day} (record)"
+            elif known.result.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
+                found[request.config] = f"ran out of memory within {show_memory(within)} on {known.day} (record)"
+        return found
+
     def _old_winner(self, leader: TrialResult | None) -> TrainConfig | None:
         """Return the configuration to measure first: the fastest answer of an earlier search.
 
         If another recorded configuration was clearly faster, it is that one. Answers are preferred as finals confirmed
         them. The baseline is never returned.
         """
+        space, baseline = self._plan.search_space, self._plan.baseline
         rates = {
-            config: self._rate(known)
-            for config, known in self._latest.items()
-            if known.result.measurement is not None and self._may_be_tried(config, leader)
+            config: self._rate_of(result)
+            for config, result in self._now.items()
+            if result.measurement is not None
+            and config != baseline
+            and space.config(space.choices_of(config)) == config
+            and space.refusal(config) is None
+            and self._too_hard(config, leader) is None
         }
         if not rates:
             return None
@@ -142,65 +167,33 @@ class EarlierSearches:
         answers = [config for config, rate in rates.items() if config.config_id in answered and rate >= least]
         return max(answers, key=rates.__getitem__, default=fastest)
 
-    def _may_be_tried(self, config: TrainConfig, leader: TrialResult | None) -> bool:
-        """Whether a configuration is a legal point of this search, isn't the baseline, and isn't known not to fit."""
-        space = self._plan.search_space
-        if config == self._plan.baseline or space.config(space.choices_of(config)) != config:
-            return False
-        return space.refusal(config) is None and self._too_hard(config, leader) is None
-
-    def _rate(self, known: _Known) -> float:
-        """Return the rate of a recorded trial at the present speed."""
-        return self._rate_of(_at_speed(known.result, self._drifts[known.search]))
-
     def _rate_of(self, result: TrialResult) -> float:
         return self._plan.objective.rate(result.measurement) if result.measurement else 0.0
 
 
-def _explored(plan: SearchPlan, search: RecordedSearch, index: int) -> dict[TrainConfig, _Known]:
+def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, _Known]:
     """Return the trials of an earlier search by configuration; of several trials of one configuration, the median.
 
     Finals and checks are left out, and so are numbers of devices that this search, with the `plan`, doesn't try.
     """
     found: dict[TrainConfig, list[_Known]] = {}
     for trial in search.trials:
-        config = trial.request.config
-        if not trial.request.purpose.explores or config.parallelism.world_size not in plan.world_sizes:
+        request, day = trial.request, search.started[:10]
+        if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue
         try:
-            plan.workload.accumulation_steps(config)
+            plan.workload.accumulation_steps(request.config)
         except ValueError:  # of a damaged record
             continue
-        ended = datetime.datetime.fromtimestamp(trial.began or 0.0, datetime.UTC)
-        day = ended.date().isoformat() if trial.began is not None else search.started[:10]
-        result = trial.model_copy(
-            update={"request": trial.request.model_copy(update={"workload": plan.workload, "prediction": None})}
-        )
-        found.setdefault(config, []).append(_Known(result, day, index))
+        if trial.began is not None:
+            day = datetime.datetime.fromtimestamp(trial.began, datetime.UTC).date().isoformat()
+        request = request.model_copy(update={"workload": plan.workload})
+        found.setdefault(request.config, []).append(_Known(trial.model_copy(update={"request": request}), day))
     middle = {}
     for config, several in found.items():
-        completed = [(m.samples_per_second, known) for known in several if (m := known.result.measurement)]
-        completed.sort(key=lambda each: each[0])
-        middle[config] = completed[len(completed) // 2][1] if completed else several[-1]
+        completed = sorted((k for k in several if k.rate is not None), key=lambda k: k.rate or 0.0)
+        middle[config] = completed[len(completed) // 2] if completed else several[-1]
     return middle
-
-
-def _too_large(every: Sequence[_Known], budget_bytes: int) -> dict[TrainConfig, str]:
-    """Return the configurations that needed more memory than a budget, with words on how that is known.
-
-    A configuration that fitted in a later trial is left out.
-    """
-    found: dict[TrainConfig, str] = {}
-    for known in sorted(every, key=lambda known: (known.result.began or 0.0, -known.search)):
-        measured, request = known.result.measurement, known.result.request
-        within, needed = request.limits.memory_bytes, _least_bytes(measured.memory) if measured is not None else 0
-        if measured is not None and needed <= budget_bytes:
-            found.pop(request.config, None)
-        elif measured is not None and needed > budget_bytes * 1.01:  # the peaks of two runs differ by 1 %
-            found[request.config] = f"took {show_memory(needed)} on {known.day} (record)"
-        elif known.result.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
-            found[request.config] = f"ran out of memory within {show_memory(within)} on {known.day} (record)"
-    return found
 
 
 def _least_bytes(memory: Memory) -> int:

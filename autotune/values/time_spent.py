@@ -6,7 +6,6 @@ A resumed search counts the trials of all its parts, but the time between trials
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -26,6 +25,8 @@ WAITING = "waiting"  # lap of the time that is spent waiting for a quiet machine
 class Spent(Value):
     """Seconds of a search by kind of work; they sum up to `total_s`, waiting for a quiet machine left out."""
 
+    retired = frozenset({"overhead_per_trial_s"})
+
     starting: dict[str, float] = Field(
         default_factory=dict,
         description="before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...",
@@ -40,9 +41,6 @@ class Spent(Value):
     lost_s: float = Field(description="trials without recorded phases: they died, or were killed at their time limit")
     own_s: float = Field(description="between trials: choosing, predicting, writing")
     at_once_s: float = Field(default=0.0, description="part of all these that ran in parallel with another trial")
-    overhead_per_trial_s: float | None = Field(
-        description="median over the trials after the first; None: there is none"
-    )
 
     @property
     def waiting_s(self) -> float:
@@ -55,33 +53,8 @@ class Spent(Value):
         return f"; waiting for a quiet machine: {show_time(self.waiting_s)}" if self.waiting_s >= 2 else ""
 
     @property
-    def starting_s(self) -> float:
-        """Seconds before the first trial, without the waiting."""
-        return sum(self.starting.values()) - self.waiting_s
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of the whole search without the waiting, with those of parallel trials added up."""
-        return sum(self._parts().values())
-
-    @property
-    def elapsed_s(self) -> float:
-        """Wall time of the whole search in seconds."""
-        return self.total_s + self.waiting_s - self.at_once_s
-
-    @property
-    def outside_share(self) -> float:
-        """Share of the total spent outside of steps and checks; a lost trial counts as busy with its steps."""
-        outside_s = self.starting_s + self.trials_overhead_s + self.own_s
-        return outside_s / self.total_s if self.total_s else 0.0
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of each kind of work in the total, in descending order."""
-        total_s = self.total_s
-        found = sorted(self._parts().items(), key=lambda part: -part[1])
-        return {what: seconds / total_s for what, seconds in found if seconds > 0}
-
-    def _parts(self) -> dict[str, float]:
+    def parts(self) -> dict[str, float]:
+        """Seconds of each kind of work without the waiting; those of parallel trials add up."""
         return {
             "measured steps": self.measured_s,
             "first steps and compiling": self.first_steps_s,
@@ -89,9 +62,19 @@ class Spent(Value):
             "checks": self.checks_s,
             "lost trials": self.lost_s,
             "setting trials up": self.trials_overhead_s,
-            "starting the search": self.starting_s,
+            "starting the search": sum(self.starting.values()) - self.waiting_s,
             "between trials": self.own_s,
         }
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all parts."""
+        return sum(self.parts.values())
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each kind of work in the total, in descending order."""
+        found = sorted(self.parts.items(), key=lambda part: -part[1])
+        return {what: seconds / self.total_s for what, seconds in found if seconds > 0}
 
 
 def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
@@ -131,20 +114,16 @@ def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Map
     """
     busy_s = wall_s(results)
     phases = [phases for r in results if (phases := r.outcome.phases) is not None]
-    overheads = [(r.request.number, r.overhead_s) for r in results if r.overhead_s is not None]
-    first = min((number for number, _ in overheads), default=0)
-    later = [overhead for number, overhead in overheads if number != first]
     return Spent(
         starting=dict(starting),
         first_steps_s=sum(p.first_step_s for p in phases),
         warm_up_s=sum(p.discarded_s for p in phases),
         measured_s=sum(p.measured_s for p in phases),
         checks_s=sum(p.check_s for p in phases),
-        trials_overhead_s=sum(overhead for _, overhead in overheads),
+        trials_overhead_s=sum(r.overhead_s or 0.0 for r in results),
         lost_s=sum(r.duration_s for r in results if r.overhead_s is None),
         own_s=max(0.0, search_time_s - busy_s),
         at_once_s=max(0.0, sum(r.active_s for r in results) - busy_s),
-        overhead_per_trial_s=statistics.median(later) if later else None,
     )
 
 

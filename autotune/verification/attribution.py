@@ -102,35 +102,22 @@ class Reading(NamedTuple):
     samples_per_second: float  # without the knob
 
 
+# Purposes of the trials of which each was chosen and measured by itself.
+_SEARCHED = (Purpose.BASELINE, Purpose.SEARCH)
+
+
 class Evidence:
     """The trials of a search, and of `autotune explain`, by configuration and purpose."""
 
     def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
         self.result = result
-        self._trials = [t for t in trials if t.request.task is None]
-
-    def in_turn(self, config: TrainConfig) -> Reading | None:
-        """Return the ratio by trials that ran in the same rounds as the winner's."""
-        for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
-            reading = self._compare(self.result.best.config, config, (purpose,))
-            if reading is not None:
-                return reading
-        return None
-
-    def once(self, config: TrainConfig) -> Reading | None:
-        """Return the ratio by the search's trials of the winner and of `config`."""
-        return self._compare(self.result.best.config, config, (Purpose.BASELINE, Purpose.SEARCH))
+        self.trials = [t for t in trials if t.request.task is None]
 
     def elsewhere(self, knobs: Sequence[str]) -> Reading | None:
         """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
         best, baseline = self.result.best.config, self.result.baseline.config
-        purposes = (Purpose.BASELINE, Purpose.SEARCH)
-        measured = dict.fromkeys(t.request.config for t in self._completed(purposes))
-        pairs: list[tuple[TrainConfig, TrainConfig]] = []
-
-        def distance(config: TrainConfig) -> int:
-            return sum(getattr(config, name) != getattr(best, name) for name in TrainConfig.model_fields)
-
+        measured = dict.fromkeys(t.request.config for t in self._completed(_SEARCHED))
+        pairs: list[tuple[int, TrainConfig, TrainConfig]] = []
         for config in measured:
             try:
                 has_it = put_back(config, best, knobs) == config
@@ -138,32 +125,24 @@ class Evidence:
             except ValueError:
                 continue
             if has_it and without in measured and without != config:
-                pairs.append((config, without))
+                distance = sum(getattr(config, name) != getattr(best, name) for name in TrainConfig.model_fields)
+                pairs.append((distance, config, without))
         if not pairs:
             return None
-        config, without = min(pairs, key=lambda pair: distance(pair[0]))
-        return self._compare(config, without, purposes)
-
-    def failure(self, config: TrainConfig) -> TrialResult | None:
-        """Return a failed trial of `config`; of the trials that timed out, only those of `autotune explain` count."""
-        for trial in self._trials:
-            if trial.request.config == config and (
-                trial.has_failed or (trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN)
-            ):
-                return trial
-        return None
+        _, config, without = min(pairs, key=lambda pair: pair[0])
+        return self.compare(config, without, _SEARCHED)
 
     def _completed(self, purposes: tuple[Purpose, ...], config: TrainConfig | None = None) -> list[TrialResult]:
-        found = [t for t in self._trials if t.measurement is not None and t.request.purpose in purposes]
+        found = [t for t in self.trials if t.measurement is not None and t.request.purpose in purposes]
         return [t for t in found if config is None or t.request.config == config]
 
-    def _compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Reading | None:
+    def compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Reading | None:
         """Return the throughput of one configuration over that of another, by their trials of `purposes`."""
         with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
         if not with_it or not without_it:
             return None
         others = dict.fromkeys(t.request.config for t in self._completed(purposes))
-        in_rounds = len(purposes) == 1  # not those of the search
+        in_rounds = purposes != _SEARCHED
         spread = [self._times(c, purposes) for c in others if c not in (ours, without)] if in_rounds else []
         times = self._times(without, purposes)
         ratio, interval = ratio_of_means(times, self._times(ours, purposes), spread)
@@ -179,25 +158,28 @@ class Evidence:
 
 
 def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainConfig, str]) -> Contribution:
-    config = removal.config
+    config, result = removal.config, evidence.result
 
     def found(basis: Basis, **fields: Any) -> Contribution:
         return Contribution(changes=removal.changes, config=config, basis=basis, **fields)
 
     if config is None:
         return found("fails", cause=removal.cause)
-    if (reading := evidence.in_turn(config)) is not None:
-        return found("in turn", **reading._asdict())
-    if (failed := evidence.failure(config)) is not None:
-        cause = failed.outcome.cause if failed.outcome.kind == "failure" else ""
-        basis: Basis = "slow" if failed.status is TrialStatus.TIMED_OUT else "fails"
-        return found(basis, cause=f"{failed.status}: {cause} (trial {label(failed)})", trials=(label(failed),))
+    for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
+        if (reading := evidence.compare(result.best.config, config, (purpose,))) is not None:
+            return found("in turn", **reading._asdict())
+    for trial in evidence.trials:
+        # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
+        is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
+        if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
+            cause = f"{trial.status}: {trial.outcome.cause} (trial {label(trial)})"
+            return found("slow" if is_slow else "fails", cause=cause, trials=(label(trial),))
     if config in refused:
         return found("fails", cause=refused[config])
-    if (reading := evidence.once(config)) is not None:
+    if (reading := evidence.compare(result.best.config, config, _SEARCHED)) is not None:
         return found("once", **reading._asdict())
     if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
         return found("elsewhere", **{**reading._asdict(), "samples_per_second": None})
-    why = next((t.cause for t in evidence.result.trials if t.number is None and t.config == config), None)
+    why = next((t.cause for t in result.trials if t.number is None and t.config == config), None)
     cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
     return found("unknown", cause=cause)

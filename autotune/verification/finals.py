@@ -222,33 +222,31 @@ class Finals:
 
         With no finalist yet, one as slow as the baseline is assumed.
         """
-        if configs is not None:
-            return sum(map(self.setup_s, configs)) + sum(self._measure_s(c, among=len(configs)) for c in configs)
-        contenders = self.contenders()
-        if contenders == [self.plan.baseline]:
-            contenders *= 2
-        if self._may_run_in_turn(contenders):
-            return self.expected_s(contenders)
-        return self.plan.budget.final_rounds * sum(self.expected_s([c]) for c in contenders)
+        if configs is None:
+            contenders = self.contenders()
+            if contenders == [self.plan.baseline]:
+                contenders *= 2
+            if not self._may_run_in_turn(contenders):
+                return self.plan.budget.final_rounds * sum(self.expected_s([c]) for c in contenders)
+            configs = contenders
+        budget, whole_s = self.plan.budget, 0.0
+        for measured in filter(None, map(self.state.measured, configs)):
+            step_s = statistics.fmean(measured.step_times_s)
+            longest_s = budget.measure_time_s + step_s
+            if len(configs) > 1:  # all together eight times as long as one alone
+                whole_s += max(1.0, 8 / len(configs)) * budget.measure_time_s + step_s
+            else:
+                whole_s += min(budget.when_measured_again["measure_steps"] * step_s, longest_s)
+        return whole_s + sum(map(self.setup_s, configs))
 
     def setup_s(self, config: TrainConfig) -> float:
         """Return the expected seconds of a final trial of `config` before its measured steps."""
-        known = self.history.known(config)
-        if known is None or known.measurement is None:
+        measured, budget = self.state.measured(config), self.plan.budget
+        if measured is None:
             return 0.0
-        budget, measured = self.plan.budget, known.measurement
         step_s = statistics.fmean(measured.step_times_s)
         # One step is added, since the search's first step ran only part of the accumulation.
         return measured.startup_s + measured.first_step_s + budget.discarded_s + budget.discarded_steps * step_s + 2.0
-
-    def _measure_s(self, config: TrainConfig, *, among: int) -> float:
-        known, budget = self.history.known(config), self.plan.budget
-        if known is None or known.measurement is None:
-            return 0.0
-        step_s = statistics.fmean(known.measurement.step_times_s)
-        if among > 1:
-            return max(1.0, 8 / among) * budget.measure_time_s + step_s  # all together eight times as long as one alone
-        return min(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s + step_s)
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
@@ -321,14 +319,10 @@ class Finals:
         return {c: math.exp(rate - single.rate) for (c, single), rate in expected if single.again is None}
 
     def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
-        """Return the speed-up by trials that ran in turn; None if there are none."""
-        pairs = self.pairs(config, reference)
-        return paired_ratio(pairs) if pairs else None
-
-    def pairs(self, config: TrainConfig, reference: TrainConfig) -> list[list[tuple[float, float]]]:
-        """Return the seconds per sample of `reference` and `config` in each round in turn, for each run of them."""
+        """Return the speed-up by trials that ran in turn, round by round; None if there are none."""
         ours, theirs = self._turns(config), self._turns(reference)
-        return [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
+        pairs = [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
+        return paired_ratio(pairs) if pairs else None
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
         """Return the final trials of `config` less those that tell nothing of a throughput.

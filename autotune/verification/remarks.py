@@ -62,45 +62,25 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     Of many configurations that are each measured once, the fastest is likely to have been lucky.
     """
     plan, answer = finals.plan, finals.merged(best)
-    if answer is None:
-        return None
-    than = "your baseline" if best == plan.baseline else "the winner"
-    again = {c: m for c in finals.contenders() if c != best and (m := finals.merged(c)) is not None}
-    rate_of = plan.objective.rate
-    above = max(again, key=lambda c: rate_of(again[c]), default=None)
-    if above is not None and rate_of(again[above]) > rate_of(answer) and _is_shown_faster(again[above], answer):
-        what, rate = shown_changes(changes(above, plan)), shown_rate(again[above])
-        return f"{what} gave {rate} samples/s in the finals, not clearly more than {than}, which changes less"
-    others = (r for r in finals.history.ranking() if r.request.config != best and r.measurement is not None)
+    others = (r for r in finals.history.ranking() if r.request.config != best)
     fastest = max(others, key=lambda r: r.measurement.samples_per_second if r.measurement else 0.0, default=None)
-    if fastest is None or fastest.measurement is None or not _is_shown_faster(fastest.measurement, answer):
+    seen = fastest.measurement if fastest is not None else None
+    if answer is None or fastest is None or seen is None or not _is_shown_faster(seen, answer):
         return None
-    what = shown_changes(changes(fastest.request.config, plan))
-    number, rate, why = fastest.request.number, shown_rate(fastest.measurement), _reason(finals, fastest, answer)
-    return f"trial {number} ({what}) gave {rate} samples/s in the search, more than {than}: {why}"
-
-
-def _reason(finals: Finals, fastest: TrialResult, answer: Measurement) -> str:
-    plan, config = finals.plan, fastest.request.config
-    refused = finals.proof.refusal(config)
-    if refused is not None:
-        return f"it was refused when it was checked ({refused})"
-    if finals.ran_short(config):
-        return "the allocator ran short when it was measured again: it is too near the memory budget"
+    config, again = fastest.request.config, finals.merged(fastest.request.config)
+    latest = again or seen
     if finals.has_failed(config):
-        return "it failed when it was measured again"
-    again = finals.merged(config)
-    latest = again or fastest.measurement
-    is_behind = latest is not None and plan.objective.rate(latest) < plan.objective.rate(answer)
-    if latest is not None and is_behind and _is_shown_faster(latest, answer):
-        return "what it takes at the start isn't won back in a run of this length"
-    if again is not None:
-        return f"measured again in turn it gave {shown_rate(again)}"
-    if config in finals.contenders():
-        return "there was no time to measure it again"
-    finalists = finals.finalists
-    fastest_ones = "the fastest of the search is" if finalists == 1 else f"the {finalists} fastest of the search are"
-    return f"{fastest_ones} measured again (--effort {plan.budget.effort})"
+        why = "it failed when it was measured again or checked"
+    elif _is_shown_faster(latest, answer) and plan.objective.rate(latest) < plan.objective.rate(answer):
+        why = "what it takes at the start isn't won back in a run of this length"
+    elif again is None:
+        why = "it was not measured again, for which there is time for few"
+    else:
+        by = ", not clearly more" * _is_shown_faster(again, answer)
+        why = f"measured again in turn it gave {shown_rate(again)}{by}"
+    than = "your baseline" if best == plan.baseline else "the winner"
+    what, number = shown_changes(changes(config, plan)), fastest.request.number
+    return f"trial {number} ({what}) gave {shown_rate(seen)} samples/s in the search, more than {than}: {why}"
 
 
 def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
@@ -108,47 +88,30 @@ def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
     return mine > theirs and show_rate(mine) != show_rate(theirs)
 
 
-def disturbance_notes(results: Sequence[TrialResult], baseline_finals: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Return a line for each kind of disturbance of the trials, of which the baseline's finals show a drift."""
-    seen = [m.conditions for r in results if (m := r.measurement) is not None and m.conditions is not None]
-    lines = []
-    for who, share in (("other processes", "others_share"), ("the hypervisor", "stolen_share")):
-        taken = [getattr(c, share) for c in seen if (c.could_cost(getattr(c, share)) or 0.0) >= WORTH_A_WARNING]
-        if taken:
-            most = f"{min(taken):.0%} to {max(taken):.0%}" if len(taken) > 1 else f"{taken[0]:.0%}"
-            lines.append(
-                f"noise: {who} took {most} of the cores' time during {len(taken)} of {len(seen)} measurements; "
-                "a quiet machine would tell more surely"
+def disturbance(finals: Finals) -> str | None:
+    """Return in a line by how much the machine was disturbed at the worst; None if it was quiet.
+
+    The baseline's work is the same in each of its finals: where it takes longer, the machine has become slower.
+    """
+    seen = [m.conditions for r in finals.state.results if (m := r.measurement) is not None and m.conditions is not None]
+    found = []
+    for conditions in seen:
+        found += [
+            (share, f"{who} took {share:.0%} of the cores' time")
+            for who, share in (
+                ("other processes", conditions.others_share),
+                ("the hypervisor", conditions.stolen_share),
             )
-    if slowed := [c for c in seen if c.throttled]:
-        reasons = ", ".join(sorted({reason for c in slowed for reason in c.throttled}))
-        hottest = max((c.temperature_c for c in slowed if c.temperature_c is not None), default=None)
-        heat = f", at up to {hottest:.0f} °C" if hottest is not None else ""
-        lines.append(
-            f"noise: the GPU was slowed down by {reasons}{heat} during {len(slowed)} of {len(seen)} measurements"
-        )
-    # The baseline's work is the same in each of its finals, so that the machine's speed has changed between them.
-    again = [(r.request.number, r.measurement.step_times_s) for r in baseline_finals if r.measurement]
-    if (change := drift([times for _, times in again])) >= WORTH_TELLING:
-        *others, last = (str(number) for number, _ in again)
-        far = f"{change:.0%}" if change < 1 else f"a factor of {show_rate(1 + change)}"
-        lines.append(
-            f"noise: the machine's speed drifted by {far} between trials of the baseline ({', '.join(others)} and "
-            f"{last}); the finals are compared round by round, the trials of the search are not"
-        )
-    return tuple(lines)
-
-
-def drifts_apart(finals: Finals) -> tuple[str, ...]:
-    """Return a line for each finalist whose ratio to the baseline changed in the course of their rounds in turn."""
-    lines, baseline = [], finals.plan.baseline
-    for config in finals.contenders():
-        for pairs in finals.pairs(config, baseline) if config != baseline else ():
-            ratios = [theirs / ours for theirs, ours in pairs]
-            if (change := drift([ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]])) >= WORTH_TELLING:
-                what = shown_changes(changes(config, finals.plan))
-                lines.append(f"noise: {what} drifted by {change:.0%} beside the baseline while they ran in turn")
-    return tuple(lines)
+            if share is not None and (conditions.could_cost(share) or 0.0) >= WORTH_A_WARNING
+        ]
+        found += [(share, f"the GPU was slowed down by {why}") for why, share in conditions.throttled.items()]
+    times = [m.step_times_s for r in finals.trials(finals.plan.baseline) if (m := r.measurement)]
+    if (change := drift(times)) >= WORTH_TELLING:
+        found.append((change, f"its speed drifted by {change:.0%} between trials of the baseline"))
+    worst = max(found, default=None)
+    return (
+        None if worst is None else f"noise: the machine was disturbed: {worst[1]}; a quiet one would tell more surely"
+    )
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:

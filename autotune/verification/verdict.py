@@ -20,7 +20,7 @@ from autotune.values.result import Arguments, Compilation, Contender, ResultData
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialStatus
 from autotune.verification.finals import WORTH_DECIDING, Finals
-from autotune.verification.remarks import disturbance_notes, drifts_apart, faster_trial, plain_notes, proof_notes
+from autotune.verification.remarks import disturbance, faster_trial, plain_notes, proof_notes
 from autotune.version import __version__
 
 RUNNERS_UP = 4
@@ -75,7 +75,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + plain_notes(finals.state),
-        disturbances=(*disturbance_notes(results, finals.trials(plan.baseline)), *drifts_apart(finals)),
+        disturbances=tuple(filter(None, [disturbance(finals)])),
         outshone=faster_trial(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),

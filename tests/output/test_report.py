@@ -139,7 +139,7 @@ def test_errors_of_predictions_are_shares_of_the_measured(report):
 
 def test_the_longest_kind_of_work_comes_first(report):
     parts = ("first_steps_s", "warm_up_s", "measured_s", "checks_s", "trials_overhead_s", "lost_s", "own_s")
-    nothing = Spent(**dict.fromkeys(parts, 0.0), overhead_per_trial_s=None)
+    nothing = Spent(**dict.fromkeys(parts, 0.0))
     spent = nothing.model_copy(update={"first_steps_s": 10.0, "measured_s": 30.0, "trials_overhead_s": 5.0})
     rows = time_rows(report.model_copy(update={"spent": spent}))
     assert [share for _, _, share in rows] == ["67%", "22%", "11%"]

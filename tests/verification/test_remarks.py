@@ -5,57 +5,63 @@ from answers import BASE, BF16, BIG, COMPILED, Trials, answer, compiled, noisy
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
-    make_budget,
     make_config,
     make_failure,
     make_measurement,
     make_plan,
-    make_request,
     make_result,
     make_workload,
 )
 
 from autotune.errors import InfrastructureError, InputError, NothingFitsError
+from autotune.planning.plan import SearchState
 from autotune.tuning_result import with_methods
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance
 from autotune.values.problem import Objective
-from autotune.values.trial import Memory, Phases, TrialResult, TrialStatus
+from autotune.values.trial import Memory, Phases, Purpose, TrialStatus
 from autotune.values.workload import OwnCode
-from autotune.verification.remarks import disturbance_notes, nothing_found
+from autotune.verification.finals import Finals
+from autotune.verification.remarks import disturbance, nothing_found
+
+STEADY = (1.0, 1.01, 0.99)
+SLOWER = (1.12, 1.13, 1.11)
 
 
-def trial(number, conditions=None, times=(1.0, 1.01, 0.99)):
-    measured = make_measurement().model_copy(update={"conditions": conditions, "step_times_s": times})
-    return TrialResult(request=make_request(number=number), outcome=measured, duration_s=5.0)
+@pytest.mark.parametrize(
+    ("trials", "said"),
+    [
+        ([(STEADY, None)], None),
+        ([(STEADY, Conditions(others_share=0.01, stolen_share=0.0))] * 3, None),
+        (
+            [(STEADY, Conditions(others_share=s)) for s in (0.02, 0.6, 0.3)],
+            "other processes took 60% of the cores' time",
+        ),
+        ([(STEADY, Conditions(stolen_share=0.1, throttled={"heat": 0.5}))], "the GPU was slowed down by heat"),
+        ([(STEADY, None), (SLOWER, None)], "its speed drifted by 12% between trials of the baseline"),
+        ([(STEADY, Conditions(others_share=0.06)), (SLOWER, None)], "its speed drifted by 12% between trials of the"),
+    ],
+    ids=["unknown", "quiet", "others", "heat", "drift", "the worst"],
+)
+def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
+    results = [
+        make_result(
+            BASE,
+            make_measurement().model_copy(update={"conditions": conditions, "step_times_s": times}),
+            number=number,
+            purpose=Purpose.FINAL,
+        )
+        for number, (times, conditions) in enumerate(trials)
+    ]
+    found = disturbance(Finals(SearchState(make_plan(baseline=BASE), results)))
+    assert found is None if said is None else f"noise: the machine was disturbed: {said}" in found
 
 
-def test_a_quiet_search_has_nothing_to_tell():
-    results = [trial(n, Conditions(others_share=0.01, stolen_share=0.0)) for n in range(3)]
-    assert disturbance_notes(results, results[:2]) == ()
-    assert disturbance_notes([trial(0)], []) == ()
-
-
-def test_disturbed_measurements_are_counted_and_their_extent_told():
-    shares = [0.02, 0.3, 0.6]
-    (line,) = disturbance_notes([trial(n, Conditions(others_share=s)) for n, s in enumerate(shares)], [])
-    assert "other processes took 30% to 60% of the cores' time during 2 of 3 measurements" in line
-
-
-def test_throttling_is_told_once_for_all_trials():
-    hot = Conditions(throttled={"heat": 0.5}, temperature_c=90)
-    (line,) = disturbance_notes([trial(0, hot), trial(1, hot), trial(2, Conditions())], [])
-    assert "slowed down by heat, at up to 90 °C during 2 of 3 measurements" in line
-
-
-def test_a_baseline_that_became_slower_shows_the_machines_drift():
-    finals = [trial(5), trial(7, times=(1.12, 1.13, 1.11))]
-    (line,) = disturbance_notes(finals, finals)
-    assert "drifted by 12% between trials of the baseline (5 and 7)" in line
-    finals.append(trial(9, times=(10.4, 10.5, 10.3)))
-    (line,) = disturbance_notes(finals, finals)
-    assert "drifted by a factor of 10.4 between trials of the baseline (5, 7 and 9)" in line
+def test_a_gpu_whose_host_others_keep_busy_is_disturbed_as_far_as_it_waits():
+    seen = make_measurement().model_copy(update={"conditions": Conditions(others_share=0.9, idle_share=0.01)})
+    state = SearchState(make_plan(baseline=BASE), [make_result(BASE, seen)])
+    assert disturbance(Finals(state)) is None
 
 
 def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
@@ -68,28 +74,28 @@ def test_a_trial_that_was_faster_than_the_answer_is_explained_by_its_finals():
     assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
 
 
-def test_so_is_one_that_can_not_be_told_from_a_simpler_answer():
-    result = answer([(BASE, 10.0), (BIG, noisy(12.0))], [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2)
-    assert result.best.config == BASE
-    assert result.outshone == (
-        "micro-batch 16 gave about 10 samples/s in the finals, not clearly more than your baseline, which changes less"
-    )
+ENDINGS = {
+    "not clearly more": (
+        [(BASE, 10.0), (BIG, noisy(12.0))],
+        [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2,
+        "in the search, more than your baseline: measured again in turn it gave about 10, not clearly more",
+    ),
+    "not measured again": (
+        [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)],
+        [(BASE, 10.0), (BF16, 18.0)],
+        "more than the winner: it was not measured again, for which there is time for few",
+    ),
+    "failed": (
+        [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)],
+        [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)],
+        "it failed when it was measured again or checked",
+    ),
+}
 
 
-def test_so_is_one_that_was_not_measured_again():
-    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)]
-    result = answer(searched, [(BASE, 10.0), (BIG, 19.0)] * 2, budget=make_budget(finalists=1))
-    assert result.outshone == (
-        "trial 2 (micro-batch 16, precision bf16) gave 19.8 samples/s in the search, more than the winner: "
-        "the fastest of the search is measured again (--effort quick)"
-    )
-
-
-def test_so_is_one_that_there_was_no_time_for_or_that_failed():
-    searched = [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)]
-    assert answer(searched, [(BASE, 10.0), (BF16, 18.0)]).outshone.endswith("no time to measure it again")
-    failed = [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)]
-    assert answer(searched, failed).outshone.endswith("it failed when it was measured again")
+@pytest.mark.parametrize(("searched", "finals", "said"), ENDINGS.values(), ids=ENDINGS)
+def test_so_is_one_of_which_the_finals_tell_less_or_nothing(searched, finals, said):
+    assert answer(searched, finals).outshone.endswith(said)
 
 
 def test_so_is_one_whose_start_is_not_won_back():
