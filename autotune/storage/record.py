@@ -191,8 +191,8 @@ class Record:
                         unread += 1
                 whole.append(search.model_copy(update={"trials": tuple(trials[n] for n in sorted(trials))}))
             if unread:
-                kinds = f"{unread} searches or trials of the record are passed over"
-                logger.warning("autotune: %s: %s: damaged, or of an earlier form", self.where, kinds)
+                passed = f"{unread} searches or trials of the record are passed over: damaged, or of an earlier form"
+                logger.warning("autotune: %s: %s", self.where, passed)
             return whole
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:

@@ -117,7 +117,17 @@ def disturbance(finals: Finals) -> str | None:
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search without an answer: nothing passed, nothing fits, or trials fail otherwise."""
     if any(r.measurement is not None and r.request.purpose.explores for r in results):
-        return _nothing_passed(Finals(SearchState(plan, results)))
+        finals, causes = Finals(SearchState(plan, results)), []  # the fastest first
+        for config in (r.request.config for r in finals.history.ranking()):
+            failed = [r for r in finals.trials(config) if r.has_failed]
+            short = ending(failed[-1]) if failed else "the allocator ran short of memory"
+            named = shown_changes(changes(config, plan)) or "the baseline"
+            causes.append(f"{named}: {finals.proof.refusal(config) or short}")
+        more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
+        return NothingPassedError(
+            f"nothing passed: what trained failed when measured again or checked ({'; '.join(causes[:_NAMED])}{more}); "
+            "a larger --memory or a shorter --seq-len leaves more room"
+        )
     ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run
     failures = [(r, r.outcome) for r in ran if r.outcome.kind == "failure"]
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
@@ -142,18 +152,4 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     return NothingFitsError(
         f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
         f"what could make it fit: {', '.join(remedies)}"
-    )
-
-
-def _nothing_passed(finals: Finals) -> NothingPassedError:
-    """Return the error that names what failed, the fastest first, with its cause."""
-    causes = []
-    for config in (r.request.config for r in finals.history.ranking()):
-        failed = [r for r in finals.trials(config) if r.has_failed]
-        cause = finals.proof.refusal(config) or (ending(failed[-1]) if failed else "the allocator ran short of memory")
-        causes.append(f"{shown_changes(changes(config, finals.plan)) or 'the baseline'}: {cause}")
-    more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
-    return NothingPassedError(
-        f"nothing passed: what trained failed when measured again or checked ({'; '.join(causes[:_NAMED])}{more}); "
-        "a larger --memory or a shorter --seq-len leaves more room"
     )

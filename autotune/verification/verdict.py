@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from autotune.exports.launch_files import needs_code
-from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_rate
@@ -43,6 +42,15 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
     contenders.sort(key=lambda c: c.rate(plan.objective), reverse=True)
     others = [c for c in contenders if c.config not in (best, plan.baseline)]
     mapping = training_plan(best, plan.workload, plan.hardware)
+    baseline_cause = None  # why it can't be compared with; None too if it hasn't run
+    if plan.baseline not in finals.contenders():
+        failures = [r.outcome for r in finals.trials_of(plan.baseline) if r.outcome.kind == "failure"]
+        lines = [f"{failure.status}: {failure.cause}" for failure in failures]
+        baseline_cause = next(iter(lines), None) or proof.refusal(plan.baseline)
+    by_allowance: dict[Allowance, Contender] = {}  # the winner, where it belongs to a class, or else the fastest
+    for allowance in filter(plan.allowance.admits, Allowance):
+        if admitted := [c for c in contenders if allowance.admits(c.allowance)]:
+            by_allowance[allowance] = next((c for c in admitted if c.config == best), admitted[0])
     ours, reference, compilation = finals.merged(best), finals.merged(plan.baseline), None
     if best.torch_compile_backend is not None and ours is not None:
         steps = break_even_steps(ours, reference) if reference is not None else None
@@ -51,7 +59,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         autotune_version=__version__,
         verdict=decision.verdict,
         **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline, corrections)},
-        baseline_cause=_baseline_cause(finals),
+        baseline_cause=baseline_cause,
         best=_contender(finals, best, corrections),
         arguments=Arguments(
             training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
@@ -68,7 +76,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         challenger=_challenger(finals) if best == plan.baseline else None,
         kept_because=decision.kept_because,
         others_share=decision.others_share,
-        best_by_allowance=_by_allowance(plan.allowance, contenders, best),
+        best_by_allowance=by_allowance,
         runners_up=tuple(sorted(others, key=lambda c: not c.confirmed))[:RUNNERS_UP],  # those of the finals first
         trials=(
             *trial_rows(finals, corrections),
@@ -180,17 +188,14 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
         contenders = [c for c in contenders if is_clearly_faster(c, plan.baseline)] or [plan.baseline]
     fastest = max(contenders, key=rate)
     alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
-    return min(alike, key=lambda c: _complexity(plan, c))
 
+    def complexity(config: TrainConfig) -> tuple[int, bool, int]:
+        """Return the rank of the deepest change (-1: none), code that flags can't say, and the number of changes."""
+        changed = changes(config, plan)
+        is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
+        return max((c.allowance.rank for c in changed), default=-1), is_in_code, len(changed)
 
-def _complexity(plan: SearchPlan, config: TrainConfig) -> tuple[int, bool, int]:
-    """Return the sort key of simplicity: the rank of the deepest change, code that flags can't say, changes in all.
-
-    The first is -1 without changes; code counts where a user's own trains.
-    """
-    changed = changes(config, plan)
-    is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
-    return max((c.allowance.rank for c in changed), default=-1), is_in_code, len(changed)
+    return min(alike, key=complexity)
 
 
 def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:
@@ -203,15 +208,6 @@ def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]
     most = min(objective.rate(measured), ratio * objective.rate(base))
     trials = [(c, finals.state.measured(c)) for c in found]
     return {c: min(found[c], most / objective.rate(seen)) for c, seen in trials if seen is not None}
-
-
-def _baseline_cause(finals: Finals) -> str | None:
-    """Return why the baseline can't be compared with, None if it can or hasn't run."""
-    baseline = finals.plan.baseline
-    if baseline in finals.contenders():
-        return None
-    failures = [r.outcome for r in finals.trials_of(baseline) if r.outcome.kind == "failure"]
-    return f"{failures[0].status}: {failures[0].cause}" if failures else finals.proof.refusal(baseline)
 
 
 def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainConfig, float]) -> Contender:
@@ -232,16 +228,6 @@ def measurement_of(finals: Finals, config: TrainConfig) -> Measurement | None:
     The search's trial of a finalist doesn't count: it ran at another time, and was chosen for being fast.
     """
     return finals.merged(config) or finals.state.measured(config)
-
-
-def _by_allowance(allowed: Allowance, contenders: list[Contender], best: TrainConfig) -> dict[Allowance, Contender]:
-    """Return the best of each class up to the allowed one: the winner, where it belongs to it, or else the fastest."""
-    found: dict[Allowance, Contender] = {}
-    for allowance in filter(allowed.admits, Allowance):
-        admitted = [c for c in contenders if allowance.admits(c.allowance)]
-        if admitted:
-            found[allowance] = next((c for c in admitted if c.config == best), admitted[0])
-    return found
 
 
 def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None = None) -> list[TrialRow]:

@@ -182,16 +182,6 @@ def test_a_plan_of_another_version_is_refused_in_a_line(planned, command, versio
     assert f"was written by another version of autotune ({said}): start a new search" in done.stderr
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"schema_version": 2}'])
-def test_a_plan_that_is_damaged_is_refused_in_a_line(planned, content):
-    path = planned(None)
-    (path / "search.json").write_text(content)
-    done = CliRunner().invoke(app, ["resume", str(path)])
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert "search.json can't be read" in done.stderr
-
-
 def test_temporary_files_of_a_search_that_was_killed_are_removed_and_others_stay(tmp_path):
     (tmp_path / "trials" / "0003").mkdir(parents=True)
     names = (".best-config.json", ".search.json", ".processes-1.json", "trials/0003/.result.json")
@@ -227,22 +217,30 @@ def test_a_disk_that_is_full_before_the_first_trial_leaves_no_directory(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_is_full_in_a_search_keeps_its_trials(tmp_path):
-    with pytest.raises(InfrastructureError, match="finished trials are kept: `autotune resume"):
-        search_in(tmp_path / "run", lambda: fails(full()))
-    assert (tmp_path / "run" / "trials" / "0000" / "result.json").exists()
+FAULTS = {
+    "full": (lambda run: fails(full()), "finished trials are kept: `autotune resume"),
+    "moved": (
+        lambda run: run.rename(run.with_name("else where")),
+        "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
+    ),
+    "moved, and an error": (
+        lambda run: run.rename(run.with_name("else where")) and fails(InfrastructureError("the place is gone")),
+        "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
+    ),
+    "removed": (shutil.rmtree, "run: was removed while the search ran"),
+    "denied": (
+        lambda run: fails(PermissionError(errno.EACCES, "Permission denied", str(run / "search.json"))),
+        "search.json: can't be written: Permission denied",
+    ),
+}
 
 
-@pytest.mark.parametrize("error", [None, InfrastructureError("the place is gone")])
-def test_a_directory_that_was_moved_meanwhile_is_said_to_be_where_it_is(tmp_path, error):
-    def move():
-        (tmp_path / "run").rename(tmp_path / "else where")
-        if error is not None:
-            raise error
-
-    said = f"run: was moved while the search ran; `autotune resume '{tmp_path}/else where'` goes on"
-    with pytest.raises(InfrastructureError, match=re.escape(said)):
-        search_in(tmp_path / "run", move)
+@pytest.mark.parametrize(("fault", "said"), FAULTS.values(), ids=FAULTS)
+def test_what_happens_to_a_directory_while_a_search_runs_is_said(tmp_path, fault, said):
+    with pytest.raises(InfrastructureError, match=re.escape(said.format(tmp_path))):
+        search_in(tmp_path / "run", lambda: fault(tmp_path / "run"))
+    kept = list(tmp_path.glob("*/trials/0000/result.json"))
+    assert bool(kept) == ("removed" not in said)
 
 
 def test_who_only_looks_whether_a_search_runs_keeps_none_from_it(tmp_path, monkeypatch):
@@ -334,29 +332,25 @@ def test_links_within_the_directory_stay(tmp_path):
         assert (explaining.path / "data").is_symlink()
 
 
-def test_a_directory_that_was_removed_meanwhile_is_no_success(tmp_path):
-    with pytest.raises(InfrastructureError, match="run: was removed while the search ran"):
-        search_in(tmp_path / "run", lambda: shutil.rmtree(tmp_path / "run"))
-
-
-def test_another_error_of_the_file_system_names_the_file(tmp_path):
-    error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run" / "search.json"))
-    with pytest.raises(InfrastructureError, match=r"search.json: can't be written: Permission denied"):
-        search_in(tmp_path / "run", lambda: fails(error))
+PLAN = json.loads(make_plan().model_dump_json())
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("content", "said"),
     [
-        ({"memory_bytes": "much"}, "memory_bytes: expected a whole number; it was changed by hand"),
-        ({"nonsense": 1}, "nonsense: is unknown; it was changed by hand"),
+        ({**PLAN, "memory_bytes": "much"}, "memory_bytes: expected a whole number; it was changed by hand"),
+        ({**PLAN, "nonsense": 1}, "nonsense: is unknown; it was changed by hand"),
+        ("{", ""),
+        ([], ""),
+        ({"schema_version": 2}, ""),
     ],
+    ids=["a value", "a field", "cut short", "no object", "a field alone"],
 )
-def test_a_plan_that_does_not_validate_names_file_and_field(tmp_path, changes, said):
-    plan = json.loads(make_plan().model_dump_json())
-    (tmp_path / "search.json").write_text(json.dumps({**plan, **changes}))
-    with pytest.raises(RunDirectoryError, match=f"{tmp_path}: search.json can't be read: {said}"):
+def test_a_plan_that_does_not_validate_names_file_and_field(tmp_path, content, said):
+    (tmp_path / "search.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(RunDirectoryError, match=f"{tmp_path}: search.json can't be read: {said}") as caught:
         read_plan(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_full_disk_leaves_no_temporary_file(tmp_path, monkeypatch):

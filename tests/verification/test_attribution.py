@@ -70,6 +70,10 @@ def test_a_baseline_that_won_has_nothing_to_explain():
         ),
         ({"adapter": {"rank": 8}, "quantization": "nf4"}, [["adapter", "quantization"]]),
         ({"precision": "bf16", "optim": "adafactor"}, [["precision"], ["optim"]]),
+        (
+            {"parallelism": {"world_size": 2, "sharding": "zero_2"}},
+            [["parallelism.world_size", "parallelism.sharding"]],
+        ),
     ],
 )
 def test_what_needs_a_knob_goes_with_it(fields, knobs):
@@ -78,17 +82,6 @@ def test_what_needs_a_knob_goes_with_it(fields, knobs):
     assert [[c.knob for c in r.changes] for r in found] == knobs
     if len(knobs) == 1:
         assert found[0].config == BASE
-
-
-def test_devices_are_taken_away_with_all_that_is_spread_over_them():
-    spread = {"world_size": 2, "sharding": "zero_2"}
-    search = Search(best=make_config(4, parallelism=spread))
-    found = removals(search.answer())
-    assert [[c.knob for c in r.changes] for r in found] == [
-        ["per_device_train_batch_size"],
-        ["parallelism.world_size", "parallelism.sharding"],
-    ]
-    assert found[1].config == make_config(4)
 
 
 def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
@@ -100,7 +93,7 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
     assert "a micro-batch of 5 does not divide the global batch of 16" in found.cause
 
 
-def test_finals_beside_the_winner_tell_most():
+def test_finals_beside_the_winner_tell_most_and_trials_of_explain_more():
     search = Search()
     search.run(PLAIN, 5.0)
     search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
@@ -109,11 +102,6 @@ def test_finals_beside_the_winner_tell_most():
     assert told.interval.low < 1.5 < told.interval.high
     assert told.samples_per_second == pytest.approx(20.0)
     assert told.trials == ("4", "7", "5", "8")
-
-
-def test_trials_of_explain_come_before_the_finals():
-    search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
     search.finals((BEST, 40.0), (PLAIN, 20.0), purpose=Purpose.EXPLAIN)
     told = of(search.explain(), "precision")
     assert told.ratio == pytest.approx(2.0)
@@ -171,16 +159,11 @@ def test_independent_knobs_multiply_to_the_whole():
     assert found.is_settled
 
 
-def test_knobs_that_overlap_leave_a_rest_below_one():
-    search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 15.0), (SMALL, 15.0))
-    assert search.explain().together == pytest.approx(0.75)
-
-
-def test_the_rest_is_less_sure_than_the_total_and_each_part():
+def test_knobs_that_overlap_leave_a_rest_below_one_less_sure_than_the_total_and_each_part():
     search = Search()
     search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 15.0), (SMALL, 15.0))
     found = search.explain()
+    assert found.together == pytest.approx(0.75)
 
     def width(interval):
         return math.log(interval.high / interval.low)

@@ -1,6 +1,5 @@
 """The last round: who is measured again, in which order, and what it gives."""
 
-import itertools
 import math
 import random
 
@@ -62,21 +61,19 @@ def test_contenders_are_the_baseline_and_the_fastest_near_the_leader():
     assert Search(SEARCHED, finalists=9).finals.contenders() == [BASE, FAST, NEAR]
 
 
-def test_a_baseline_that_nothing_comes_near_needs_no_round():
+def test_a_baseline_that_nothing_comes_near_needs_no_round_and_the_only_one_that_fits_does():
     assert Search([(BASE, 10.0), (SLOW, 5.0)]).run() == []
-
-
-def test_the_only_one_that_fits_is_measured_again():
     assert Search([(BASE, OUT_OF_MEMORY), (FAST, 20.0)]).run() == [FAST, FAST]
 
 
-@pytest.mark.parametrize("done", range(7))
-def test_an_interrupted_schedule_goes_on_where_it_was(done):
-    search = Search(SEARCHED)
-    for config in itertools.islice(Search(SEARCHED).run(), done):
-        search.measure(config)
-    assert len(search.run()) == 6 - done
-    assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [2, 2, 2]
+def test_an_interrupted_schedule_goes_on_where_it_was():
+    whole = Search(SEARCHED).run()
+    for done in range(7):
+        search = Search(SEARCHED)
+        for config in whole[:done]:
+            search.measure(config)
+        assert len(search.run()) == 6 - done
+        assert [len(search.finals.trials(c)) for c in (BASE, FAST, NEAR)] == [2, 2, 2]
 
 
 def test_who_fails_when_measured_again_is_out_and_the_next_takes_the_place():
@@ -122,14 +119,10 @@ def test_a_sure_lead_of_unknown_size_gets_a_round_more():
     assert search.finals.further() == [BASE]
 
 
-def test_a_round_more_is_run_to_its_end():
+def test_a_round_more_is_run_to_its_end_and_none_is_added_once_checks_have_begun():
     search = measured((1.0, 1.5), (1.6, 1.1))
     search.measure(BASE, 40.0)
     assert search.finals.further() == [FAST]
-
-
-def test_once_checks_have_begun_no_round_is_added():
-    search = measured((1.0, 1.5), (1.6, 1.1))
     search.results.append(make_result(FAST, 20.0, purpose=Purpose.SOAK, number=300))
     assert search.finals.further() == []
 
@@ -167,20 +160,16 @@ def test_further_rounds_find_gains_and_seldom_see_one_that_is_none():
     assert gains <= 0.05
 
 
-def test_what_others_took_of_the_cores_in_any_round_widens_what_is_told_of_all():
+@pytest.mark.parametrize(("idle", "left"), [(None, 0.7), (0.0, None)], ids=["a CPU", "a GPU that never waited"])
+def test_what_others_took_of_the_cores_in_any_round_widens_what_is_told_of_all(idle, left):
     search = Search(SEARCHED)
     for share in (0.3, 0.0):
-        search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=share)))
+        conditions = Conditions(others_share=share, idle_share=idle)
+        search.measure(FAST, make_measurement(20.0, conditions=conditions))
     measured = search.finals.merged(FAST)
-    assert measured.shown_interval.low == pytest.approx(0.7 * measured.samples_per_second)
-    assert measured.samples_per_second_interval.low > measured.shown_interval.low
-
-
-def test_others_on_the_cores_do_not_widen_what_is_told_of_a_gpu_that_never_waited():
-    search = Search(SEARCHED)
-    search.measure(FAST, make_measurement(20.0, conditions=Conditions(others_share=0.9, idle_share=0.0)))
-    measured = search.finals.merged(FAST)
-    assert measured.shown_interval == measured.samples_per_second_interval
+    assert (measured.shown_interval == measured.samples_per_second_interval) == (left is None)
+    if left is not None:
+        assert measured.shown_interval.low == pytest.approx(left * measured.samples_per_second)
 
 
 def test_who_ran_short_in_a_final_is_out_and_the_next_takes_the_place():
@@ -233,31 +222,23 @@ def test_a_speedup_between_different_global_batches_is_per_sample():
     assert Finals(SearchState(plan, results)).speedup(FAST, BASE).ratio == pytest.approx(2.0)
 
 
-def test_expected_time_is_that_of_all_rounds_of_all_contenders():
+def test_expected_time_is_that_of_all_rounds_of_all_contenders_or_of_the_baseline_and_a_finalist_to_come():
     finals = Search(SEARCHED).finals
     each = [finals.expected_s([c]) for c in finals.contenders()]
     assert finals.expected_s() == pytest.approx(2 * sum(each))
-
-
-def test_a_baseline_alone_is_reckoned_with_a_finalist_to_come():
-    finals = Search([(BASE, 10.0)]).finals
-    assert finals.expected_s() == pytest.approx(2 * 2 * finals.expected_s([BASE]))
+    alone = Search([(BASE, 10.0)]).finals
+    assert alone.expected_s() == pytest.approx(2 * 2 * alone.expected_s([BASE]))
     assert Search([(BASE, OUT_OF_MEMORY)]).finals.expected_s() == 0.0
 
 
-def test_expected_time_covers_a_trial_that_takes_all_its_steps():
-    """Start-up, the first step at the full accumulation, what is discarded, and as many steps as may be measured."""
-    slow = make_measurement(step_times_s=(2.0, 2.0), startup_s=5.0, first_step_s=3.0)
-    search = Search([(BASE, slow)], discarded_steps=2, measure_steps=6, measure_time_s=8.0)
-    steps = 8.0 / 2.0 + 1
-    assert search.finals.expected_s([BASE]) >= 5.0 + 3.0 + (1 + steps) * 2.0
-
-
-def test_a_short_step_is_measured_as_often_as_the_budget_says():
-    quick = make_measurement(step_times_s=(0.1, 0.1), startup_s=5.0, first_step_s=1.0)
-    search = Search([(BASE, quick)], discarded_steps=1, discarded_s=0.0, measure_steps=6, measure_time_s=8.0)
-    steps = 4 * 6
-    assert 5.0 + 1.0 + steps * 0.1 <= search.finals.expected_s([BASE]) < 5.0 + 1.0 + steps * 0.1 + 3.0
+# Steps: as many as may be measured in the time, or as the budget says.
+@pytest.mark.parametrize(("step_s", "steps"), [(2.0, 8.0 / 2.0 + 1), (0.1, 4 * 6)])
+def test_expected_time_covers_a_trial_that_takes_all_its_steps(step_s, steps):
+    """Start-up, the first step, what is discarded, and the measured steps."""
+    measured = make_measurement(step_times_s=(step_s, step_s), startup_s=5.0, first_step_s=3.0)
+    search = Search([(BASE, measured)], discarded_steps=2, discarded_s=0.0, measure_steps=6, measure_time_s=8.0)
+    least_s = 5.0 + 3.0 + (2 + steps) * step_s
+    assert least_s <= search.finals.expected_s([BASE]) < least_s + 3.0
 
 
 class InTurn(Search):
@@ -327,7 +308,10 @@ def test_turns_of_several_steps_are_compared_turn_by_turn():
     assert search.finals.speedup(FAST, BASE).interval.low > 1.9
 
 
-def test_trials_that_were_to_run_in_turn_and_did_not_are_followed_by_such_that_run_alone():
+def test_who_comes_late_runs_in_turn_with_the_baseline_unless_the_others_could_not():
+    search = InTurn(SEARCHED, finalists=1)
+    search.take_turns({BASE: DRIFTING, FAST: DRIFTING})
+    assert search.finals.next_trials() == [BASE, NEAR]
     search = InTurn(SEARCHED, finalists=1)
     search.take_turns({BASE: (1.6, 1.6), FAST: (0.8, 0.8)}, steps_per_turn=None)
     assert search.finals.next_trials() == [BASE]
@@ -342,12 +326,6 @@ def test_finals_in_turn_decide_by_their_intervals_whatever_others_take():
         search = InTurn(SEARCHED, finalists=1)
         search.take_turns({BASE: tuple(base), FAST: tuple(fast)}, others=0.7)
         assert verdict_of(search.finals).verdict == verdict
-
-
-def test_who_comes_late_runs_in_turn_with_the_baseline():
-    search = InTurn(SEARCHED, finalists=1)
-    search.take_turns({BASE: DRIFTING, FAST: DRIFTING})
-    assert search.finals.next_trials() == [BASE, NEAR]
 
 
 def test_who_came_late_on_a_busy_machine_is_compared_with_the_others_by_way_of_the_baseline():
