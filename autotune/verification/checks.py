@@ -63,11 +63,10 @@ class Proof:
             return None
         if (soak := self._next_soak(winner)) is not None:
             return Check(winner, Purpose.SOAK, soak, self._soak_s(winner))
-        if self._not_compared(winner) is not None:
-            return None
-        for config, task in self._loss_runs(winner):
-            if self._loss_run(config, task) is None:
-                return Check(config, Purpose.LOSS_CHECK, task, self._loss_run_s(config))
+        if self._not_compared(winner) is None:
+            for config, task, run in self._loss_runs(winner):
+                if run is None:
+                    return Check(config, Purpose.LOSS_CHECK, task, self._loss_run_s(config))
         return None
 
     def refusal(self, config: TrainConfig) -> str | None:
@@ -77,13 +76,10 @@ class Proof:
         soaks = self._state.trials(config, Purpose.SOAK)
         if soaks and soaks[-1].has_failed and self._next_soak(config) is None:
             return ending(soaks[-1])
-        verdict = self.verdict(config)
-        if verdict is not None:
+        if (verdict := self.verdict(config)) is not None:
             return None if verdict.passed else verdict.statement
-        own = self._loss_run(config, self._loss_task())
-        if own is not None and config != self.reference() and own.has_failed:
-            return ending(own)
-        return None
+        *_, (_, _, own) = self._loss_runs(config)
+        return ending(own) if own is not None and config != self.reference() and own.has_failed else None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
         """Return the result of the soak of `config`; None without one."""
@@ -94,13 +90,12 @@ class Proof:
         reference = self.reference()
         if reference is None or config == reference:
             return None
-        runs = [self._loss_run(c, task) for c, task in self._loss_runs(config)]
-        curves = [c for r in runs if r is not None and (c := _curve_of(r)) is not None]
+        (_, task, _), *_ = runs = self._loss_runs(config)
+        curves = [curve for _, _, run in runs if run is not None and (curve := _curve_of(run)) is not None]
         if len(curves) < len(runs):
             return None
         base, again, own = curves
-        changed = changes(config, self._plan)
-        return compare(base, again, own, changed, self._plan.facts, self._loss_task().pass_steps)
+        return compare(base, again, own, changes(config, self._plan), self._plan.facts, task.pass_steps)
 
     def reference(self) -> TrainConfig | None:
         """Return the configuration that losses are compared with: the baseline, or the largest default that fits."""
@@ -131,7 +126,7 @@ class Proof:
         if soaked is not None and soaked.metrics_failed is not None:
             lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
         if winner != self.reference() and self.verdict(winner) is None:
-            runs = [r for c, task in self._loss_runs(winner) if (r := self._loss_run(c, task)) is not None]
+            runs = [run for _, _, run in self._loss_runs(winner) if run is not None]
             why = self._not_compared(winner) or self._why_not(runs)
             lines.append(f"losses were not compared with the baseline's: {why}")
         return tuple(lines)
@@ -169,18 +164,16 @@ class Proof:
             return SoakTask(eval_batch_sizes=ladders[len(soaks)])
         return None
 
-    def _loss_task(self, seed: int = 0) -> LossTask:
-        steps = max(1, self._plan.loss_steps)
-        return LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=self._plan.workload.seed + seed)
-
-    def _loss_runs(self, winner: TrainConfig) -> list[tuple[TrainConfig, LossTask]]:
-        """Return the loss runs that a comparison needs, in the order of running."""
-        reference = self.reference() or self._plan.baseline
-        return [(reference, self._loss_task()), (reference, self._loss_task(seed=1)), (winner, self._loss_task())]
-
-    def _loss_run(self, config: TrainConfig, task: LossTask) -> TrialResult | None:
-        found = (r for r in self._results if r.request.task == task and r.request.config == config)
-        return next(found, None)
+    def _loss_runs(self, winner: TrainConfig) -> list[tuple[TrainConfig, LossTask, TrialResult | None]]:
+        """Return the loss runs that a comparison needs, in the order of running, with their results so far."""
+        reference, steps = self.reference() or self._plan.baseline, max(1, self._plan.loss_steps)
+        found = []
+        for config, further in ((reference, 0), (reference, 1), (winner, 0)):
+            seed = self._plan.workload.seed + further
+            task = LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=seed)
+            known = (r for r in self._results if r.request.task == task and r.request.config == config)
+            found.append((config, task, next(known, None)))
+        return found
 
     def _not_compared(self, winner: TrainConfig) -> str | None:
         """Return why the losses of `winner` can't, or need not, be compared; None if they are to be."""
@@ -200,12 +193,13 @@ class Proof:
         if self._too_costly():
             whole = show_time(self._losses_s())
             return f"that takes {whole} of {show_time(self._plan.budget.max_time_s)} (--check-loss insists)"
-        runs = [self._loss_run(reference, self._loss_task(seed=seed)) for seed in (0, 1)]
-        failed = next((r for r in runs if r is not None and _curve_of(r) is None), None)
-        if failed is not None:
-            return f"trial {failed.request.number} of the baseline {failed.status}"
-        own = self._loss_run(winner, self._loss_task())
-        return None if own is None or _curve_of(own) is not None else f"its own trial {own.status}"
+        for config, _, run in self._loss_runs(winner):
+            if run is not None and _curve_of(run) is None:
+                own = config == winner
+                return (
+                    f"its own trial {run.status}" if own else f"trial {run.request.number} of the baseline {run.status}"
+                )
+        return None
 
     def _too_costly(self) -> bool:
         """Whether a comparison that the user didn't ask for would take too long; one that has begun goes on."""
@@ -222,25 +216,24 @@ class Proof:
         reference, best = self.reference(), self._history.best()
         if not self._plan.loss_steps or reference is None or best is None or best.request.config == reference:
             return 0.0
-        return sum(self._loss_run_s(config) for config, _ in self._loss_runs(best.request.config))
+        return 2 * self._loss_run_s(reference) + self._loss_run_s(best.request.config)
 
     def _loss_run_s(self, config: TrainConfig) -> float:
-        measured = self._state.measured(config)
-        if measured is None:
-            return 0.0
         # Dropout is then measured in eight draws without gradients, each a third of a step.
-        steps = self._plan.loss_steps + 1 + (3 if self._plan.facts.has_dropout else 0)
-        return measured.startup_s + measured.first_step_s + steps * statistics.fmean(measured.step_times_s) + 2.0
+        return self._run_s(config, self._plan.loss_steps + 1 + (3 if self._plan.facts.has_dropout else 0))
 
     def _soak_s(self, config: TrainConfig) -> float:
+        full = self._plan.workload.accumulation_steps(config)
+        # Two further steps, and in evaluation two batches of 8, 4, 2 ... times the micro-batch at a third of the time.
+        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
+        return self._run_s(config, micro_steps / full)
+
+    def _run_s(self, config: TrainConfig, steps: float) -> float:
+        """Return the expected seconds of a trial of so many steps after its first; 0 if `config` was never measured."""
         measured = self._state.measured(config)
         if measured is None:
             return 0.0
-        full = self._plan.workload.accumulation_steps(config)
-        micro_step_s = statistics.fmean(measured.step_times_s) / full
-        # Two further steps, and in evaluation two batches of 8, 4, 2 ... times the micro-batch at a third of the time.
-        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
-        return measured.startup_s + measured.first_step_s + micro_steps * micro_step_s + 3.0
+        return measured.startup_s + measured.first_step_s + steps * statistics.fmean(measured.step_times_s) + 3.0
 
 
 def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
