@@ -19,7 +19,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field, NonNegativeInt
 from tqdm import tqdm
@@ -96,11 +96,6 @@ class Production(Value):
     memory: Memory = Field(description="peak of the whole training; of the whole process on a CPU")
     reasons: tuple[str, ...] = Field(default=(), description="why it may differ from the promise")
 
-    @property
-    def is_slower(self) -> bool:
-        """Whether it is slower than the promise's interval."""
-        return self.samples_per_second is not None and self.samples_per_second < self.promise.interval.low
-
     def __str__(self) -> str:
         promise, rate = self.promise, self.samples_per_second
         if rate is None:
@@ -111,19 +106,13 @@ class Production(Value):
             line += f"{told} {promise}"
         else:
             line += f"{rate / promise.samples_per_second:.2f} times the promised {promise}"
-        if self.is_slower:
+        if rate < promise.interval.low:
             none = "no reason was seen (samples of other lengths? another load of the machine?)"
             line += f": {'; '.join(self.reasons) or none}"
         seen, promised = self.memory.reserved_bytes, promise.memory.reserved_bytes
         if seen is None or promised is None:  # on a CPU: a process holds more than its training
             return line
         return f"{line}; peak {show_memory(seen)} reserved (promised {show_memory(promised)})"
-
-
-class _Step(NamedTuple):
-    start: Any
-    begun: Any  # the data are there
-    end: Any
 
 
 class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -154,8 +143,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget an earlier training."""
         self._clock = self._given_clock or (CudaClock() if args.device.type == "cuda" else HostClock())
-        self._pending: list[_Step] = []
-        self._latest: _Step | None = None
+        self._pending: list[tuple[Any, Any, Any]] = []  # marks of a step: its start, its data are there, its end
+        self._latest: tuple[Any, Any, Any] | None = None
         self._mark: Any = None
         self._begun: Any = None
         self._micro_steps = 0
@@ -184,7 +173,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self._pending.append(self._latest)
         is_whole = self._micro_steps == args.gradient_accumulation_steps
         is_steady = self._mark is not None and self._discarded >= DISCARDED_STEPS
-        self._latest = _Step(self._mark, self._begun, end) if is_whole and is_steady else None
+        self._latest = (self._mark, self._begun, end) if is_whole and is_steady else None
         self._discarded += 1
         self._mark = end
         if self._discarded % 50 == 0:
@@ -217,9 +206,9 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if not self._pending:
             return
         self._clock.settle()
-        for step in self._pending:
-            self._total_s += self._clock.seconds(step.start, step.end)
-            self._waited_s += self._clock.seconds(step.start, step.begun)
+        for start, begun, end in self._pending:
+            self._total_s += self._clock.seconds(start, end)
+            self._waited_s += self._clock.seconds(start, begun)
         self._steps += len(self._pending)
         self._pending = []
 

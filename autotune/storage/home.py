@@ -34,14 +34,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from autotune.cost.corrections import Observation
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import beyond_data_sheet, rates_by_table
 from autotune.errors import InputError
-from autotune.value import TEMPORARY_SUFFIX, Value, read_value, write_bytes, write_value
+from autotune.value import TEMPORARY_SUFFIX, V, Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates, Timings
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.workload import Workload
@@ -144,32 +144,32 @@ def write_rates(rates: Rates, hardware: Hardware) -> Path:
 
 def read_rates(hardware: Hardware) -> Rates | None:
     """Return the measured rates of a device, None if there are none; an unreadable file is ignored with a warning."""
+    rates = _stored(Rates, "rates", f"{hardware.fingerprint}.json")
+    too_much = beyond_data_sheet(rates, hardware) if rates is not None else None
+    if too_much is not None:
+        how = "autotune doctor --calibrate makes it anew"
+        logger.warning("autotune: %s is ignored: it has %s; %s", rates_path(hardware), too_much, how)
+        return None
+    return rates
+
+
+def _stored(kind: type[V], *parts: str) -> V | None:
+    """Return the value of a file of the home; None if there is none, or, with a warning, if it can't be read."""
     try:
-        path = rates_path(hardware)
-        rates = read_value(Rates, path)
+        path = home().joinpath(*parts)
+        return read_value(kind, path)
     except (FileNotFoundError, NotADirectoryError, InputError):
         return None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it isn't what autotune writes"
-    else:
-        too_much = beyond_data_sheet(rates, hardware)
-        if too_much is None:
-            return rates
-        reason = f"it has {too_much}"
-    logger.warning("autotune: %s is ignored: %s; autotune doctor --calibrate makes it anew", path, reason)
-    return None
+        logger.warning("autotune: %s is ignored: %s", path, reason)
+        return None
 
 
 def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
     """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
-    path = home() / "corrections" / hardware.fingerprint / f"{model_type}.json"
-    try:
-        return read_value(Observations, path).observations
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValidationError, ValueError) as error:
-        logger.warning("%s: ignored, it can't be read (%s)", path, type(error).__name__)
-        return ()
+    known = _stored(Observations, "corrections", hardware.fingerprint, f"{model_type}.json")
+    return known.observations if known is not None else ()
 
 
 def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
@@ -188,10 +188,7 @@ def add_observations(hardware: Hardware, model_type: str, observations: Sequence
 
 def read_timings(hardware: Hardware) -> Timings | None:
     """Return what operators were measured to take on a device; None if there is nothing that can be read."""
-    try:
-        return read_value(Timings, home() / "operators" / f"{hardware.fingerprint}.json")
-    except (OSError, InputError, ValueError):
-        return None
+    return _stored(Timings, "operators", f"{hardware.fingerprint}.json")
 
 
 def add_timings(hardware: Hardware, found: Timings) -> None:

@@ -17,9 +17,9 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.errors import AutotuneError, RunDirectoryError
 from autotune.planning.plan import SearchPlan
@@ -27,18 +27,6 @@ from autotune.storage.home import home, writable
 from autotune.values.workload import CODE_FILE, STEP_FILE
 
 FOLDER = "trusted"
-
-
-class Action(NamedTuple):
-    """Something that a search does beyond training a model of the library's."""
-
-    shown: str
-    key: str
-
-    @property
-    def digest(self) -> str:
-        """The name of the file that notes it."""
-        return hashlib.sha256(self.key.encode()).hexdigest()
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
@@ -49,54 +37,58 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
     Raises:
         RunDirectoryError: It would run such things; the message names them.
     """
-    found = list(actions(plan if delivers else plan.model_copy(update={"output": None})))
+    plan = plan if delivers else plan.model_copy(update={"output": None})
     if trusted:
-        _note(found)
-        return
-    noted: set[str] = set()
+        return remember(plan)
+    unknown = actions(plan)
     with contextlib.suppress(AutotuneError):  # no home: nothing is noted
-        noted = {action.digest for action in found if (home() / FOLDER / action.digest).is_file()}
-    unknown = [action.shown for action in found if action.digest not in noted]
+        unknown = {name: shown for name, shown in unknown.items() if not (home() / FOLDER / name).is_file()}
     if unknown:
         raise RunDirectoryError(
-            f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown)}; if you trust whoever "
-            "made it, add --trust-run-dir (trust_run_dir=True)"
+            f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown.values())}; if you "
+            "trust whoever made it, add --trust-run-dir (trust_run_dir=True)"
         )
 
 
 def remember(plan: SearchPlan) -> None:
     """Note that this user has handed over what a search runs; where the home can't be written, resuming has to ask."""
-    _note(list(actions(plan)))
+    if found := actions(plan):
+        with contextlib.suppress(AutotuneError, OSError):
+            folder = writable(FOLDER)
+            for name in found:
+                (folder / name).touch()
 
 
-def actions(plan: SearchPlan) -> Iterator[Action]:
-    """Yield all that a search does beyond training a model of the library's."""
+def actions(plan: SearchPlan) -> dict[str, str]:
+    """Return all that a search does beyond training a model of the library's: words, by the file that notes it."""
+    found: list[tuple[str, Any]] = []  # words, and what it is known by
     workload = plan.workload
     code, step, recipe, spec = workload.own_code, workload.own_step, workload.recipe, workload.model
     if code is not None:
         key = code.model_dump(mode="json", include={"kind", "command", "is_module", "directory", "sha256"})
         runs = f"runs `{code.command_line}` in {code.directory}" if code.command else f"unpickles data/{CODE_FILE}"
-        yield Action(runs, _key(key))
+        found.append((runs, key))
     if recipe is not None and recipe.reward is not None:
         key = recipe.model_dump(mode="json", include={"reward", "directory"})
-        yield Action(f"runs {recipe.reward} in {recipe.directory}", _key(key))
+        found.append((f"runs {recipe.reward} in {recipe.directory}", key))
     if step is not None:
         key = step.model_dump(mode="json", include={"directory", "search_path", "sha256"})
-        yield Action(f"unpickles data/{STEP_FILE}", _key(key))
+        found.append((f"unpickles data/{STEP_FILE}", key))
     if spec.trust_remote_code:
         of_model = spec.config.get("auto_map") or {}
         named = [spec.name, spec.path, *(str(value).partition("--")[0] for value in _texts(of_model))]
         # The library takes a folder of that name, where there is one, for the repository of the hub.
         places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
-        yield Action(f"runs code of the model {spec.name}", _key([places, of_model, spec.source, spec.revision]))
+        found.append((f"runs code of the model {spec.name}", [places, of_model, spec.source, spec.revision]))
     for kernel in spec.hub_kernels:
-        yield Action(f"runs kernels of {kernel}", _key(["kernel", kernel]))
+        found.append((f"runs kernels of {kernel}", ["kernel", kernel]))
     if plan.fleet.address is not None:
-        yield Action(f"joins the cluster at {plan.fleet.address}", _key(["cluster", plan.fleet.address]))
+        found.append((f"joins the cluster at {plan.fleet.address}", ["cluster", plan.fleet.address]))
     for name in plan.report_to:
-        yield Action(f"tells {name} of its trials", _key(["tracker", name]))
+        found.append((f"tells {name} of its trials", ["tracker", name]))
     if plan.output is not None:
-        yield Action(f"writes its answer to {plan.output}", _key(["output", plan.output]))
+        found.append((f"writes its answer to {plan.output}", ["output", plan.output]))
+    return {hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest(): shown for shown, key in found}
 
 
 def check_within(run_dir: Path) -> None:
@@ -125,15 +117,3 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from _texts(inner)
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _note(found: Sequence[Action]) -> None:
-    if found:
-        with contextlib.suppress(AutotuneError, OSError):
-            folder = writable(FOLDER)
-            for action in found:
-                (folder / action.digest).touch()

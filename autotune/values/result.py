@@ -275,21 +275,13 @@ class Explanation(Value):
 
         All parts share the winner's trials, which make half of each part's variance; these errors add up.
         """
-        together = self.together
-        parts = [c.interval for c in self.contributions if c.ratio]
-        whole, halves = _log_half_width(self.total_interval), [_log_half_width(interval) for interval in parts]
-        known = [half for half in halves if half is not None]
-        if together is None or whole is None or len(known) < len(halves):
+        together, intervals = self.together, [self.total_interval, *(c.interval for c in self.contributions if c.ratio)]
+        known = [i for i in intervals if i is not None and i.low > 0 and math.isfinite(i.high)]
+        if together is None or len(known) < len(intervals):
             return None
-        half = math.sqrt(whole**2 + sum(half**2 for half in known) / 2 + sum(known) ** 2 / 2)
+        whole, *parts = (math.log(i.high / i.low) / 2 for i in known)
+        half = math.sqrt(whole**2 + sum(part**2 for part in parts) / 2 + sum(parts) ** 2 / 2)
         return Interval(low=together * math.exp(-half), high=together * math.exp(half))
-
-
-def _log_half_width(interval: Interval | None) -> float | None:
-    """Return half the width of an interval's logarithm, or None for an unbounded interval."""
-    if interval is None or interval.low <= 0 or not math.isfinite(interval.high):
-        return None
-    return math.log(interval.high / interval.low) / 2
 
 
 class Breakdown(Value):

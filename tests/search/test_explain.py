@@ -11,12 +11,13 @@ from autotune.errors import InputError, MachineError
 from autotune.planning.plan import SearchPlan
 from autotune.search import explain
 from autotune.search.explain import Explainer
+from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Event, Note, TrialEnded
-from autotune.values.trial import Purpose, TrialRequest, TrialStatus
+from autotune.values.problem import Event, Note, TrialEnded, ignore
+from autotune.values.trial import Purpose, TrialRequest
 
 PRECISION = make_config(16, optim="adamw_torch")
 OPTIMIZER = make_config(16, precision="bf16")
@@ -64,14 +65,11 @@ def explained(tmp_path) -> Explained:
     return Explained(tmp_path / "run")
 
 
-def test_the_winner_and_each_removal_are_run_in_turn(explained):
-    explained.run()
-    once = [BEST, MICRO_BATCH, PRECISION, OPTIMIZER]
-    assert explained.ran == once * 2
-
-
-def test_what_a_knob_brought_is_what_its_removal_costs(explained):
+def test_the_winner_and_each_removal_are_run_in_turn_and_what_a_knob_brought_is_what_its_removal_costs(explained):
     found = explained.run()
+    assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER] * 2
+    assert [e.result.request.number for e in explained.events if isinstance(e, TrialEnded)] == list(range(8))
+    assert explained.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
     ratios = {c.changes[0].knob: c.ratio for c in found.contributions}
     assert ratios == {
         "precision": pytest.approx(rate(BEST) / rate(PRECISION)),
@@ -82,13 +80,17 @@ def test_what_a_knob_brought_is_what_its_removal_costs(explained):
     assert found.together == pytest.approx(found.total / (1.5 * 1.1 / 1.2 * 1.2 * 1.1))
 
 
-def test_trials_lie_apart_from_the_search(explained):
+def test_trials_lie_apart_from_the_search_which_can_be_gone_on_with(explained):
     before = (explained.path / "best-config.json").read_bytes()
     trials = len(RunDirectory(explained.path).results())
     explained.run()
     assert len(RunDirectory(explained.path).results()) == trials
     assert [t.request.number for t in RunDirectory(explained.path).explained()] == list(range(8))
     assert (explained.path / "best-config.json").read_bytes() == before
+    runner = ScriptedRunner(explained.path, outcome)
+    again = Tuner(explained.plan, RunDirectory(explained.path), runner, ignore).run()
+    assert runner.requests == []
+    assert again.best == explained.result.best
 
 
 def test_nothing_is_measured_twice(explained):
@@ -167,36 +169,12 @@ def test_no_trial_is_begun_that_would_not_end_in_time(explained):
     assert found.is_settled  # one round tells, less surely
 
 
-def test_the_search_can_be_gone_on_with_after_it(explained):
-    explained.run()
-    from autotune.search.tuner import Tuner
-    from autotune.values.problem import ignore
-
-    directory = RunDirectory(explained.path)
-    runner = ScriptedRunner(explained.path, outcome)
-    again = Tuner(explained.plan, directory, runner, ignore).run()
-    assert runner.requests == []
-    assert again.best == explained.result.best
-
-
-def test_events_tell_of_each_trial(explained):
-    explained.run()
-    ended = [e for e in explained.events if isinstance(e, TrialEnded)]
-    assert [e.result.request.number for e in ended] == list(range(8))
-    assert all(e.result.status is TrialStatus.COMPLETED for e in ended)
-    assert explained.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
-
-
-def test_a_search_without_an_answer_is_refused(tmp_path):
-    make_search(tmp_path / "run")
-    (tmp_path / "run" / "best-config.json").unlink()
-    with pytest.raises(InputError, match="nothing to explain: no trial has completed"):
-        explain.explain(tmp_path / "run")
-
-
-def test_a_baseline_that_won_is_refused(tmp_path):
+def test_a_search_without_an_answer_or_that_the_baseline_won_is_refused(tmp_path):
     make_search(tmp_path / "run", nothing_helps)
     with pytest.raises(InputError, match="nothing to explain: the baseline itself is the best"):
+        explain.explain(tmp_path / "run")
+    (tmp_path / "run" / "best-config.json").unlink()
+    with pytest.raises(InputError, match="nothing to explain: no trial has completed"):
         explain.explain(tmp_path / "run")
 
 

@@ -157,7 +157,7 @@ def test_broken_observations_are_ignored_with_a_warning_and_replaced(user_home, 
     (path,) = user_home.glob("corrections/*/llama.json")
     path.write_text(content)
     assert read_observations(make_hardware(), "llama") == ()
-    assert f"{path}: ignored" in caplog.text
+    assert f"{path} is ignored" in caplog.text
     add_observations(make_hardware(), "llama", [observation(key="new")])
     assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
 
