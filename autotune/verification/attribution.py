@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.values.config import Parallelism, TrainConfig
-from autotune.values.problem import Change
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
-from autotune.values.trial import Interval, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 # Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
@@ -27,16 +26,8 @@ DEPENDENTS: dict[str, frozenset[str]] = {
 }
 
 
-class Removal(NamedTuple):
-    """The removal of a knob from the winner, with the knobs that depend on it."""
-
-    changes: tuple[Change, ...]
-    config: TrainConfig | None
-    cause: str | None  # why no configuration without it exists
-
-
-def removals(result: ResultData) -> list[Removal]:
-    """Return the removals of the winner's knobs one at a time, in the order of the knobs."""
+def removals(result: ResultData) -> list[Contribution]:
+    """Return the removals of the winner's knobs one at a time, in the order of the knobs; no trial has told of any."""
     changed = {c.knob: c for c in result.best.changes}
     found = []
     for knob, change in changed.items():
@@ -48,9 +39,10 @@ def removals(result: ResultData) -> list[Removal]:
             result.workload.accumulation_steps(config)
         except ValueError as error:
             reason = str(error).strip().splitlines()
-            found.append(Removal(group, None, f"there is no such configuration: {reason[-1].strip()}"))
+            cause = f"there is no such configuration: {reason[-1].strip()}"
+            found.append(Contribution(changes=group, config=None, basis="fails", cause=cause))
         else:
-            found.append(Removal(group, config, None))
+            found.append(Contribution(changes=group, config=config, basis="unknown"))
     return found
 
 
@@ -93,15 +85,6 @@ def explanation_of(
     )
 
 
-class Reading(NamedTuple):
-    """The throughput ratio of a knob by some trials."""
-
-    ratio: float
-    interval: Interval
-    trials: tuple[str, ...]
-    samples_per_second: float  # without the knob
-
-
 # Purposes of the trials of which each was chosen and measured by itself.
 _SEARCHED = (Purpose.BASELINE, Purpose.SEARCH)
 
@@ -113,7 +96,7 @@ class Evidence:
         self.result = result
         self.trials = [t for t in trials if t.request.task is None]
 
-    def elsewhere(self, knobs: Sequence[str]) -> Reading | None:
+    def elsewhere(self, knobs: Sequence[str]) -> dict[str, Any] | None:
         """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
         best, baseline = self.result.best.config, self.result.baseline.config
         measured = dict.fromkeys(t.request.config for t in self._completed(_SEARCHED))
@@ -136,8 +119,11 @@ class Evidence:
         found = [t for t in self.trials if t.measurement is not None and t.request.purpose in purposes]
         return [t for t in found if config is None or t.request.config == config]
 
-    def compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> Reading | None:
-        """Return the throughput of one configuration over that of another, by their trials of `purposes`."""
+    def compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> dict[str, Any] | None:
+        """Return the throughput of one configuration over that of another, by their trials of `purposes`.
+
+        The names are those of a contribution's fields; None if one of the two has no such trial.
+        """
         with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
         if not with_it or not without_it:
             return None
@@ -147,7 +133,8 @@ class Evidence:
         times = self._times(without, purposes)
         ratio, interval = ratio_of_means(times, self._times(ours, purposes), spread)
         rate = 1 / statistics.fmean(t for trial in times for t in trial)
-        return Reading(ratio, interval, tuple(map(label, (*with_it, *without_it))), rate)
+        labels = tuple(map(label, (*with_it, *without_it)))
+        return {"ratio": ratio, "interval": interval, "trials": labels, "samples_per_second": rate}
 
     def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
@@ -157,17 +144,17 @@ class Evidence:
         return [[t / samples + start_s for t in m.step_times_s] for m in measured]
 
 
-def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainConfig, str]) -> Contribution:
+def _contribution(evidence: Evidence, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
     config, result = removal.config, evidence.result
 
     def found(basis: Basis, **fields: Any) -> Contribution:
-        return Contribution(changes=removal.changes, config=config, basis=basis, **fields)
+        return removal.model_copy(update={"basis": basis, **fields})
 
     if config is None:
-        return found("fails", cause=removal.cause)
+        return removal
     for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
         if (reading := evidence.compare(result.best.config, config, (purpose,))) is not None:
-            return found("in turn", **reading._asdict())
+            return found("in turn", **reading)
     for trial in evidence.trials:
         # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
         is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
@@ -177,9 +164,9 @@ def _contribution(evidence: Evidence, removal: Removal, refused: Mapping[TrainCo
     if config in refused:
         return found("fails", cause=refused[config])
     if (reading := evidence.compare(result.best.config, config, _SEARCHED)) is not None:
-        return found("once", **reading._asdict())
+        return found("once", **reading)
     if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
-        return found("elsewhere", **{**reading._asdict(), "samples_per_second": None})
+        return found("elsewhere", **reading | {"samples_per_second": None})
     why = next((t.cause for t in result.trials if t.number is None and t.config == config), None)
     cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
     return found("unknown", cause=cause)

@@ -28,7 +28,7 @@ from autotune.values.statistics import (
     spread_of_parts,
     trial_spread,
 )
-from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
+from autotune.values.trial import Measurement, Purpose, TrialResult
 from autotune.verification.attribution import put_back
 from autotune.verification.checks import Proof
 
@@ -121,7 +121,10 @@ class Finals:
         return sorted(waiting, key=rounds.__getitem__)[:1]
 
     def further(self) -> list[TrainConfig]:
-        """Return trials of a further round if the planned ones left the result open and no check has begun."""
+        """Return trials of a further round if the planned ones left the result open and no check has begun.
+
+        It is open if the fastest finalist may be faster than the baseline, or surely is but with too wide an interval.
+        """
         first = next(iter(self._series()), None)
         checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         if any(first is None or r.request.number > first.request.number for r in checks):
@@ -129,10 +132,14 @@ class Finals:
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
         begun = max((self._rounds(c) for c in contenders), default=0)
         waiting = [c for c in contenders if self._rounds(c) < begun]
+        leads = [lead for c in contenders if c != self.plan.baseline and (lead := self.speedup(c, self.plan.baseline))]
         # With a fixed two rounds, noise in one trial could hide a gain or make one up. Stopping by intermediate results
         # lowers the coverage of intervals (docs/how-it-works.md).
-        if not waiting and planned <= begun < 2 * planned and self._leaves_open(contenders):
-            waiting = contenders
+        if leads and not waiting and planned <= begun < 2 * planned:
+            ratio, interval = max(leads, key=lambda lead: lead.ratio)
+            is_wide = interval.high > 1.3 * interval.low
+            if is_wide if interval.low > 1.0 else ratio >= WORTH_DECIDING:
+                waiting = contenders
         return waiting if self._may_run_in_turn(contenders) and len(waiting) > 1 else waiting[:1]
 
     def _rounds(self, config: TrainConfig) -> int:
@@ -155,17 +162,6 @@ class Finals:
             and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
             and self.ran_in_turn()
         )
-
-    def _leaves_open(self, contenders: Sequence[TrainConfig]) -> bool:
-        """Whether the fastest finalist may be faster than the baseline, or surely is but with too wide an interval."""
-        finalists = [c for c in contenders if c != self.plan.baseline]
-        leads = [lead for c in finalists if (lead := self.speedup(c, self.plan.baseline)) is not None]
-        if not leads:
-            return False
-        ratio, interval = max(leads, key=lambda lead: lead.ratio)
-        if interval.low <= 1.0:
-            return ratio >= WORTH_DECIDING
-        return interval.high > 1.3 * interval.low
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
         """Return the final trials of `config`, completed or not."""
@@ -256,12 +252,21 @@ class Finals:
         times = tuple(t for m in measured for t in m.step_times_s)
         samples = self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
-        tokens = self.plan.workload.tokens_per_sample
+        tokens, later = self.plan.workload.tokens_per_sample, DRIFT[self.plan.hardware.kind]
+        sides = [[m.step_times_s for m in measured]]
+        sides += [[m.step_times_s for m in self._measured(c)] for c in self.contenders() if c != config]
+        sides = [side for side in sides if side]
+        parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
+        if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
+            next_run = next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
+        else:
+            spread = trial_spread(sides[:1], sides[1:], by_round=False)
+            next_run = next_run_interval(sides[0], spread, samples, later=later)
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
                 "samples_per_second": rate,
-                "samples_per_second_interval": self._next_run(config, samples),
+                "samples_per_second_interval": next_run,
                 "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
@@ -270,16 +275,6 @@ class Finals:
                 "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
             }
         )
-
-    def _next_run(self, config: TrainConfig, samples: int) -> Interval:
-        """Return the 95 % interval of samples per second for the next run of `config`."""
-        measured = map(self._measured, dict.fromkeys((config, *self.contenders())))
-        sides = [[m.step_times_s for m in side] for side in measured if side]
-        parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
-        later = DRIFT[self.plan.hardware.kind]
-        if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
-            return next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
-        return next_run_interval(sides[0], trial_spread(sides[:1], sides[1:], by_round=False), samples, later=later)
 
     def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
         """Return the throughput of `config` over that of `reference` by their final trials; None if one has none."""
