@@ -78,7 +78,7 @@ class CostModelSampler(BaseSampler):
         self.space = plan.search_space
         self._plan = plan
         self._earlier = earlier or EarlierSearches(plan)
-        self._converter = TrialConverter(plan, self.space)
+        self._converter = TrialConverter(plan)
         self.left_s = math.inf
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
         self._unlearned = Candidates(model, plan, self.space) if model is not None else None
@@ -227,7 +227,7 @@ class CostModelSampler(BaseSampler):
         pending = self._pending(study, trial.number)
         draws = (self._drawn(study, trial) for _ in range(PATIENCE_DRAWS if may_be_drawn else 0))
         found = next((point for point in draws if self._is_open(self._converter.config(point), pending)), None)
-        return found or self._converter.params(config)
+        return found or self.space.choices_of(config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

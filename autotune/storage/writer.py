@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from autotune.errors import AutotuneError, RecordError
 from autotune.planning.plan import SearchPlan, request_of
-from autotune.space.space import Point, SearchSpace
+from autotune.space.space import Point
 from autotune.storage.record import NUMBER, RESULT, Record
 from autotune.storage.record import record as usual_record
 from autotune.storage.recorded import RecordedSearch, key_of, without_places
@@ -41,12 +41,12 @@ MEMORY = "memory"
 
 
 class TrialConverter:
-    """Converts parameters, which are those of `space`, to configurations, and results to values and constraints."""
+    """Converts parameters, those of the plan's space, to configurations, and results to values and constraints."""
 
-    def __init__(self, plan: SearchPlan, space: SearchSpace) -> None:
+    def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
-        self._space = space
-        self.distributions = {d.name: CategoricalDistribution(d.choices) for d in space.dimensions}
+        self._space = plan.search_space
+        self.distributions = {d.name: CategoricalDistribution(d.choices) for d in self._space.dimensions}
 
     def frozen(self, result: TrialResult) -> FrozenTrial:
         """Return a result as a finished trial of a study.
@@ -54,7 +54,7 @@ class TrialConverter:
         Its value is the samples per second by the objective; None if the trial failed. Its constraint is the peak
         divided by the budget, less 1, so that positive means too much; there is none if the peak isn't known.
         """
-        params, row, measured = self.params(result.request.config), TrialRow.of(result), result.measurement
+        params, row, measured = self._space.choices_of(result.request.config), TrialRow.of(result), result.measurement
         constraints = {}
         if result.status is TrialStatus.OUT_OF_MEMORY:
             constraints[MEMORY] = 0.01  # a measured peak may lie below the budget, and would say that it fits
@@ -99,12 +99,8 @@ class TrialConverter:
         Raises:
             ValueError: The parameters contradict each other.
         """
-        config = self._space.config(self._space.complete(params))
-        return self._plan.baseline if self.params(config) == self.params(self._plan.baseline) else config
-
-    def params(self, config: TrainConfig) -> Point:
-        """Return the parameters of a configuration whose values are choices of the study."""
-        return self._space.choices_of(config)
+        config, baseline = self._space.config(self._space.complete(params)), self._plan.baseline
+        return baseline if self._space.choices_of(config) == self._space.choices_of(baseline) else config
 
     def result(self, trial: FrozenTrial) -> TrialResult:
         """Return a finished trial of a study as a result.
@@ -203,7 +199,7 @@ class RecordWriter:
     def __init__(self, record: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
         self._directory = directory
         self._observer = observer
-        self._converter = TrialConverter(plan, plan.search_space)
+        self._converter = TrialConverter(plan)
         self._search = described(plan, directory)
         stores = {"the study": Record(directory.path / STUDY_FILE), "the lasting record": record}
         self._stores = {name: store for name, store in stores.items() if store is not None}

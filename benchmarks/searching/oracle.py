@@ -96,10 +96,10 @@ def searched(sampler: BaseSampler, table: Table, plan: SearchPlan, *, from_basel
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space, oracle = plan.search_space, Oracle(table, plan)
-    trials = TrialConverter(plan, space)
+    trials = TrialConverter(plan)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     if from_baseline:
-        study.enqueue_trial(trials.params(plan.baseline))
+        study.enqueue_trial(space.choices_of(plan.baseline))
     is_done = getattr(sampler, "is_done", lambda study: False)
     worst, idle = math.inf, 0
     while idle < _PATIENCE and not oracle.is_spent and not is_done(study):

@@ -233,17 +233,18 @@ PARAMETERS = {
 CONFIG = make_config(2, precision="bf16", adapter={"rank": 64})
 
 
+SPACE_PLAN = make_plan(space=make_space_file(PARAMETERS), memory_bytes=2 * GIB)
+PARAMS = SPACE_PLAN.search_space.choices_of
+
+
 @pytest.fixture
 def trials() -> TrialConverter:
-    plan = make_plan(space=make_space_file(PARAMETERS), memory_bytes=2 * GIB)
-    return TrialConverter(plan, plan.search_space)
+    return TrialConverter(SPACE_PLAN)
 
 
-def test_every_legal_configuration_is_that_of_its_parameters():
-    plan = make_plan(space=make_space_file(PARAMETERS))
-    trials = TrialConverter(plan, plan.search_space)
-    for config in plan.every_config():
-        assert trials.config(trials.params(config)) == config
+def test_every_legal_configuration_is_that_of_its_parameters(trials):
+    for config in SPACE_PLAN.every_config():
+        assert trials.config(PARAMS(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -258,12 +259,12 @@ def test_every_legal_configuration_is_that_of_its_parameters():
 def test_a_trial_is_told_with_its_throughput_and_its_headroom(trials, outcome, state, value, constraints):
     frozen = trials.frozen(make_result(CONFIG, outcome))
     assert (frozen.state, frozen.value, frozen.constraints) == (state, value, constraints)
-    assert frozen.params == trials.params(CONFIG)
+    assert frozen.params == PARAMS(CONFIG)
 
 
 def told(trials: TrialConverter, state: TrialState, value: float | None = None, config=CONFIG, **constraints: float):
     """A finished trial of a study that knows nothing of autotune."""
-    params = trials.params(config)
+    params = PARAMS(config)
     distributions = {name: trials.distributions[name] for name in params}
     study = optuna.create_study(direction="maximize")
     study.add_trial(
