@@ -77,13 +77,6 @@ def refused(config: TrainConfig, *searches, plan=PLAN, now=()) -> str | None:
 TYPICAL = kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0))
 
 
-def test_an_empty_record_changes_nothing():
-    earlier = after(now=[(BASE, 10.0), (FAST, 20.0)])
-    assert earlier.winner is None
-    assert earlier.refusal(SECOND, None) is None
-    assert earlier.notes == []
-
-
 def test_what_was_trained_over_other_numbers_of_devices_is_another_search():
     earlier = kept(recorded_trial(BASE, 10.0), recorded_trial(FAST, 20.0))
     two = PLAN.model_copy(update={"baseline": make_config(8, parallelism=Parallelism(world_size=2))})
@@ -165,6 +158,8 @@ class TestTheOldWinner:
     def test_it_is_asked_for_once_the_baseline_is_known(self):
         assert after(TYPICAL).winner is None
         assert after(TYPICAL, now=[(BASE, 10.0)]).winner == FAST
+        empty = after(now=[(BASE, 10.0)])
+        assert (empty.winner, empty.notes, empty.refusal(SECOND, None)) == (None, [], None)
 
     def test_it_is_the_answer_where_single_trials_can_not_tell(self):
         """Answers were measured again, in turn with the baseline."""
@@ -217,11 +212,6 @@ class TestTheOldWinner:
         search = kept(recorded_trial(compiled, slow_start), recorded_trial(SECOND, 15.0), plan=plan)
         assert after(search, plan=plan, now=[(BASE, 10.0)]).winner == SECOND
 
-    def test_if_nothing_else_completed_there_is_none(self):
-        earlier = after(kept(recorded_trial(FAST, CRASHED)), now=[(BASE, 10.0)])
-        assert earlier.winner is None
-        assert "next is" not in earlier.notes[-1]
-
 
 class TestWhatIsNotMeasuredAgain:
     @pytest.mark.parametrize("drift", [0.5, 1.0, 3.0])
@@ -239,10 +229,13 @@ class TestWhatIsNotMeasuredAgain:
         assert refused(other, search, now=[(BASE, OUT_OF_MEMORY), (FAST, 20.5)]) is not None
         assert refused(other, search, now=[(BASE, 2.0)]) is None
 
-    def test_what_crashed_is_not_tried_again_once_something_has_completed(self):
+    def test_what_crashed_is_not_tried_again_once_something_has_completed_and_is_no_winner(self):
         search = kept(recorded_trial(make_config(1), CRASHED))
         assert refused(make_config(1), search) is None
         assert refused(make_config(1), search, now=[(BASE, 10.0)]) == f"crashed on {DAY} (record)"
+        earlier = after(search, now=[(BASE, 10.0)])
+        assert earlier.winner is None
+        assert "next is" not in earlier.notes[-1]
 
 
 class TestTime:
@@ -286,14 +279,11 @@ class TestLessons:
         (lesson,) = EarlierSearches(PLAN, [search]).compare(history_of((BASE, 10.0)))
         assert lesson.request.limits.memory_bytes == 3 * GIB
 
-    def test_the_latest_search_is_believed_and_of_repeats_the_middle_one(self):
+    def test_the_latest_search_is_believed_and_of_repeats_the_middle_one_but_nothing_impossible(self):
         early = kept(recorded_trial(FAST, 18.0))
-        late = kept(*(recorded_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
-        assert self.rates(late, early)[FAST] == 20.0
-
-    def test_what_can_not_be_a_trial_of_this_search_is_passed_over(self):
         odd = recorded_trial(make_config(3), 20.0)  # does not divide the global batch
-        assert set(self.rates(kept(odd, recorded_trial(SECOND, 15.0)))) == {SECOND}
+        late = kept(odd, *(recorded_trial(FAST, rate) for rate in (26.0, 20.0, 5.0)), id="b")
+        assert self.rates(late, early) == {FAST: 20.0}
 
 
 def profile_of(precision: str, checkpointing: str):
@@ -373,7 +363,7 @@ def test_a_known_search_is_its_baseline_and_its_old_winner(searches):
     second, again = searches.run("second")
     assert again == [BASE, first.best.config]
     assert (second.best.config, second.verdict) == (first.best.config, "faster")
-    assert "left untried has less than 5% chance of a gain" in searches.notes[-1]
+    assert "are left untried" in searches.notes[-1]
 
 
 def test_the_answer_knows_only_what_was_measured_now(searches):

@@ -52,11 +52,6 @@ def of(found: Explanation, knob: str) -> Contribution:
     return next(c for c in found.contributions if c.changes[0].knob == knob)
 
 
-def test_a_baseline_that_won_has_nothing_to_explain():
-    search = Search(best=BASE, rate=11.0)
-    assert explanation_of(search.answer(), search.trials) is None
-
-
 @pytest.mark.parametrize(
     ("fields", "knobs"),
     [
@@ -134,20 +129,16 @@ def test_a_knob_without_which_nothing_runs_is_needed(status):
     assert told.cause == f"{status}: it broke (trial 2)"
 
 
-def test_a_trial_that_the_search_cut_short_tells_nothing():
+def test_a_trial_that_the_search_cut_short_tells_nothing_and_what_it_refused_says_why():
     search = Search()
+    result = search.answer({PLAIN: "predicted to need more"})
+    found = of(explanation_of(result, search.trials), "precision")
+    assert (found.basis, found.cause) == ("unknown", "the search refused it: predicted to need more")
     search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT))
     assert of(search.explain(), "precision").basis == "unknown"
     search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT), Purpose.EXPLAIN)
     told = of(search.explain(), "precision")
     assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
-
-
-def test_what_the_search_refused_says_why():
-    search = Search()
-    result = search.answer({PLAIN: "predicted to need more"})
-    found = explanation_of(result, search.trials)
-    assert of(found, "precision").cause == "the search refused it: predicted to need more"
 
 
 def test_independent_knobs_multiply_to_the_whole():
@@ -182,7 +173,9 @@ def test_a_part_without_an_end_leaves_the_rest_without_one():
     assert found.together_interval is None
 
 
-def test_a_single_knob_is_the_whole():
+def test_a_single_knob_is_the_whole_and_a_baseline_that_won_has_none():
+    won = Search(best=BASE, rate=11.0)
+    assert explanation_of(won.answer(), won.trials) is None
     search = Search(best=PLAIN, rate=20.0)
     search.finals((BASE, 10.0), (PLAIN, 20.0))
     found = search.explain()
