@@ -117,11 +117,9 @@ class Record:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if self._path is None:
             url = sa.make_url(self._url)
-            arguments = {name: value for name, value in _LIBPQ.items() if name not in url.query}
-            options = {
-                "poolclass": sa.NullPool,
-                "connect_args": arguments if url.drivername.endswith("psycopg") else {},
-            }
+            ours = _LIBPQ if url.drivername.startswith("postgresql+psycopg") else {}
+            arguments = {name: value for name, value in ours.items() if name not in url.query}
+            options = {"poolclass": sa.NullPool, "connect_args": arguments}
             for _ in range(2):  # beside others who make the tables too
                 with contextlib.suppress(sa.exc.IntegrityError, sa.exc.ProgrammingError):
                     return get_storage(RDBStorage(self._url, engine_kwargs=options))
