@@ -195,5 +195,5 @@ class Teller:
             corrections, rate = self._finals.corrections(), self._plan.objective.rate  # single trials are noisy
             expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in ((config, measured), (baseline, base)))
             speedup = expected / reference
-        rate = measured.samples_per_second
-        return Leader(changes=changes(config, self._plan), samples_per_second=rate, speedup=speedup)
+        changed, seen = changes(config, self._plan), measured.samples_per_second
+        return Leader(changes=changed, samples_per_second=seen, speedup=speedup)
