@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.cost.attention import flash
 from autotune.cost.kernels import CpuAttention, GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.tape import Recorder, Tape
@@ -67,6 +68,40 @@ def test_flash_attention_can_be_asked_for_while_it_is_let():
     assert output.shape == (BATCH, LENGTH, HEADS, WIDTH)
     assert weights is None
     assert ALL_ATTENTION_FUNCTIONS["flash_attention_2"] is not run
+
+
+def test_flash_attention_of_padded_batches_keeps_what_transformers_copies():
+    """The rows of query, key, value and output, and where they are, beside the output with its padding."""
+    from transformers import modeling_flash_attention_utils as theirs
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
+
+    def unpadded(query, key, value):
+        laid = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        *rows, indices, _, _ = theirs._upad_input(*laid, mask, LENGTH, theirs._unpad_input)
+        parts = (row.unflatten(0, (BATCH, LENGTH)).transpose(1, 2) for row in rows)
+        output = flash(Recorder([]), *parts, causal=True).transpose(1, 2).flatten(0, 1)
+        return theirs._pad_input(output, indices, BATCH, LENGTH)
+
+    def kept(run):
+        query, key, value = (
+            torch.ones(BATCH, HEADS, LENGTH, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        found = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: found.update({t.data_ptr(): t.nbytes}) or t, lambda t: t
+        ):
+            output = run(*(tensor * 1 for tensor in (query, key, value)))
+        assert output.shape == (BATCH, LENGTH, HEADS, WIDTH)
+        return sum(found.values()) + output.nbytes
+
+    with flash_attention_2(Recorder([]), torch.bfloat16):
+        run = ALL_ATTENTION_FUNCTIONS["flash_attention_2"]
+        asked = {"attention_mask": mask, "is_causal": True}
+        assert kept(lambda *tensors: run(torch.nn.Module(), *tensors, **asked)[0]) == kept(unpadded)
+        asked["attention_mask"] = None
+        assert kept(lambda *tensors: run(torch.nn.Module(), *tensors, **asked)[0]) < kept(unpadded)
 
 
 @pytest.mark.parametrize("is_log", [False, True])
