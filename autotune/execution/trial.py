@@ -8,6 +8,7 @@ model that it has made becomes the configuration's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -273,6 +274,9 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
         activation_memory_budget=config.activation_memory_budget,
     )
     dataset, collator = data_of(trial, model.config, samples, longest_first=per_step)
+    shifted = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if made.label_smoothing_factor and shifted is not None:
+        collator = functools.partial(_with_decoder_inputs, collator, shifted)
     trial.stopwatch.enter("trainer_s")
     return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
 
@@ -285,6 +289,12 @@ class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
         if isinstance(sampler, BatchRebalanceSampler):
             sampler.shuffle = False
         return sampler
+
+
+def _with_decoder_inputs(collator: Any, shifted: Any, samples: Any) -> Any:
+    """Return a batch as `DataCollatorForSeq2Seq` makes it: the Trainer keeps labels that it smooths from the model."""
+    batch = collator(samples)
+    return {**batch, "decoder_input_ids": shifted(labels=batch["labels"])}
 
 
 def _of_trial(trial: Trial) -> dict[str, Any]:

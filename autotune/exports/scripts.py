@@ -202,6 +202,8 @@ def _samples(winner: Winner) -> dict[str, Any]:
             length = max(2, round(lengths.mean))
         kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
         labels = {**ids, "kind": kinds.get(task, "ids")}
+        # The Trainer keeps labels that it smooths from the model, whose decoder needs inputs all the same.
+        labels["smoothed"] = task is Task.SEQ2SEQ_LM and bool(winner.arguments.get("label_smoothing_factor"))
         return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
     config = build_config(workload.model, task)
     about = "Yours are made by the model's own processor, with `labels`"

@@ -171,6 +171,11 @@ def test_scripts_do_the_step_that_was_measured(answer, run, model, task, tmp_pat
     assert run(result, "accelerate-loop", data)["loss"] == pytest.approx(measured, rel=1e-5)
 
 
+def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run):
+    smoothed = answer("t5", Task.SEQ2SEQ_LM, own={**OWN, "label_smoothing_factor": 0.1})
+    assert run(smoothed, "python")["loss"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["python", "accelerate-loop"])
 @pytest.mark.parametrize(
