@@ -49,8 +49,8 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         if attention_mask is not None:  # of padding: `_upad_input` and `_pad_input`, with tokens of full length
             rows = torch.arange(attention_mask.numel(), device=query.device)
             batch, _, length, _ = query.shape
-            parts = (t.transpose(1, 2).flatten(0, 1)[rows].unflatten(0, (batch, -1)) for t in (query, key, value))
-            query, key, value = (part.transpose(1, 2) for part in parts)
+            kept = (t.transpose(1, 2).flatten(0, 1)[rows].unflatten(0, (batch, -1)) for t in (query, key, value))
+            query, key, value = (part.transpose(1, 2) for part in kept)
             found = flash(recorder, query, key, value, causal=bool(causal)).transpose(1, 2).flatten(0, 1)
             padded = torch.zeros_like(found)
             padded[rows] = found
