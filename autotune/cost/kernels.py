@@ -49,12 +49,14 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         if attention_mask is not None:  # of padding: `_upad_input` and `_pad_input`, with tokens of full length
             rows = torch.arange(attention_mask.numel(), device=query.device)
             batch, _, length, _ = query.shape
-            kept = (t.transpose(1, 2).flatten(0, 1)[rows].unflatten(0, (batch, -1)) for t in (query, key, value))
+            kept = (
+                t.transpose(1, 2).flatten(0, 1)[rows].view(batch, length, -1, t.shape[-1]) for t in (query, key, value)
+            )
             query, key, value = (part.transpose(1, 2) for part in kept)
             found = flash(recorder, query, key, value, causal=bool(causal)).transpose(1, 2).flatten(0, 1)
             padded = torch.zeros_like(found)
             padded[rows] = found
-            return padded.unflatten(0, (batch, length)), None
+            return padded.view(batch, length, *found.shape[1:]), None
         if (ends := kwargs.get("cu_seq_lens_q")) is None or ends.is_meta:
             return flash(recorder, query, key, value, causal=bool(causal)).transpose(1, 2), None
         sizes = ends.diff().tolist()  # one image after another, without a copy
