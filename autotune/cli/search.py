@@ -128,7 +128,7 @@ def script(
         from autotune.storage.run_directory import ANSWER_FILE
 
         ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
-    run(ready)  # its errors and its exit code are the script's own
+    run(*ready)  # its errors and its exit code are the script's own
 
 
 @guarded

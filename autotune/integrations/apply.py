@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.errors import InputError
 from autotune.planning.user_code import code_of
@@ -26,14 +26,7 @@ _MICRO_BATCH, _ACCUMULATION = "per_device_train_batch_size", "gradient_accumulat
 _SPLIT = (_MICRO_BATCH, _ACCUMULATION, "generation_batch_size")
 
 
-class Run(NamedTuple):
-    """A script and the answer that is applied to it."""
-
-    code: OwnCode
-    result: ResultData
-
-
-def prepared(answer: Path, command: Sequence[str]) -> Run:
+def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]:
     """Return the script and the answer.
 
     Raises:
@@ -54,17 +47,16 @@ def prepared(answer: Path, command: Sequence[str]) -> Run:
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
-    return Run(code.model_copy(update=traits or {"normalizes": True}), result)
+    return code.model_copy(update=traits or {"normalizes": True}), result
 
 
-def run(prepared_run: Run) -> None:
-    """Run the script to its end."""
+def run(code: OwnCode, result: ResultData) -> None:
+    """Run the script to its end with the answer that is applied to it."""
     from autotune.execution.user_code import Overlay, as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.arguments import laid_over, plan
     from autotune.values.hardware import detect
 
-    code, result = prepared_run
     mapping = plan(result.best.config, result.workload, detect("cpu" if result.hardware.is_cpu else "auto"))
     soaked = result.soaked.arguments if result.soaked is not None else {}
     arguments = {**laid_over(mapping, result.workload), **soaked}

@@ -57,7 +57,7 @@ def answer(here):
 def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_fast(answer, here, capfd):
     best = make_config(4, attn_implementation=None, precision="bf16", optim="adafactor")
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "16", "--disable_tqdm", "True"]
-    run(prepared(answer(best), [*words, "--gradient_accumulation_steps", "2"]))
+    run(*prepared(answer(best), [*words, "--gradient_accumulation_steps", "2"]))
     told = capfd.readouterr()
     assert "trained to step 16" in told.out
     assert "samples/s over" in told.err
@@ -73,7 +73,7 @@ def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_f
 def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, here, capfd):
     path = answer(make_config(4, attn_implementation=None), measurement=None)
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]
-    run(prepared(path, [*words, "--gradient_accumulation_steps", "3"]))
+    run(*prepared(path, [*words, "--gradient_accumulation_steps", "3"]))
     told = capfd.readouterr()
     parameters = 16 * 32 + 32 + 32 * 4 + 4
     assert "trained to step 1" in told.out
@@ -86,7 +86,7 @@ def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, her
     result = json.loads(path.read_text())
     result["facts"]["parameters"] = parameters
     path.write_text(json.dumps(result))
-    run(prepared(path, [*words, "--gradient_accumulation_steps", "2"]))
+    run(*prepared(path, [*words, "--gradient_accumulation_steps", "2"]))
     assert said not in capfd.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, 
     write(here, SCRIPT + SECOND.format(batch=batch))
     path = answer(make_config(4, attn_implementation=None, precision="bf16"), measurement=None)
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--gradient_accumulation_steps", "2"]
-    run(prepared(path, words))
+    run(*prepared(path, words))
     assert split in capfd.readouterr().out
 
 
@@ -117,7 +117,7 @@ def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
     result = json.loads(path.read_text())
     result["workload"]["lengths"] = {"samples": 7, "mean": 5, "minimum": 3, "median": 5, "p95": 9, "maximum": 9}
     path.write_text(json.dumps(result))
-    run(prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
+    run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
     assert "; 7 samples of up to 9 tokens, not " in capfd.readouterr().err
 
 
