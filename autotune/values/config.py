@@ -225,7 +225,7 @@ class Parallelism(Value):
 ONE_DEVICE = Parallelism()
 
 
-class TrainConfig(Value):
+class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made by pydantic
     """One point of the search space, named as in `transformers.TrainingArguments` where a name exists.
 
     Examples:
@@ -370,6 +370,10 @@ class TrainConfig(Value):
         if reason is not None:
             raise ValueError(reason)
         return value
+
+    def __eq__(self, other: object) -> bool:
+        # A search compares configurations by the hundred thousand, for which pydantic takes several steps each.
+        return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
 
     @property
     def is_balanced(self) -> bool:
