@@ -94,11 +94,6 @@ class Winner:
         return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
 
     @property
-    def accumulation(self) -> int:
-        """Micro-batches of a step on one device."""
-        return self.workload.accumulation_steps(self.config)
-
-    @property
     def samples_per_step(self) -> int:
         """Samples of a step on all devices together."""
         return self.workload.samples_per_step(self.config)

@@ -8,6 +8,7 @@ contrast of 3:1 to white or more (WCAG 2.2, 1.4.11). Each has a shape or a label
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -130,8 +131,9 @@ def throughput_against_memory(report: RunReport) -> Figure | None:
     words["trial"] = "others; above the winner those measured once"
     stairs = [s.peak / unit for s in front], [s.rate for s in front]
     axes.step(*stairs, where="post", color=COLOURS["front"], label=words["front"])
+    kinds = {report.baseline: "baseline", **({best.config: "winner"} if best is not None else {})}
     for spot in found:
-        kind = _kind(report, spot.config)
+        kind = kinds.get(spot.config, "trial")
         look = "front" if kind == "trial" and spot in front else kind
         tip = spot.tip if kind == "trial" else f"{kind}: {spot.tip}"
         _mark(axes, look, spot.peak / unit, spot.rate, tip, words.get(look, look))
@@ -154,10 +156,15 @@ def best_over_time(report: RunReport) -> Figure | None:
     unit, name = (3600.0, "hours") if last > 7200 else (60.0, "minutes") if last > 120 else (1.0, "seconds")
     label = f"Best throughput so far over {show_time(last)} of trials"
     figure, axes = _figure(label, f"{name} for which trials had run", "samples/s")
-    times, rates = zip(*best_so_far(report, completed, again, last), strict=True)
+    times = [t.ended_s or 0.0 for t in completed]
+    rates = list(itertools.accumulate((t.samples_per_second or 0.0 for t in completed), max))
+    winner = report.result.best.measurement if report.result is not None and again else None
+    if winner is not None:
+        times.append(max(t.ended_s or 0.0 for t in again))
+        rates.append(winner.samples_per_second)
+    line = [t / unit for t in [*times, last]], [*rates, rates[-1]]
     words = "best so far; after the finals the winner"
-    line = [t / unit for t in times]
-    axes.step(line, rates, where="post", color=COLOURS["winner"], linewidth=2.2, label=words)
+    axes.step(*line, where="post", color=COLOURS["winner"], linewidth=2.2, label=words)
     for trial in [*explored, *again]:
         rate, look, words = trial.samples_per_second, "trial", "a trial of the search"
         if rate is None:
@@ -168,26 +175,6 @@ def best_over_time(report: RunReport) -> Figure | None:
         tip = f"trial {trial.label}: {shown_changes(trial.changes or ())}: {trial.status}{measured}"
         _mark(axes, look, (trial.ended_s or 0.0) / unit, rate, tip, words)
     return _with_legend(figure, axes)
-
-
-def best_so_far(
-    report: RunReport, searched: Sequence[TrialRow], finals: Sequence[TrialRow], last_s: float
-) -> list[tuple[float, float]]:
-    """Return the times at which the best throughput changed, with its new value, up to `last_s`.
-
-    It is the fastest of the trials `searched`, in the order they ended, and after the last of `finals` the winner's.
-    """
-    points: list[tuple[float, float]] = []
-    best = 0.0
-    for trial in searched:
-        if (trial.samples_per_second or 0.0) > best:
-            best = trial.samples_per_second or 0.0
-            points.append((trial.ended_s or 0.0, best))
-    measured = report.result.best.measurement if report.result is not None and finals else None
-    if measured is not None:
-        best = measured.samples_per_second
-        points.append((max(points[-1][0], *(t.ended_s or 0.0 for t in finals)), best))
-    return [*points, (last_s, best)]
 
 
 class Step(NamedTuple):
@@ -281,9 +268,3 @@ def _with_legend(figure: Figure, axes: Axes) -> Figure:
         list(found.values()), [textwrap.fill(label, 31) for label in found], loc="outside lower left", ncols=2
     )
     return figure
-
-
-def _kind(report: RunReport, config: TrainConfig) -> str:
-    if report.result is not None and config == report.result.best.config:
-        return "winner"
-    return "baseline" if config == report.baseline else "trial"

@@ -228,13 +228,13 @@ def _check_values(path: Path, space: SpaceFile) -> None:
             check(f"rules.{number}.forbid.{name}", name, values)
 
 
-def facts_for(space: SpaceFile, task: Task = Task.OWN) -> ModelFacts:
-    """Return the facts about an unknown model, which is assumed to support all parameters of the space."""
+def facts_for(space: SpaceFile) -> ModelFacts:
+    """Return the facts about the model of a user's own loop, which is assumed to support all parameters."""
     named = set(space.parameters)
     has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
     ways = EXPERTS_IMPLEMENTATIONS if has_experts else ()
     return ModelFacts(
-        task=task,
+        task=Task.OWN,
         parameters=0,
         attn_implementations=ATTENTION if "attn_implementation" in named else (),
         experts=8 if has_experts else 0,

@@ -17,7 +17,6 @@ from autotune.output.charts import (
     COLOURS,
     Spot,
     best_over_time,
-    best_so_far,
     pareto,
     spots,
     svg,
@@ -103,12 +102,10 @@ def test_baseline_winner_and_budget_are_marked_among_all_that_completed(report, 
 def test_the_best_so_far_rises_until_the_finals_and_is_then_the_winners():
     result = answer([(BASE, 20.0), (BF16, 60.0), (BIG, 80.0)], [(BASE, 21.0), (BIG, 21.7)] * 2)
     found = report_of(result)
-    searched = [t for t in found.trials if t.is_compared and t.purpose is not Purpose.FINAL]
     finals = [t for t in found.trials if t.purpose is Purpose.FINAL]
-    line = best_so_far(found, searched, finals, 99.0)
-    assert [rate for _, rate in line[:3]] == [20.0, 60.0, 80.0]
-    assert line[3] == (finals[-1].ended_s, result.best.measurement.samples_per_second)
-    assert line[-1] == (99.0, result.best.measurement.samples_per_second)
+    ((line,), winner) = lines(best_over_time(found), "best so far"), result.best.measurement.samples_per_second
+    assert list(line.get_ydata()) == [20.0, 60.0, 80.0, winner, winner]
+    assert line.get_xdata()[-2] == line.get_xdata()[-1] == finals[-1].ended_s
 
 
 def test_every_trial_of_the_search_is_on_the_line_of_time(report):
