@@ -32,7 +32,7 @@ from autotune.units import escaped, visible
 from autotune.values.model import Task
 from autotune.values.workload import Recipe
 
-TRAIN, TRL = launch_files.SCRIPT, "train_trl.py"
+TRL = "train_trl.py"
 
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
@@ -56,11 +56,6 @@ _PADDING = {
 }
 
 
-def python(winner: Winner) -> Draft:
-    """Return a script with a plain Trainer."""
-    return _trainer(winner, TRAIN, "train.py.j2")
-
-
 def trl(winner: Winner) -> Draft:
     """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured.
 
@@ -68,18 +63,24 @@ def trl(winner: Winner) -> Draft:
         InputError: The task isn't causal language modelling.
     """
     if winner.workload.recipe is not None:
-        return _trainer(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
+        return trainer(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
     if winner.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
     sft |= {"max_length": winner.workload.sequence_length, "padding_free": winner.config.packing}
-    return _trainer(winner, TRL, "train_trl.py.j2", sft, weighs=False)
+    return trainer(winner, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
-def _trainer(winner: Winner, name: str, template: str, defaults: dict[str, Any] | None = None, **values: Any) -> Draft:
-    """Return a script whose Trainer gets the measured arguments, laid over `defaults`."""
+def trainer(
+    winner: Winner,
+    name: str = launch_files.SCRIPT,
+    template: str = "train.py.j2",
+    defaults: dict[str, Any] | None = None,
+    **values: Any,
+) -> Draft:
+    """Return a script whose Trainer, a plain one by default, gets the measured arguments, laid over `defaults`."""
     # The script trains for `--steps`.
     left_out = EVALUATING | {"num_train_epochs", "max_steps"}
     arguments = {argument: value for argument, value in winner.arguments.items() if argument not in left_out}

@@ -171,7 +171,7 @@ def _launch_file(name: str, winner: Winner) -> Draft:
 
 TARGETS: dict[str, Callable[[Winner], Draft]] = {
     launch_files.ARGUMENTS: partial(_launch_file, launch_files.ARGUMENTS),
-    "python": scripts.python,
+    "python": scripts.trainer,
     launch_files.ACCELERATE: partial(_launch_file, launch_files.ACCELERATE),
     "accelerate-loop": accelerate_loop,
     launch_files.DEEPSPEED: partial(_launch_file, launch_files.DEEPSPEED),

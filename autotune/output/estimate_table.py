@@ -11,7 +11,6 @@ from rich.text import Text
 
 from autotune.estimates.report import (
     ConfigReport,
-    Device,
     DevicesReport,
     Predicted,
     RankingReport,
@@ -65,7 +64,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     if found.fits_at_all:  # this one may
         none_fits = "unused blocks have to be given back, which takes time"
     return [
-        f", on {f'{world} x ' * (world > 1)}{_device(report.device)}",
+        f", on {f'{world} x ' * (world > 1)}{report.device.name} of {show_memory(report.device.memory_bytes)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
@@ -122,7 +121,7 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
         for found in report.best
     ]
     return [
-        f", on {_device(report.device)}",
+        f", on {report.device.name} of {show_memory(report.device.memory_bytes)}",
         _table_of_known(rows, left={"what changes"}),
         f"the baseline: {show_config(report.baseline)}",
         f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
@@ -229,10 +228,6 @@ def _mark(found: Predicted) -> str:
     return "" if found.fits == "yes" else " ?"
 
 
-def _device(device: Device) -> str:
-    return f"{device.name} of {show_memory(device.memory_bytes)}"
-
-
 def _unit(workload: Workload) -> str:
     return "tokens/s" if workload.task.takes_text else "samples/s"
 
@@ -279,16 +274,10 @@ def phases_line(memory: MemoryBreakdown) -> str:
 
 def alive_table(rows: Sequence[Alive]) -> RenderableType:
     """Return the largest of what is alive at the peak, with the option that would shrink each."""
-    cells = [
-        (
-            f"{row.allocated_bytes / GIB:.2f}",
-            row.kind,
-            ": ".join(filter(None, (row.module, row.operator))),
-            str(row.tensors or ""),
-            row.knob or "",
-        )
-        for row in rows[:MOST_ROWS]
-    ]
+    cells = []
+    for row in rows[:MOST_ROWS]:
+        where = ": ".join(filter(None, (row.module, row.operator)))
+        cells.append((f"{row.allocated_bytes / GIB:.2f}", row.kind, where, str(row.tensors or ""), row.knob or ""))
     if rest := rows[MOST_ROWS:]:
         cells.append((f"{sum(row.allocated_bytes for row in rest) / GIB:.2f}", "", f"{len(rest)} more", "", ""))
     return table_of(("GiB", "at the peak", "module: operator", "of", "shrunk by"), cells, right=("GiB", "of"))

@@ -98,12 +98,11 @@ def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[T
 def _rows(plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
     """Return the rows of the search's trials, with what the result says of them where it has them."""
     judged = {row.number: row for row in result.trials} if result is not None else {}
-    found = []
-    for row in trial_rows(Finals(SearchState(plan, searched))):
-        said = judged.get(row.number, row)
-        update = {name: getattr(said, name) for name in ("status", "cause", "config_samples_per_second")}
-        found.append(row.model_copy(update=update))
-    return found
+    names = ("status", "cause", "config_samples_per_second")
+    return [
+        row.model_copy(update={name: getattr(judged.get(row.number, row), name) for name in names})
+        for row in trial_rows(Finals(SearchState(plan, searched)))
+    ]
 
 
 def _breakdowns(
@@ -127,10 +126,7 @@ def _breakdowns(
         config = contender.config if contender is not None else plan.baseline
         estimate = model.estimate(config)
         if estimate is not None:
-            memory = (
-                contender.measurement.memory if contender is not None and contender.measurement is not None else None
-            )
-            measured = memory.peak_bytes if memory is not None and memory.is_known else None
-            alive = model.alive(config)
+            seen, alive = contender.measurement if contender is not None else None, model.alive(config)
+            measured = seen.memory.peak_bytes if seen is not None and seen.memory.is_known else None
             found.append(Breakdown(name=name, predicted=estimate.memory, measured_bytes=measured, alive=alive))
     return tuple(found), None if found else "their kinds of configurations were not traced"
