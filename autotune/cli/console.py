@@ -264,6 +264,5 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:
-    """Store the value of an option in the context, if it was given."""
     if value not in (None, [], ()):
         context.meta.setdefault(_GIVEN, {})[str(parameter.name)] = value

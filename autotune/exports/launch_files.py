@@ -284,7 +284,6 @@ def _switches_off(result: ResultData) -> bool:
 
 
 def _apply_command(result: ResultData, answer: str) -> str:
-    """Return the command line that runs the unchanged script with the answer laid over it."""
     code = result.workload.own_code
     assert code is not None
     return f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}"

@@ -89,7 +89,6 @@ def trainer(
 
 
 def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
-    """Return what the template of a recipe needs beside the rest."""
     path, kind, arguments = winner.workload.dataset, recipe.kind, _model_arguments(winner)
     texts = {
         "prompt": f"text({recipe.prompt_length})",
@@ -250,7 +249,6 @@ def _environment() -> jinja2.Environment:
 
 
 def _name(value: str) -> Code:
-    """Return a name of Python's, dotted or not, as it stands."""
     assert re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", value, re.ASCII), f"{value!r} is no name"
     return Code(value)
 

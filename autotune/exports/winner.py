@@ -63,7 +63,6 @@ class Draft(NamedTuple):
 
 
 def _renamed(text: str, name: str, other: str) -> str:
-    """Return `text` with another word for the word `name`."""
     return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", lambda _: other, text)
 
 

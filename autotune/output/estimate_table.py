@@ -165,7 +165,6 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
 
 
 def _spread(report: SpreadReport) -> list[RenderableType]:
-    """Return the ways to spread a training over devices, and those that aren't possible."""
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
     size, memory, _ = _unit_of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
@@ -208,7 +207,6 @@ def _table_of_known(rows: Sequence[dict[str, str]], *, left: Collection[str], **
 
 
 def _run_lines(run: RunCost | None, *, with_hours: bool = True) -> list[str]:
-    """Return operations and hours of a run."""
     if run is None:
         return []
     lines = [
