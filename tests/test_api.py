@@ -140,18 +140,6 @@ def no_config_twice(found: dict[int, dict]) -> bool:
 
 
 @pytest.mark.slow
-def test_the_command_line_ends_with_a_table_and_a_file(autotune, tiny_llama, tmp_path):
-    done = autotune("find", "--model", tiny_llama, *QUICK, "--max-trials", 1, "--run-dir", "run", "-o", "answer.json")
-    assert done.returncode == 0, done.stderr
-    assert "tuning for the CPU" in done.stderr
-    for column in ("samples/s", "peak memory", "what changes", "baseline"):
-        assert column in done.stdout
-    assert json.loads((tmp_path / "answer.json").read_text()) == json.loads(
-        (tmp_path / "run/best-config.json").read_text()
-    )
-
-
-@pytest.mark.slow
 def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny_llama, tmp_path):
     slow = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
     (tmp_path / "args.json").write_text(json.dumps(slow))

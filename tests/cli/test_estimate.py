@@ -181,9 +181,3 @@ def test_the_true_command_says_nothing_but_the_answer(autotune, tiny_llama):
     assert done.returncode == 0, done.stderr
     assert "lora rank 16 on all-linear" in " ".join(done.stdout.split())
     assert done.stderr == ""
-
-
-@pytest.mark.slow
-def test_several_devices_are_shared_in_several_ways(estimate):
-    found = estimate("--gpu", "a100-80gb", "--devices", 2, "--fix", "checkpointing=none", "--global-batch", 8)
-    drawn(found, "ddp", "zero_3", "fsdp_full", "2 x a100-80gb", "wait")
