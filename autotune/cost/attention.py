@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import pad
 
 from autotune.cost.family import Generation
-from autotune.cost.profile import FUSED_ATTENTION
+from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder
 
 Kernel = Literal["flash", "efficient", "math"]
@@ -91,10 +91,19 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -
             last = mask.shape[-1]
             mask = pad(mask, (0, 8 - last % 8))[..., :last]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    result: torch.Tensor = _Efficient.apply(  # type: ignore[no-untyped-call]
-        call.query, call.key, call.value, mask, recorder, call.causal, generation
-    )
-    return result
+    return _fused(recorder, "efficient", call.query, call.key, call.value, mask, call.causal, generation)
+
+
+def on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
+    """Return an output of the CPU's kernel, laid out by position."""
+    return _fused(recorder, "fused", *call[:4], call.causal)
+
+
+def _fused(
+    recorder: Recorder, kernel: str, query: Any, key: Any, value: Any, mask: Any, causal: bool, where: Any = None
+) -> torch.Tensor:
+    found = FusedAttention.apply(query, key, value, mask, recorder, causal, kernel, where)  # type: ignore[no-untyped-call]
+    return found  # type: ignore[no-any-return]
 
 
 def flash(
@@ -104,8 +113,7 @@ def flash(
     width = query.shape[-1]
     if width % 8:
         query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
-    result: torch.Tensor = _Flash.apply(query, key, value, recorder, causal)  # type: ignore[no-untyped-call]
-    return result[..., :width]
+    return _fused(recorder, "flash", query, key, value, None, causal)[..., :width]
 
 
 def _math(call: AttentionCall) -> torch.Tensor:
@@ -136,78 +144,71 @@ def _math(call: AttentionCall) -> torch.Tensor:
     return output
 
 
-class _Flash(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, recorder: Any, causal: bool) -> Any:
-        # Laid out as `empty_like` does, without the work of filling it.
-        order = sorted(range(query.dim()), key=query.stride, reverse=True)
-        places = [order.index(dim) for dim in range(query.dim())]
-        output = query.new_zeros([query.shape[dim] for dim in order]).permute(places)
-        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.recorder, ctx.causal, ctx.flops = recorder, causal, work_of(query, key, causal)
-        recorder.note_kernel(
-            "flash_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
-        )
-        return output
+class FusedAttention(torch.autograd.Function):
+    """Fused attention on the CPU, or by a kernel of a CUDA device: no score is saved."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        query, key, value, output, _ = ctx.saved_tensors
-        gradient, output = (t.transpose(1, 2).contiguous() for t in (gradient, output))
-        batch, heads, length, width = query.shape
-        of_query, of_key, of_value = (torch.empty_like(t) for t in (query, key, value))
-        rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
-        scratch = [
-            query.new_empty(n, dtype=torch.float32) for n in ((batch, heads, rows), (batch, rows, heads, columns))
-        ]
-        if key.shape[1] != heads:
-            scratch += [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
-        tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel(
-            "flash_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION, causal=ctx.causal
-        )
-        del scratch
-        return of_query, of_key, of_value, None, None
-
-
-class _Efficient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, where: Any) -> Any:
-        output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, kernel: str, where: Any
+    ) -> Any:
+        """Return an output; `where`: the generation of a CUDA device."""
         batch, heads, length, _ = query.shape
-        normaliser = query.new_empty((batch, heads, _up(length, 32)), dtype=torch.float32)
+        ctx.recorder, ctx.causal, ctx.kernel, ctx.generation = recorder, causal, kernel, where
+        ctx.flops = 4.0 * query.numel() * key.shape[2] * (0.5 if causal else 1.0)
+        if kernel == "flash":  # laid out as `empty_like` does, without the work of filling it
+            order = sorted(range(query.dim()), key=query.stride, reverse=True)
+            places = [order.index(dim) for dim in range(query.dim())]
+            output = query.new_zeros([query.shape[dim] for dim in order]).permute(places)
+        else:
+            output = _by_position(query, value.shape[-1])
+        rows = _up(length, 32) if kernel == "efficient" else length
+        normaliser = query.new_empty((batch, heads, rows), dtype=torch.float32)
         accumulator = None
-        if query.dtype in _HALF and value.shape[-1] > 128:  # kNeedsOutputAccumulatorBuffer in kernel_forward.h
+        if kernel == "efficient" and query.dtype in _HALF and value.shape[-1] > 128:
+            # kNeedsOutputAccumulatorBuffer in kernel_forward.h
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, output, normaliser)
-        ctx.recorder, ctx.generation, ctx.causal = recorder, where, causal
-        recorder.note_kernel(
-            "efficient_attention", ctx.flops, query, key, value, output, kind=FUSED_ATTENTION, causal=causal
-        )
+        _note(ctx, "attention", ctx.flops, query, key, value, output)
         del accumulator
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
+        """Return the gradients, that of a mask where it is trained."""
         query, key, value, mask, output, _ = ctx.saved_tensors
-        gradient = gradient.transpose(1, 2).contiguous()
-        batch, heads, length, _ = query.shape
-        of_query, of_key, of_value = (by_position(t, t.shape[-1]) for t in (query, key, value))
-        of_mask = None
+        batch, heads, length, width = query.shape
+        is_flash, is_efficient = ctx.kernel == "flash", ctx.kernel == "efficient"
+        if is_flash or is_efficient:
+            gradient = gradient.transpose(1, 2).contiguous()
+        if is_flash:
+            output = output.transpose(1, 2).contiguous()
+        of_inputs = [torch.empty_like(t) if is_flash else _by_position(t, t.shape[-1]) for t in (query, key, value)]
+        of_mask, scratch = None, list[torch.Tensor]()
         if mask is not None and ctx.needs_input_grad[3]:
-            of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
-        if query.dtype in _HALF:
-            delta = query.new_empty((batch, heads, length), dtype=torch.float32)
-        else:
-            delta = (gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous()
-        workspace = query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32)
-        tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel(
-            "efficient_attention_backward", 2.5 * ctx.flops, *tensors, kind=FUSED_ATTENTION, causal=ctx.causal
-        )
-        del workspace, delta
-        return of_query, of_key, of_value, of_mask, None, None, None
+            of_mask = torch.empty_like(mask)
+            if is_efficient:
+                of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
+        if is_flash:
+            rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
+            sizes = (batch, heads, rows), (batch, rows, heads, columns)
+            scratch += [query.new_empty(size, dtype=torch.float32) for size in sizes]
+            if key.shape[1] != heads:
+                scratch += [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
+        elif is_efficient:
+            if query.dtype in _HALF:
+                scratch.append(query.new_empty((batch, heads, length), dtype=torch.float32))
+            else:
+                scratch.append((gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous())
+            scratch.append(query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32))
+        # Five contractions where the forward pass has two.
+        _note(ctx, "attention_backward", 2.5 * ctx.flops, query, key, value, output, gradient, of_inputs[0])
+        del scratch
+        return (*of_inputs, of_mask, None, None, None, None)
+
+
+def _note(ctx: Any, name: str, flops: float, *tensors: torch.Tensor) -> None:
+    kind = CONTRACTION if ctx.kernel == "fused" else FUSED_ATTENTION
+    ctx.recorder.note_kernel(f"{ctx.kernel}_{name}", flops, *tensors, kind=kind, causal=ctx.causal)
 
 
 def _workspace(query: torch.Tensor, key: torch.Tensor, generation: Generation) -> int:
@@ -243,15 +244,7 @@ def _tile(width: int, half: bool, generation: Generation) -> tuple[int, int, int
     return 128, 128, 128
 
 
-def work_of(query: torch.Tensor, key: torch.Tensor, causal: bool) -> float:
-    """Return the operations of the forward pass: two contractions (arXiv:2205.14135), halved under a causal mask.
-
-    The backward pass has five.
-    """
-    return 4.0 * query.numel() * key.shape[2] * (0.5 if causal else 1.0)
-
-
-def by_position(tensor: torch.Tensor, width: int) -> torch.Tensor:
+def _by_position(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Return zeros for heads of a width, laid out as (batch, length, heads, width): merging the heads is a view."""
     batch, heads, length, _ = tensor.shape
     return tensor.new_zeros((batch, length, heads, width)).transpose(1, 2)

@@ -1,80 +1,24 @@
-"""The predicted memory of a configuration as people see it: by component, by phase, and tensor by tensor at the peak.
+"""What is alive at the predicted peak, tensor by tensor, and the knob that would shrink each kind.
 
-What is alive at the peak follows from the trace, whose storages know the module and the operator that made them. What
-one of several devices holds is in proportion; all together are the components' bytes.
+It follows from the trace, whose storages know the module and the operator that made them. What one of several devices
+holds is in proportion; all together are the components' bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from autotune.cost.corrections import Corrections, Z, memory_features
 from autotune.cost.memory import Components
 from autotune.cost.optimizers import is_paged, state_sizes
 from autotune.cost.profile import ACTIVATION, FRESH, GRADIENT, TEMPORARY, Profile
 from autotune.values.config import Precision, TrainConfig
-from autotune.values.estimate import Alive, MemoryBreakdown, Phase
-from autotune.values.trial import Interval
+from autotune.values.estimate import Alive
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
-
-
-def breakdown(
-    phases: Sequence[Components],
-    parts: Components,
-    unused: float,
-    corrections: Corrections,
-    *,
-    beyond: float,
-    outside: float,
-    compiled: bool,
-) -> MemoryBreakdown:
-    """Return the predicted memory, corrected by what was measured.
-
-    Args:
-        phases: Of the training.
-        parts: Of the phase with the peak.
-        unused: Bytes that the allocator reserves beyond it.
-        corrections: What measurements said.
-        beyond: Bytes outside of the allocator that aren't learned: paged states and communicators.
-        outside: Bytes of the CUDA context, or of the process.
-        compiled: Whether a compiler fuses operators.
-    """
-    features = memory_features(parts, unused, compiled=compiled)
-    allocated, reserved = parts.allocated, parts.allocated + unused
-    of_allocated = memory_features(parts, 0.0, compiled=compiled)
-    factor, allocated_deviation = corrections.memory("allocated", of_allocated)
-    reserved_factor, reserved_deviation = corrections.memory("reserved", features)
-    device_factor, device_deviation = corrections.memory("device", features)
-    device = reserved * device_factor + beyond
-
-    def interval(total: float, center: float, deviation: float) -> Interval:
-        low = center - Z * deviation * total
-        return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
-
-    return MemoryBreakdown(
-        weights_bytes=round(parts.weights * factor),
-        gradients_bytes=round(parts.gradients * factor),
-        optimizer_state_bytes=round(parts.optimizer_state * factor),
-        activations_bytes=round(parts.activations * factor),
-        temporaries_bytes=round(parts.temporaries * factor),
-        communication_bytes=round(parts.communication * factor),
-        framework_bytes=round(outside + beyond),
-        allocated_peak_bytes=round(allocated * factor),
-        reserved_peak_bytes=round(reserved * reserved_factor),
-        device_peak_bytes=round(device),
-        allocated_interval=interval(allocated, allocated * factor, allocated_deviation),
-        reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
-        device_interval=interval(reserved, device, device_deviation),
-        phase=parts.phase,
-        phases=tuple(
-            Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in phases
-        ),
-    )
 
 
 class _Tensor(NamedTuple):

@@ -101,12 +101,9 @@ def _attention_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
 
 
-# Kernels that a trace writes down by itself: `kernels`, `attention`.
+# Kernels that a trace writes down by itself: `attention`.
 _KERNELS: dict[str, Callable[..., Callable[[], Any]]] = {
-    "fused_attention": _attention,
-    "fused_attention_backward": _attention_backward,
-    "flash_attention": _attention,
-    "flash_attention_backward": _attention_backward,
-    "efficient_attention": _attention,
-    "efficient_attention_backward": _attention_backward,
+    f"{kernel}_attention{which}": run
+    for kernel in ("fused", "flash", "efficient")
+    for which, run in (("", _attention), ("_backward", _attention_backward))
 }

@@ -1,7 +1,6 @@
 """Operators that a trace doesn't have: results of the right size that are all zero, and their work.
 
-Fused attention on the CPU saves query, key, value, output and the log-sum-exp of each row (fp32), never the scores; on
-CUDA: `attention`. Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends,
+Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends,
 which a trace, of results alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes`
 take such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
 
@@ -24,7 +23,7 @@ from unittest import mock
 import torch
 
 from autotune.cost import meta
-from autotune.cost.attention import by_position, flash, work_of
+from autotune.cost.attention import flash
 from autotune.cost.family import Family
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
@@ -69,30 +68,6 @@ def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         del ALL_ATTENTION_FUNCTIONS["flash_attention_2"]
-
-
-class CpuAttention(torch.autograd.Function):
-    """Fused attention on the CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: Any) -> Any:
-        """Return an output laid out by position."""
-        output, ctx.flops = by_position(query, value.shape[-1]), work_of(query, key, causal)
-        normaliser = query.new_empty(query.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.mask, ctx.recorder, ctx.causal = mask, recorder, causal
-        recorder.note_kernel("fused_attention", ctx.flops, query, key, value, output, causal=causal)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients, that of a mask where it is trained."""
-        query, key, value, output, _ = ctx.saved_tensors
-        of_query, of_key, of_value = (by_position(t, t.shape[-1]) for t in (query, key, value))
-        of_mask = torch.empty_like(ctx.mask) if ctx.mask is not None and ctx.mask.requires_grad else None
-        tensors = (query, key, value, output, gradient, of_query)
-        ctx.recorder.note_kernel("fused_attention_backward", 2.5 * ctx.flops, *tensors, causal=ctx.causal)
-        return of_query, of_key, of_value, of_mask, None, None
 
 
 class UpcastSoftmax(torch.autograd.Function):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.cost import memory
-from autotune.cost.breakdown import alive, breakdown
+from autotune.cost.breakdown import alive
 from autotune.cost.communication import Network, network_of
 from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
@@ -29,7 +29,7 @@ from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
 from autotune.values.config import KNOBS, TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Rates
+from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Phase, Rates
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
@@ -262,14 +262,45 @@ class CostModel:
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
         size, steps = self._largest(config), self.workload.accumulation_steps(config)
-        parts, unused = self._parts(config, profile, self.evaluation)
+        parts, unused = memory.parts(config, profile, size, steps, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
-        shown = self.evaluation or (Evaluation(batch=own) if own else None)
-        phases = memory.phases(config, profile, size, steps, shown)
-        beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
+        phases = memory.phases(
+            config, profile, size, steps, self.evaluation or (Evaluation(batch=own) if own else None)
+        )
+        compiled = is_compiled(config)
+        allocated, reserved = parts.allocated, parts.allocated + unused
+        features = memory_features(parts, unused, compiled=compiled)
+        of_allocated = memory_features(parts, 0.0, compiled=compiled)
+        factor, allocated_deviation = self.corrections.memory("allocated", of_allocated)
+        reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
+        device_factor, device_deviation = self.corrections.memory("device", features)
+        # Outside of the allocator: what is learned, and what isn't.
         outside = framework_bytes(self.hardware)[0]
-        return breakdown(
-            phases, parts, unused, self.corrections, beyond=beyond, outside=outside, compiled=is_compiled(config)
+        beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
+        device = reserved * device_factor + beyond
+
+        def interval(total: float, center: float, deviation: float) -> Interval:
+            low = center - Z * deviation * total
+            return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
+
+        return MemoryBreakdown(
+            weights_bytes=round(parts.weights * factor),
+            gradients_bytes=round(parts.gradients * factor),
+            optimizer_state_bytes=round(parts.optimizer_state * factor),
+            activations_bytes=round(parts.activations * factor),
+            temporaries_bytes=round(parts.temporaries * factor),
+            communication_bytes=round(parts.communication * factor),
+            framework_bytes=round(outside + beyond),
+            allocated_peak_bytes=round(allocated * factor),
+            reserved_peak_bytes=round(reserved * reserved_factor),
+            device_peak_bytes=round(device),
+            allocated_interval=interval(allocated, allocated * factor, allocated_deviation),
+            reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
+            device_interval=interval(reserved, device, device_deviation),
+            phase=parts.phase,
+            phases=tuple(
+                Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in phases
+            ),
         )
 
     def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
@@ -277,14 +308,12 @@ class CostModel:
         profile, steps = self.profile(config), self.workload.accumulation_steps(config)
         if profile is None:
             return ()
-        parts, _ = self._parts(config, profile, self.evaluation)
-        return alive(profile, config, parts, samples=self._largest(config), accumulated=steps > 1)
+        size = self._largest(config)
+        parts, _ = memory.parts(config, profile, size, steps, self.evaluation)
+        return alive(profile, config, parts, samples=size, accumulated=steps > 1)
 
-    def _parts(
-        self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
-    ) -> tuple[Components, float]:
-        steps = self.workload.accumulation_steps(config)
-        return memory.parts(config, profile, self._largest(config), steps, evaluation)
+    def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
+        return memory.parts(config, profile, self._largest(config), self.workload.accumulation_steps(config), None)
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))

@@ -16,7 +16,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -203,17 +202,15 @@ class Profile(Value):
         }
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The layers of a model."""
+def layers_of(
+    names: Sequence[str], groups: Sequence[ParameterGroup]
+) -> tuple[tuple[ParameterGroup, ...], tuple[ParameterGroup, ...], int]:
+    """Return the parameters of a model's largest layer, those in no layer, and the number of layers.
 
-    largest: tuple[ParameterGroup, ...]  # parameters of the largest one
-    outside: tuple[ParameterGroup, ...]  # parameters that are in none
-    count: int
-
-
-def layers_of(names: Sequence[str], groups: Sequence[ParameterGroup]) -> Layers:
-    """Return the layers of a model's parameters, given in the same order as their names."""
+    Args:
+        names: Of all parameters.
+        groups: In the same order.
+    """
     by_layer: dict[str, list[ParameterGroup]] = {}
     outside: list[ParameterGroup] = []
     for name, group in zip(names, groups, strict=True):
@@ -224,7 +221,7 @@ def layers_of(names: Sequence[str], groups: Sequence[ParameterGroup]) -> Layers:
         tuple(group.model_copy(update={"count": count}) for group, count in Counter(found).items())
         for found in (largest, outside)
     )
-    return Layers(counted, rest, len(by_layer))
+    return counted, rest, len(by_layer)
 
 
 def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:

@@ -12,24 +12,22 @@ from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import request
-from autotune.estimates.fitting import MUCH_FASTER, nothing_fits, would_fit
+from autotune.estimates.fitting import nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
-from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import (
     ConfigReport,
     DeviceRow,
     DevicesReport,
-    Predicted,
     RankingReport,
     Report,
     miss,
     tokens_per_sample,
 )
 from autotune.planning.options import options_of, takes_options
-from autotune.space.knobs import Scalar, changes, in_words, make_point, shown_changes
+from autotune.space.knobs import Scalar, changes, in_words, make_point
 from autotune.space.space import LOADING, SearchSpace
-from autotune.training import build, resolve
+from autotune.training import resolve
 from autotune.units import show_memory
 from autotune.values.catalogue.gpus import gpus
 from autotune.values.config import Allowance, TrainConfig
@@ -71,7 +69,7 @@ def report(options: request.EstimateOptions) -> Report:
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         tokens_per_sample(workload)
-    question = _question(options, point, workload)
+    question = Question.of(options, workload)
     if target is None:
         return survey(question, said)
     # How several devices share a training. If none of this is given, all ways are compared.
@@ -114,17 +112,12 @@ def estimate(
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
     network = network_for(asked, target, config.parallelism.world_size)
-    forecast = _question(asked, point, workload).forecast(target, network=network)
+    forecast = Question.of(asked, workload).forecast(target, network=network)
     _check_possible(forecast, config)
     found = forecast.estimate(config)
     return found.model_copy(
         update={"notes": (*target.notes, *said, *forecast.basis(config, found.traced_by), *found.notes)}
     )
-
-
-def _question(options: request.EstimateOptions, point: Mapping[str, Scalar], workload: Workload) -> Question:
-    facts = build.describe(workload.model, workload.task)
-    return Question(options, point, workload, facts, Profiles(workload, facts.parameters))
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
@@ -183,7 +176,6 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
         best=rows,
         run=question.run(rows[0]),
         notes=(
-            *_by_method(forecast, configs, rows[0]),
             *notes,
             RANKED,
             *ranking_notes(plan.search_space, best),
@@ -191,28 +183,6 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
             *rows[0].notes,
         ),
     )
-
-
-def _by_method(forecast: Forecast, configs: Sequence[TrainConfig], best: Predicted) -> tuple[str, ...]:
-    """Return a line on LoRA in 16 bits where of `configs` full precision alone fits and LoRA would be much faster."""
-    plan = forecast.plan
-    forced = best.config.precision == "fp32" and any(config.precision != "fp32" for config in configs)
-    if not forced or best.speed is None or plan.allowance.admits(Allowance.METHOD):
-        return ()
-    # LoRA as a first look takes it, as each that is traced takes seconds.
-    others = [
-        config
-        for config in plan.model_copy(update={"allowance": Allowance.METHOD}).every_config()
-        if config.adapter is not None
-        and config.optim == plan.baseline.optim
-        and config.checkpointing in ("none", "full")
-    ]
-    lightest = "pure_bf16" if any(config.precision == "pure_bf16" for config in others) else "fp16"
-    found, _ = forecast.fastest([config for config in others if config.precision == lightest], 1)
-    times = forecast.predicted(found[0]).samples_per_second / best.samples_per_second if found else 0.0
-    if times < MUCH_FASTER:
-        return ()
-    return (f"with --allow method {times:.1f} times as fast: {shown_changes(changes(found[0], plan))}",)
 
 
 def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:

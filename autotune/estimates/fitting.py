@@ -57,7 +57,7 @@ def run_fitting(directory: Path) -> None:
     model = CostModel.of(plan.workload, hardware, request.rates, request.profiles, observations, plan.facts.experts)
     device = Device(name=hardware.name, hardware=hardware, memory_bytes=plan.memory_bytes, rates=request.rates.source)
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
-    forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles), profiles)
+    forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles))
     configs = [config for config in request.configs if model.profile(config) is not None]
     text = str(nothing_fits(forecast, configs, plan.allowance, whole=False))
     write_value(FitAnswer(text=text), directory / "answer.json")

@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations
+from autotune.training.build import describe
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
 from autotune.values.model import ModelFacts
@@ -41,10 +42,20 @@ class Question:
     """A training to estimate, on whichever device."""
 
     options: EstimateOptions
-    point: Mapping[str, Scalar]  # the knobs that the user gave, by the names of search spaces
     workload: Workload
     facts: ModelFacts
     profiles: Profiles
+
+    @classmethod
+    def of(cls, options: EstimateOptions, workload: Workload) -> Question:
+        """Return the question of a workload, of which nothing is traced yet."""
+        facts = describe(workload.model, workload.task)
+        return cls(options, workload, facts, Profiles(workload, facts.parameters))
+
+    @property
+    def point(self) -> dict[str, Scalar]:
+        """The knobs that the user gave, by the names of search spaces."""
+        return self.options.point
 
     @property
     def allowance(self) -> Allowance:
@@ -58,14 +69,12 @@ class Question:
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations, plan.facts.experts)
         evaluation = self.options.evaluation
         model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
-        return Forecast(plan, target.device, model, self.profiles)
+        return Forecast(plan, target.device, model)
 
     def run(self, found: Predicted) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration; None without `--tokens`."""
-        tokens, size = self.options.tokens, self.facts.parameters
-        if tokens is None:
-            return None
-        return run_cost(found, tokens=tokens, workload=self.workload, parameters=size)
+        tokens = self.options.tokens
+        return tokens and run_cost(found, tokens=tokens, workload=self.workload, parameters=self.facts.parameters)
 
     def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
         """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""
@@ -78,15 +87,15 @@ class Forecast:
 
     plan: SearchPlan
     device: Device
-    model: CostModel  # whose profiles are `profiles`
-    profiles: Profiles
+    model: CostModel  # whose profiles are `Profiles`
     memories: dict[TrainConfig, MemoryBreakdown] = dataclasses.field(default_factory=dict)  # predicted so far
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         """Return the prediction for a configuration."""
         found = self.model.estimate(config)
         if found is None:
-            raise self.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
+            assert isinstance(self.model.profiles, Profiles)
+            raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
         self.memories[config] = found.memory
         return found
 

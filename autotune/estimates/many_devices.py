@@ -3,22 +3,19 @@
 They are DDP, ZeRO, FSDP, tensor and sequence parallelism, and offload; the parallel degrees multiply to the number of
 devices. Tensor and sequence parallelism stay inside a node, as nothing is computed while they exchange (Narayanan and
 others, arXiv:2104.04473, section 3). Each way is shown with its best checkpointing and micro-batch; precision and
-optimizer are the same for all. Sequence parallelism is compared where samples are long. Where the method may change,
-ways that take an adapter come with LoRA too.
+optimizer are the same for all. Sequence parallelism is compared where samples are long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.cost.communication import Network, network_of
 from autotune.cost.sharding import WAYS
 from autotune.errors import InputError, NothingFitsError
-from autotune.estimates.fitting import MUCH_FASTER
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.report import Device, SpreadReport, SpreadRow, larger_device, miss
+from autotune.estimates.report import Device, Predicted, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import Scalar, in_words
 from autotune.units import show_memory
@@ -35,14 +32,10 @@ SPREAD = (
     "the rest is as the Trainer has it"
 )
 
-_LORA: dict[str, Scalar] = {"adapter": "lora"}
-_PURE: dict[str, Scalar] = {"precision": "pure_bf16"}  # which DeepSpeed has as bf16: it keeps all weights in 16 bits
-
 # What makes a training fit that no way does, in the order of naming; LoRA on weights in 4 bits last.
-_LIGHTER: tuple[dict[str, Scalar], ...] = (_LORA, {**_LORA, **_PURE}, {**_LORA, "quantization": "nf4"})
-
-# A way, what is added to its name, and the points beside it, of which the first that it can run counts.
-_Kind = tuple[Parallelism, str, Sequence[Mapping[str, Scalar]]]
+_LIGHTER: tuple[dict[str, Scalar], ...] = tuple(
+    {"adapter": "lora", **more} for more in ({}, {"precision": "pure_bf16"}, {"quantization": "nf4"})
+)
 
 
 def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Scalar]) -> tuple[Parallelism, ...]:
@@ -105,83 +98,33 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     options, hardware = question.options, target.device.hardware
     devices, nodes = options.devices, nodes_of(options.devices, options.nodes)
     network = network_for(options, target, devices)
-    point, said = dict(question.point), list(notes)
+    point, said = options.point, list(notes)
     if "precision" not in point and question.allowance.admits(Allowance.NUMERICS) and not hardware.is_cpu:
         point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
         said.append(f"precision {point['precision']} (--fix precision=fp32)")
-    compared = _Comparison(question, question.forecast(target, network=network), point, devices // nodes)
     found = ways(devices, devices // nodes, question.facts, point)
     # Sharing a sample's tokens is worth a look where there are many.
     if question.workload.sequence_length < 8192 and f"{PREFIX}sequence_parallel" not in point:
         found = tuple(way for way in found if way.sequence_parallel == 1)
-    # An adapter is worth a look where the layers are whole and nothing need be offloaded.
-    whole = [way for way in found if way.offload == "none" and way.sharding_ranks == way.world_size]
-    kinds: list[_Kind] = [(way, "", [point]) for way in found]
-    with_lora: list[_Kind] = [
-        (way, ", LoRA", [{**point, **_LORA, **_PURE}] * hardware.has_bf16 + [{**point, **_LORA}]) for way in whole
-    ]
-    admits_method = question.allowance.admits(Allowance.METHOD)
-    rows, refused = compared.rows(kinds + with_lora * admits_method)
-    if not rows:
-        why = next(iter(refused), "the knobs given contradict each other")
-        raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
-    if not any(row.fits_at_all for row in rows):
-        raise compared.nothing_fits(rows, whole)
-    best = rows[0].predicted
-    faster: tuple[str, ...] = ()
-    if best.config.parallelism.offload != "none" and not admits_method and "adapter" not in question.point:
-        faster = compared.faster(with_lora, best.samples_per_second)
-    return SpreadReport(
-        workload=question.workload,
-        device=target.device,
-        devices=devices,
-        nodes=nodes,
-        link_gb_s=network.link / 1e9,
-        network_gb_s=None if nodes == 1 else network.node / 1e9,
-        host_memory_bytes=compared.host_memory_bytes,
-        rows=tuple(rows),
-        run=question.run(best),
-        refused={reason: tuple(names) for reason, names in refused.items()},
-        notes=(
-            *faster,
-            *said,
-            SPREAD,
-            *_adapter_notes(question, rows),
-            *_network_notes(options, target.device, network, nodes),
-        ),
-    )
+    forecast = question.forecast(target, network=network)
+    host_memory_bytes = options.host_memory_bytes  # else this machine's, if the device is in it
+    if host_memory_bytes is None and (hardware.is_cpu or hardware.driver is not None):
+        host_memory_bytes = hardware.host_memory_bytes
 
-
-@dataclass(frozen=True)
-class _Comparison:
-    """Predicts ways beside the knobs that all of them share."""
-
-    question: Question
-    forecast: Forecast
-    point: Mapping[str, Scalar]
-    per_node: int
-
-    @property
-    def host_memory_bytes(self) -> int | None:
-        """Bytes of a node's memory: as given, else this machine's if the device is in it, else None."""
-        hardware = self.forecast.device.hardware
-        here = hardware.host_memory_bytes if hardware.is_cpu or hardware.driver is not None else None
-        return self.question.options.host_memory_bytes or here
-
-    def rows(self, kinds: Iterable[_Kind]) -> tuple[list[SpreadRow], dict[str, list[str]]]:
-        """Return a row for each kind that is possible, the best first, and the names of the others by reason."""
+    def compared(
+        found: Sequence[Parallelism], point: Mapping[str, Scalar]
+    ) -> tuple[list[SpreadRow], dict[str, list[str]]]:
+        """Return a row for each way that is possible, the best first, and the names of the others by reason."""
         rows: list[SpreadRow] = []
         refused: dict[str, list[str]] = {}
-        for way, added, points in kinds:
-            name, reason = f"{shown(way)}{added}", ""
-            for point in points:
-                row = self._row(name, way, point)
-                if isinstance(row, SpreadRow):
-                    rows.append(row)
-                    break
-                reason = row
-            else:
-                refused.setdefault(reason, []).append(name)
+        for way in found:
+            chosen = _best(question, forecast, way, point)
+            if isinstance(chosen, str):
+                refused.setdefault(chosen, []).append(shown(way))
+                continue
+            needed = chosen.host_bytes * (devices // nodes)
+            fits = host_memory_bytes is None or needed <= host_memory_bytes
+            rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
 
         def order(row: SpreadRow) -> tuple[bool, float]:  # by rate; of those that don't fit by memory
             found = row.predicted
@@ -189,60 +132,61 @@ class _Comparison:
 
         return sorted(rows, key=order), refused
 
-    def _row(self, name: str, way: Parallelism, point: Mapping[str, Scalar]) -> SpreadRow | str:
-        """Return a way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
-        plan, fields = self.forecast.plan, {f"{PREFIX}{knob}": value for knob, value in way.model_dump().items()}
-        kinds = [point] if "checkpointing" in point else [{**point, "checkpointing": kind} for kind in ("none", "full")]
-        bases = [config_of(plan, {**knobs, **fields}) for knobs in kinds]
-        sized = [config for base in bases for config in self.question.with_micro_batches(base)]
-        reasons = {config: refusal(plan, config) for config in sized}
-        configs = [config for config, reason in reasons.items() if reason is None]
-        if not configs:
-            too_small = f"a global batch of {plan.workload.global_batch_size} is too small"
-            return next(filter(None, reasons.values()), too_small)
-        try:
-            best, _ = self.forecast.fastest(configs, 1)
-            chosen = self.forecast.predicted(best[0] if best else self.forecast.tightest(configs))
-        except InputError as error:
-            return str(error).partition(": ")[2] or str(error)
-        needed, host = chosen.host_bytes * self.per_node, self.host_memory_bytes
-        return SpreadRow(way=name, predicted=chosen, host_bytes=needed, host_fits=host is None or needed <= host)
-
-    def faster(self, kinds: Iterable[_Kind], before: float) -> tuple[str, ...]:
-        """Return a line on the fastest of other kinds that fits, if it is much faster."""
-        rows, _ = self.rows(kinds)
-        fits = bool(rows) and rows[0].fits_at_all
-        times = rows[0].predicted.samples_per_second / before if before and fits else 0.0
-        return (f"with --allow method {times:.1f} times as fast: {rows[0].way}",) if times >= MUCH_FASTER else ()
-
-    def nothing_fits(self, rows: Sequence[SpreadRow], whole: Sequence[Parallelism]) -> NothingFitsError:
-        """Return an error that names the tightest way, and the lighter training that fits in one of `whole`."""
-        nearest, given = rows[0], self.question.point
-        took = miss(nearest.predicted, self.forecast.device)
-        host = f"; of each node's memory it takes {show_memory(nearest.host_bytes)}" if nearest.host_bytes else ""
-        text = f"nothing fits {self.question.options.devices} devices: {nearest.way} comes nearest and {took}{host}"
+    rows, refused = compared(found, point)
+    if not rows:
+        why = next(iter(refused), "the knobs given contradict each other")
+        raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
+    if not rows[0].fits_at_all:
+        nearest, host = rows[0], f"; of each node's memory it takes {show_memory(rows[0].host_bytes)}"
+        took = miss(nearest.predicted, target.device) + host * bool(nearest.host_bytes)
+        text = f"nothing fits {devices} devices: {nearest.way} comes nearest and {took}"
+        # An adapter is tried where the layers are whole and nothing need be offloaded.
+        whole = [way for way in found if way.offload == "none" and way.sharding_ranks == way.world_size]
         for lighter in _LIGHTER:
-            if any(given.get(name, value) != value for name, value in lighter.items()):
+            if any(options.point.get(name, value) != value for name, value in lighter.items()):
                 continue
-            found, _ = self.rows((way, "", [{**self.point, **lighter}]) for way in whole)
-            if found and found[0].fits_at_all:
-                best, knobs = found[0], {**given, **lighter}
+            fitting, _ = compared(whole, {**point, **lighter})
+            if fitting and fitting[0].fits_at_all:
+                best, knobs = fitting[0], {**options.point, **lighter}
                 fix = ",".join(in_words(*knob) for knob in knobs.items() if not knob[0].endswith("world_size"))
                 takes = show_memory(best.predicted.memory.device_peak_bytes)
                 fits = "fits" if best.predicted.fits == "yes" else "probably fits"
-                return NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
-        if nearest.predicted.fits_at_all:
-            return NothingFitsError(text)
-        needed = round(nearest.predicted.memory.device_interval.high)
-        return NothingFitsError(f"{text}; as it is, {larger_device(needed, self.forecast.device)}")
+                raise NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
+        if not nearest.predicted.fits_at_all:
+            needed = round(nearest.predicted.memory.device_interval.high)
+            text += f"; as it is, {larger_device(needed, target.device)}"
+        raise NothingFitsError(text)
+    return SpreadReport(
+        workload=question.workload,
+        device=target.device,
+        devices=devices,
+        nodes=nodes,
+        link_gb_s=network.link / 1e9,
+        network_gb_s=None if nodes == 1 else network.node / 1e9,
+        host_memory_bytes=host_memory_bytes,
+        rows=tuple(rows),
+        run=question.run(rows[0].predicted),
+        refused={reason: tuple(names) for reason, names in refused.items()},
+        notes=(*said, SPREAD, *_network_notes(options, target.device, network, nodes)),
+    )
 
 
-def _adapter_notes(question: Question, rows: Sequence[SpreadRow]) -> tuple[str, ...]:
-    found = [row.predicted.config.precision for row in rows if row.predicted.config.adapter is not None]
-    if "adapter" in question.point or not found:
-        return ()
-    pure = ",precision=pure_bf16; under DeepSpeed precision=bf16 keeps frozen weights in 16 bits too"
-    return (f"LoRA: rank 16 on all linear layers (--fix adapter=lora{pure * ('pure_bf16' in found)})",)
+def _best(question: Question, forecast: Forecast, way: Parallelism, point: Mapping[str, Scalar]) -> Predicted | str:
+    """Return a way with its best checkpointing and micro-batch, or the reason why it isn't possible."""
+    plan, fields = forecast.plan, {f"{PREFIX}{knob}": value for knob, value in way.model_dump().items()}
+    kinds = [point] if "checkpointing" in point else [{**point, "checkpointing": kind} for kind in ("none", "full")]
+    bases = [config_of(plan, {**knobs, **fields}) for knobs in kinds]
+    sized = [config for base in bases for config in question.with_micro_batches(base)]
+    reasons = {config: refusal(plan, config) for config in sized}
+    configs = [config for config, reason in reasons.items() if reason is None]
+    if not configs:
+        too_small = f"a global batch of {plan.workload.global_batch_size} is too small"
+        return next(filter(None, reasons.values()), too_small)
+    try:
+        best, _ = forecast.fastest(configs, 1)
+        return forecast.predicted(best[0] if best else forecast.tightest(configs))
+    except InputError as error:
+        return str(error).partition(": ")[2] or str(error)
 
 
 def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from autotune.cost.attention import AttentionCall, attention, chosen
+from autotune.cost.attention import AttentionCall, attention, chosen, on_cpu
 from autotune.cost.family import generation_of
-from autotune.cost.profile import ACTIVATION, FUSED_ATTENTION
+from autotune.cost.profile import ACTIVATION, CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 512, 64
@@ -30,7 +30,7 @@ def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor
 def tape_of(what: AttentionCall, generation="ampere") -> Tape:
     recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
     with recorder:
-        result = attention(recorder, what, generation)
+        result = on_cpu(recorder, what) if generation is None else attention(recorder, what, generation)
         recorder.end_of_forward()
         result.backward(torch.empty_like(result))
         del result
@@ -65,6 +65,12 @@ def during_backward(tape: Tape) -> float:
 )
 def test_the_kernel_that_torch_takes(capability, what, kernel):
     assert chosen(asked(**what), generation_of(capability)) == kernel
+
+
+def test_attention_on_the_cpu_keeps_its_output_and_a_number_for_each_row():
+    tape = tape_of(asked(), None)
+    assert tape.live[tape.forward_end, ACTIVATION] == 2 * ELEMENTS + 4 * BATCH * HEADS * LENGTH
+    assert tape.flops[tape.kinds == CONTRACTION].sum() == tape.flops.sum() > 0
 
 
 @pytest.mark.parametrize("what", [{}, {"dtype": torch.float32}, {"mask": mask()}])

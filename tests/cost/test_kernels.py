@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from autotune.cost.attention import flash
-from autotune.cost.kernels import CpuAttention, GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
-from autotune.cost.profile import ACTIVATION, CONTRACTION
+from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
 from autotune.cost.tape import Recorder, Tape
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
@@ -26,34 +25,6 @@ def tape_of(compute, *known: torch.Tensor) -> Tape:
         result.backward(torch.empty_like(result))
         del result
     return recorder.tape()
-
-
-def products(tape: Tape) -> list[float]:
-    return tape.flops[tape.kinds == CONTRACTION].tolist()
-
-
-def attention_on_cpu(*, key_heads: int = HEADS, causal: bool = False) -> Tape:
-    query, key, value = part(), part(key_heads), part(key_heads)
-    return tape_of(lambda recorder: CpuAttention.apply(query, key, value, None, recorder, causal), query, key, value)
-
-
-def test_attention_on_the_cpu_keeps_its_output_and_a_number_for_each_row():
-    tape = attention_on_cpu()
-    assert tape.live[tape.forward_end, ACTIVATION] == 2 * ELEMENTS + 4 * BATCH * HEADS * LENGTH
-
-
-def test_its_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
-    product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
-    assert products(attention_on_cpu()) == [2 * product, 5 * product]
-    assert products(attention_on_cpu(causal=True)) == [product, 2.5 * product]
-
-
-@pytest.mark.parametrize("key_heads", [1, 2, HEADS])
-def test_gradients_have_the_shapes_of_what_they_are_of(key_heads):
-    query, key, value = part(), part(key_heads), part(key_heads)
-    output = CpuAttention.apply(query, key, value, None, Recorder([]), False)
-    output.backward(torch.empty_like(output))
-    assert [t.grad.shape for t in (query, key, value)] == [t.shape for t in (query, key, value)]
 
 
 def test_flash_attention_can_be_asked_for_while_it_is_let():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from autotune.cost.profile import CONTRACTION
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 
@@ -17,12 +16,13 @@ def meta(*shape: int, dtype=FP32, trained: bool = False) -> torch.Tensor:
 
 def run(compute, device="cuda", *, autocast=BF16, known=(), **options):
     """What `compute` returns when the device runs it, with the tape of its forward pass."""
-    recorder = Recorder(list(known))
+    marker = meta(1)
+    recorder = Recorder([*known, marker])
     semantics = Semantics(device, recorder, autocast=autocast, **options)
     with recorder, semantics:
         with semantics.casting():
             result = compute()
-        recorder.note("after the forward pass", CONTRACTION, 0.0, 0.0, half=False)
+        recorder.note_kernel("after the forward pass", 0.0, marker)
         recorder.end_of_forward()
     return result, recorder.tape()
 

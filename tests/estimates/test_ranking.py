@@ -1,7 +1,6 @@
 """Rankings: of a device and of all devices; what is left out is said, with the reason."""
 
 import itertools
-import re
 from collections import Counter
 
 import pytest
@@ -75,21 +74,6 @@ def test_what_weights_and_states_alone_rule_out_is_not_traced_to_rank_the_rest(e
     found = estimated(model="llama-2-7b", gpu="rtx-4090", allow="method")
     assert found.best
     assert {(family.dtype, family.adapter is not None) for family in asked} == {("bfloat16", True)}
-
-
-def test_where_only_full_precision_fits_the_method_that_is_much_faster_is_named(estimated):
-    model, gpu = "gpt2-xl", "t4"
-    found = estimated(model=model, gpu=gpu, seq_len=512)
-    assert {str(one.config.precision) for one in found.best} == {"fp32"}
-    (times, words) = re.findall(r"with --allow method (\S+) times as fast: (.*)", found.notes[0])[0]
-    fix = {"adapter": "lora", "precision": "fp16", "micro-batch": re.findall(r"micro-batch (\d+)", words)[0]}
-    named = estimated(model=model, gpu=gpu, seq_len=512, fix=fix).predicted
-    assert named.fits_at_all
-    assert named.samples_per_second / found.best[0].samples_per_second == pytest.approx(float(times), abs=0.06)
-
-
-def test_where_16_bits_fit_no_other_method_is_named(estimated):
-    assert not [note for note in estimated().notes if note.startswith("with --allow method")]
 
 
 def test_of_equals_what_changes_the_training_least_comes_first(estimated):
