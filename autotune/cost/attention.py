@@ -27,8 +27,6 @@ from autotune.cost.family import Generation
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder
 
-Kernel = Literal["flash", "efficient", "math"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -45,7 +43,7 @@ class AttentionCall(NamedTuple):
     grouped: bool = False  # enable_gqa
 
 
-def chosen(call: AttentionCall, generation: Generation) -> Kernel:
+def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "efficient", "math"]:
     """Return the kernel that torch takes."""
     query, key, value = call.query, call.key, call.value
     width, half = query.shape[-1], query.dtype in _HALF

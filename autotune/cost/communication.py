@@ -40,14 +40,6 @@ NVLINK_SHARE, PCIE_SHARE, NETWORK_SHARE = 0.8, 0.6, 0.8
 # https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html). DGX H100 has twice that.
 ADAPTER_GB_S = 25.0
 
-# Seconds that a collective takes at the least: 14 hops of some 3 us over 8 devices of a node, and over 4 nodes 68 us
-# (32 KiB at 0.48 GB/s, https://github.com/stas00/ml-engineering/tree/master/network/benchmarks).
-_NODE_LATENCY_S, _NETWORK_LATENCY_S = 30e-6, 70e-6
-
-# Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: bytes/s, taken
-# as a fifth of what copying memory attains.
-_LOOPBACK_SHARE, _LOOPBACK_LATENCY_S = 0.2, 200e-6
-
 # NCCL's buffers of a communicator: device memory fell from 2.00 to 1.28 GiB when it was destroyed (two ranks,
 # https://github.com/stas00/ml-engineering, training/performance, torch-dist-mem-usage.py).
 NCCL_BYTES = 0.72 * (1 << 30)
@@ -78,11 +70,13 @@ class Network:
         of the node's adapters that it has of its devices.
         """
         if self.on_cpu:
-            return Channel(self.link, _LOOPBACK_LATENCY_S, overlaps=False)
+            return Channel(self.link, 200e-6, overlaps=False)
+        # Seconds that a collective takes at the least: 14 hops of some 3 us over 8 devices of a node, and over 4 nodes
+        # 68 us (32 KiB at 0.48 GB/s, https://github.com/stas00/ml-engineering/tree/master/network/benchmarks).
         if members * stride <= self.devices_per_node:
-            return Channel(self.link, _NODE_LATENCY_S)
+            return Channel(self.link, 30e-6)
         inside = max(1, min(members, self.devices_per_node // stride))
-        return Channel(min(self.link, self.node * inside / self.devices_per_node), _NETWORK_LATENCY_S)
+        return Channel(min(self.link, self.node * inside / self.devices_per_node), 70e-6)
 
 
 # One device, which sends nothing.
@@ -103,7 +97,9 @@ def network_of(
     """
     each = max(1, -(-world // nodes))
     if hardware.is_cpu:
-        return Network(each, host_bandwidth * _LOOPBACK_SHARE, host_bandwidth * _LOOPBACK_SHARE, on_cpu=True)
+        # Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: bytes/s
+        # are taken as a fifth of what copying memory attains.
+        return Network(each, host_bandwidth * 0.2, host_bandwidth * 0.2, on_cpu=True)
     gpu = gpu_of(hardware.name)
     if gpu is None:
         link = host_bandwidth * PCIE_SHARE

@@ -47,7 +47,10 @@ def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> Full
     lengths = workload.lengths
     if lengths is None:
         return FullLength(sizes, sizes, sizes)
-    square = _mean_square(lengths) / lengths.maximum**2
+    # The mean of the squared lengths, whose spread is that of the quantiles, as a share of the greatest's.
+    drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
+    spread = lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2)
+    square = min(spread, lengths.mean * lengths.maximum) / lengths.maximum**2
     if kind.is_balanced:
         cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
         mean = sizes * np.array([cut.padded for cut in cuts]) * lengths.mean / lengths.maximum
@@ -66,12 +69,6 @@ def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
     """Return about how long the longest of so many samples is: their n/(n+1) quantile, and the mean for one."""
     longest = np.maximum(_quantiles(lengths, samples / (samples + 1)), lengths.mean)
     return np.where(samples == 1, lengths.mean, longest)
-
-
-def _mean_square(lengths: LengthProfile) -> float:
-    """Return the mean of the squared lengths, whose spread is that of the quantiles."""
-    drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
-    return min(lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2), lengths.mean * lengths.maximum)
 
 
 def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:

@@ -44,11 +44,7 @@ from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import keep_freed_blocks
 from autotune.values.model import ModelSpec, Task
 
-# Blocks whose median is a rate, and the work before the first one, in blocks, so that clocks have risen.
-_BLOCKS, _WARM_UP = 5, 10
-_PRODUCT_LIMIT_S = 0.3  # products that would take longer are left out, but for the first
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_TINY_LAYERS, _TINY_WIDTH = 20, 32
 
 # Times that each operator is run, how often in a row at most and for how long (a GPU is waited for after some), and
 # operators that take turns.
@@ -56,7 +52,6 @@ _ROUNDS, _RUNS_ON_GPU, _RUN_ON_GPU_S, _TURN = 7, 20, 1e-3, 100
 
 # Parameters of each shape that an optimizer steps over at once.
 _COPIES = 4
-_WIDTHS = {4.0: torch.float32, 2.0: torch.bfloat16}
 
 # Steps of the narrow models that are timed, and bytes of tensors that are there at a time.
 _STEPS, _NARROW_BYTES = 40, 1e9
@@ -76,7 +71,7 @@ class Stopwatch:
         """Return the time of one run in each block, after two runs that aren't counted."""
         self.block(work, 1)
         runs = max(1, round(self.block_s / self.block(work, 1)))
-        return [self.block(work, runs) / runs for _ in range(_BLOCKS)]
+        return [self.block(work, runs) / runs for _ in range(5)]
 
     def block(self, work: Callable[[], object], runs: int) -> float:
         """Return the seconds of so many runs of `work`, one after another."""
@@ -113,7 +108,7 @@ def rates(stopwatch: Stopwatch, request: RatesRequest) -> Rates:
     torch.manual_seed(0)
     device, on_cuda = stopwatch.device, stopwatch.device.type == "cuda"
     warming = _layer(request.products[0], torch.float32, device)
-    until = time.perf_counter() + _WARM_UP * request.block_s
+    until = time.perf_counter() + 10 * request.block_s  # so that clocks have risen
     while time.perf_counter() < until:
         stopwatch.block(warming, 1)
     products = {name: matmul_flops(stopwatch, name, request.products) for name in request.arithmetics}
@@ -139,7 +134,7 @@ def matmul_flops(stopwatch: Stopwatch, arithmetic: Arithmetic, shapes: Iterable[
     found: list[float] = []
     for shape in shapes:
         flops = 6.0 * math.prod(shape)  # three products
-        if found and flops / found[-1] > _PRODUCT_LIMIT_S:
+        if found and flops / found[-1] > 0.3:  # seconds
             break
         layer = _layer(shape, _DTYPES[arithmetic], stopwatch.device)
         found.append(flops / statistics.median(stopwatch.blocks(layer)))
@@ -163,9 +158,8 @@ def _layer(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 
 def launch_s(stopwatch: Stopwatch) -> float:
     """Return the time of an operator that has next to nothing to do, with autograd on."""
-    device = stopwatch.device
-    layers = torch.nn.ModuleList(torch.nn.Linear(_TINY_WIDTH, _TINY_WIDTH, device=device) for _ in range(_TINY_LAYERS))
-    x = torch.randn(4, _TINY_WIDTH, device=device)
+    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32, device=stopwatch.device) for _ in range(20))
+    x = torch.randn(4, 32, device=stopwatch.device)
 
     def work() -> None:
         y = x
@@ -207,7 +201,13 @@ def timings_of(request: OperatorRequest) -> Timings:
     """Return the seconds of the operators and optimizers that were measured within the time."""
     stopwatch = Stopwatch(torch.device(request.device))
     torch.manual_seed(0)
-    beside = request.known or _beside(stopwatch)
+    beside = request.known
+    if beside is None:
+        # Of the Trainer's steps with two narrow models, without their operators and optimizer, what more layers take
+        # more is that of their operators, and the rest the Trainer's.
+        (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
+        operator_s = max(0.0, (more_s - few_s) / (more - few))
+        beside = Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
     ends_at = time.monotonic() + request.limit_s
     whats = (CLIPPING, ADDING, *request.optimizers)
     optimizers = _steps(whats, request.parameters, stopwatch, request.most_bytes, ends_at)
@@ -273,7 +273,7 @@ def _step(what: str, group: ParameterGroup, device: torch.device) -> Callable[[]
     """Return a step over a parameter's copies, as the Trainer makes it."""
     from transformers import Trainer
 
-    dtype = _WIDTHS[group.element_bytes]
+    dtype = {4.0: torch.float32, 2.0: torch.bfloat16}[group.element_bytes]
     weights = [torch.nn.Parameter(torch.randn(group.shape, device=device).to(dtype)) for _ in range(_COPIES)]
     gradients = [torch.full_like(weight, 1e-3) for weight in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
@@ -294,17 +294,6 @@ def _arguments(**changes: Any) -> Any:
 
     quiet: dict[str, Any] = {"logging_strategy": "no", "save_strategy": "no", "report_to": [], "disable_tqdm": True}
     return TrainingArguments(output_dir=tempfile.gettempdir(), **quiet, **changes)
-
-
-def _beside(stopwatch: Stopwatch) -> Timings:
-    """Return the seconds of a training beside its operators and its optimizer, without these.
-
-    Of the Trainer's steps with two narrow models, what more layers take more is that of their operators, and the rest
-    the Trainer's.
-    """
-    (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
-    operator_s = max(0.0, (more_s - few_s) / (more - few))
-    return Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
 
 
 def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:

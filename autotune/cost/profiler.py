@@ -97,11 +97,12 @@ def _traced(
 ) -> Profile:
     """Return the profile by one kind of tensors."""
     config = without_chance(build_config(spec, shape.task))
-    key = family.model_copy(update={"checkpointing": "none"}), way  # which no evaluation has
+    kind, key = shape.kind, (family.model_copy(update={"checkpointing": "none"}), way)  # which no evaluation has
+    scores = kind is None or kind.generates or kind.scorings > 0
     with warnings.catch_warnings(action="ignore"), tensors_of(way), _uncollected():
         model = build(spec, config, family, shape, change, device="meta" if way == "meta" else "cpu")
         step = _pass(model, micro_step, family, shape)
-        if key not in known:
+        if scores and key not in known:
             try:
                 known[key] = _pass(model, evaluation_step, family, shape)
             except Untraceable:
@@ -129,11 +130,9 @@ def _traced(
         inputs_bytes=float(sum(tensor.nbytes for tensor in inputs)) if family.device == "cuda" else 0.0,
         hidden_bytes=float(shape.length * width * (2 if family.half else 4)) if isinstance(width, int) else 0.0,
     )
-    kind, forward = shape.kind, known[key]
-    if kind is not None and not (kind.scorings or kind.generates):
-        return traced
+    forward = known[key] if scores else None
     if forward is None:
-        if kind is not None:
+        if scores and kind is not None:
             raise Untraceable("the pass without gradients can't be traced")
         return traced
     if kind is None:

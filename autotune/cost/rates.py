@@ -27,45 +27,6 @@ from autotune.values.catalogue.gpus import Gpu, gpu_of
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import Hardware
 
-# Share of the dense peak that large matrix products reach on tensor cores. The best shapes reach 87 % (A100 SXM, 271 of
-# 312 TFLOP/s), 81 % (A100 PCIe), 84 % (GH200) and 80 % (H100 SXM, 795 of 989), all in bf16:
-# https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table
-# A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
-# https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
-_MATMUL_SHARE = 0.75
-
-# Of graphics chips by the same table. GeForce cards accumulate in fp32 at half their tensor cores' rate, which is the
-# one that is entered here: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
-# and servers have the whole rate, and less bandwidth to feed it: RTX A6000, 95 of 155.
-_HALVED_SHARE, _WHOLE_SHARE = 0.95, 0.61
-_HALVED_RATIO = 2.2  # of the peaks in 16 bits and in fp32, where the rate is halved; else it is 4
-
-# Of AMD's matrix cores, by the same table: 51 % (MI300X), 60 % (MI325X), in its older part 77 % (MI250X).
-_AMD_MATMUL_SHARE = 0.5
-
-# A T4 is held to 70 W: 24 of its 65 TFLOP/s, https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462
-_POWER_CAPPED_SHARE = {"t4": 0.37}
-
-# fp32 where the data sheet counts two units of which one also does the integers (Ampere and Ada for graphics, consumer
-# Blackwell): cuBLAS reaches 23.2 of the RTX A6000's 38.7 TFLOP/s, https://siboehm.com/articles/22/CUDA-MMM
-_SHARED_UNITS = frozenset({(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)})
-_SHARED_UNITS_FP32_SHARE = 0.6
-
-# In bf16. AVX512-BF16: 32 products a cycle; an EPYC of Zen 4 does 2.2 times its fp32 (torch 2.13). AMX: 1,024 FLOP by
-# the instruction set, but "3x to 10x" of AVX-512's 64 in models: 3x is taken
-# (https://docs.pytorch.org/tutorials/recipes/amx.html).
-_BF16 = {"amx_bf16": 192.0, "avx512_bf16": 64.0}
-
-# Emulated bf16, as a share of fp32. With AVX-512 oneDNN converts on the way: 0.4 on that EPYC held to AVX512_CORE, 0.5
-# on a Xeon 4114 (https://github.com/intel/intel-extension-for-pytorch/issues/178). Without, torch's own loops run: 1/44
-# and worse (https://github.com/pytorch/pytorch/issues/146508).
-_EMULATED_AVX512, _EMULATED = 0.4, 1 / 45
-
-# A core waits for memory with 10 line buffers of 64 bytes, some 80 ns each: 8 GB/s
-# (https://stackoverflow.com/questions/39260020). All cores together get what two channels of DDR4-3200 give, 51.2 GB/s,
-# at the 79 % that STREAM reaches of a data sheet (https://github.com/aigatech/vpbenchmarking).
-_CORE_BANDWIDTH, _HOST_BANDWIDTH = 8e9, 40e9
-
 # Tokens, inputs and outputs of the layers whose products are measured, rising.
 _PRODUCTS = {
     "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
@@ -109,19 +70,32 @@ def known_rates(hardware: Hardware) -> Rates | None:
 def sheet_rates(gpu: Gpu) -> Rates:
     """Return the rates that a GPU of the table should attain; arithmetics that no training uses are left out."""
     capability = gpu.capability
+    # fp32 where the data sheet counts two units of which one also does the integers (Ampere and Ada for graphics,
+    # consumer Blackwell): cuBLAS reaches 23.2 of the RTX A6000's 38.7 TFLOP/s, https://siboehm.com/articles/22/CUDA-MMM
+    has_shared_units = capability in {(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)}
     peaks = {name: gpu.peak_flops[name] for name in get_args(Arithmetic) if name in gpu.peak_flops}
-    halved = peaks.get("bf16", 0.0) <= _HALVED_RATIO * peaks["fp32"]
 
     def share(arithmetic: str) -> float:
-        if gpu.name in _POWER_CAPPED_SHARE:
-            return _POWER_CAPPED_SHARE[gpu.name]
+        """Return the share of the dense peak that large matrix products reach.
+
+        The best shapes reach 87 % (A100 SXM, 271 of 312 TFLOP/s), 81 % (A100 PCIe), 84 % (GH200) and 80 % (H100 SXM,
+        795 of 989), all in bf16, AMD's matrix cores 51 % (MI300X), 60 % (MI325X) and in its older part 77 % (MI250X):
+        https://github.com/stas00/ml-engineering/tree/master/compute/accelerator#maximum-achievable-matmul-flops-comparison-table
+        A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
+        https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
+        """
+        if gpu.name == "t4":  # held to 70 W: https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462
+            return 0.37
         if capability is None:
-            return _AMD_MATMUL_SHARE
-        if capability not in _SHARED_UNITS:
-            return _MATMUL_SHARE
+            return 0.5
+        if not has_shared_units:
+            return 0.75
         if arithmetic == "fp32":
-            return _SHARED_UNITS_FP32_SHARE
-        return _HALVED_SHARE if halved else _WHOLE_SHARE
+            return 0.6
+        # GeForce cards accumulate in fp32 at half their tensor cores' rate, which is the one that is entered here and
+        # about twice that of fp32: they reach nearly all of it (3090 Ti: 81 of 80 TFLOP/s). Their kin for workstations
+        # and servers have the whole rate, four times that of fp32, and less bandwidth to feed it: RTX A6000, 95 of 155.
+        return 0.95 if peaks.get("bf16", 0.0) <= 2.2 * peaks["fp32"] else 0.61
 
     # Bytes/s of 16 lanes, one way, of the slot that a generation is made for: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD
     # 4.0 or more.
@@ -161,11 +135,21 @@ def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rat
     # FLOP a core does in a cycle in fp32: https://stackoverflow.com/questions/15655835. AVX-512 counts as AVX2: many
     # processors that have it do it in two halves (Zen 4) or with one unit (Intel's smaller ones).
     fp32 = cycles * (32.0 if {"avx2", "avx512f"} & set(features) else 8.0)
-    native = [per_cycle for name, per_cycle in _BF16.items() if name in features]
-    emulated = fp32 * (_EMULATED_AVX512 if "avx512f" in features else _EMULATED)
-    bandwidth = min(cores * _CORE_BANDWIDTH, _HOST_BANDWIDTH)
+    # In bf16. AVX512-BF16: 32 products a cycle; an EPYC of Zen 4 does 2.2 times its fp32 (torch 2.13). AMX: 1,024 FLOP
+    # by the instruction set, but "3x to 10x" of AVX-512's 64 in models: 3x is taken
+    # (https://docs.pytorch.org/tutorials/recipes/amx.html).
+    native = {"amx_bf16": 192.0, "avx512_bf16": 64.0}
+    bf16 = cycles * max((per_cycle for name, per_cycle in native.items() if name in features), default=0.0)
+    # Emulated, as a share of fp32. With AVX-512 oneDNN converts on the way: 0.4 on that EPYC held to AVX512_CORE, 0.5
+    # on a Xeon 4114 (https://github.com/intel/intel-extension-for-pytorch/issues/178). Without, torch's own loops run:
+    # 1/44 and worse (https://github.com/pytorch/pytorch/issues/146508).
+    emulated = fp32 * (0.4 if "avx512f" in features else 1 / 45)
+    # A core waits for memory with 10 line buffers of 64 bytes, some 80 ns each: 8 GB/s
+    # (https://stackoverflow.com/questions/39260020). All cores together get what two channels of DDR4-3200 give, 51.2
+    # GB/s, at the 79 % that STREAM reaches of a data sheet (https://github.com/aigatech/vpbenchmarking).
+    bandwidth = min(cores * 8e9, 40e9)
     return Rates(
-        matmul_flops={"fp32": fp32, "bf16": cycles * max(native) if native else emulated},
+        matmul_flops={"fp32": fp32, "bf16": bf16 or emulated},
         bandwidth=bandwidth,
         # Between "approx 2 us" for x*x without autograd and 7 us for 2*x with it:
         # https://github.com/pytorch/pytorch/issues/41383

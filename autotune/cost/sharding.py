@@ -209,20 +209,12 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
         backward_buffers=gathered + bucket,
         step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
     )
-    return _offloaded(found, parallelism, partition) if parallelism.offload != "none" else found
-
-
-def _offloaded(share: Share, parallelism: Parallelism, partition: float) -> Share:
-    """Return the share with states, fp32 gradients and, if asked for, weights in the host's memory.
-
-    ZeRO-Offload (arXiv:2101.06840).
-    """
-    host = share.states + partition
-    weights = share.weights
-    if parallelism.offload == "parameters":
-        host, weights = host + weights, 0.0
+    if parallelism.offload == "none":
+        return found
+    # States, fp32 gradients and, if asked for, weights are in the host's memory: ZeRO-Offload (arXiv:2101.06840).
+    here = 0.0 if parallelism.offload == "parameters" else found.weights
     gone: dict[str, Any] = dict.fromkeys(("states", "gradients", "gradient_share", "accumulated", "stepping"), 0.0)
-    return replace(share, weights=weights, host=host, **gone)
+    return replace(found, weights=here, host=found.states + partition + found.weights - here, **gone)
 
 
 def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:

@@ -145,16 +145,6 @@ def test_a_trial_that_is_observed_again_counts_once():
     assert again.memory("device", features) == corrections(observation(ratio=1.1)).memory("device", features)
 
 
-def test_one_by_one_is_all_at_once():
-    seen = [observation(key=str(i), ratio=1.0 + i / 100, log_time=i / 10) for i in range(4)]
-    grown = corrections()
-    for one in seen:
-        grown = grown.with_observations(one)
-    features = memory_features(parts(), 0.0)
-    assert grown.memory("device", features) == pytest.approx(corrections(*seen).memory("device", features))
-    assert seconds(grown) == pytest.approx(seconds(corrections(*seen)))
-
-
 PRIORS = {"a": (1.0, 0.5), "b": (2.0, 0.1)}
 
 

@@ -38,7 +38,7 @@ def runner(tmp_path_factory, device):
         yield made
 
 
-CHECKPOINTED = {"precision": "bf16", "checkpointing": "full"}
+CHECKPOINTED, LIGER = {"precision": "bf16", "checkpointing": "full"}, {"use_liger_kernel": True}
 RULES = {
     "math for grouped keys in fp32": ("Qwen/Qwen2-0.5B", 1024, 2, {}),
     "efficient in fp32": ("gpt2", 1000, 4, {}),
@@ -58,58 +58,33 @@ RULES = {
     "scales of their own": ("gpt2-medium", 256, 8, {**CHECKPOINTED, "optim": "adamw_bnb_8bit"}),
     "expandable segments": ("gpt2-medium", 256, 8, {**CHECKPOINTED, "expandable_segments": True}),
     "a loss in chunks": ("Qwen/Qwen2-0.5B", 1024, 2, {"precision": "bf16", "chunked_loss": True}),
+    "logits of an evaluation": ("gpt2", 512, 4, {"precision": "bf16"}, 32),
+    "large blocks of an evaluation": ("bert-base-uncased", 512, 8, {"adapter": LORA}, 64),
+    "Liger: weights of the head, cast and cached": ("Qwen/Qwen2-0.5B", 1024, 4, {**LIGER, "precision": "bf16"}),
+    "Liger: gradients of the head in fp32": ("Qwen/Qwen2-0.5B", 1000, 3, LIGER),
+    "Liger: long": ("meta-llama/Llama-3.2-1B", 16384, 1, {**LIGER, **CHECKPOINTED}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "length", "size", "fields"), RULES.values(), ids=list(RULES))
-def test_what_is_predicted_is_what_is_allocated(runner, device, model, length, size, fields):
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_predicted_is_what_is_allocated(runner, device, rule):
+    model, length, size, fields, *batch = RULES[rule]
+    if "use_liger_kernel" in fields:
+        pytest.importorskip("liger_kernel")
+    workload = named(model, length, size, target_length=length)
+    config = {"per_device_train_batch_size": size, "attn_implementation": "sdpa", **fields}
+    check(runner, device, workload, TrainConfig.model_validate(config), *(Evaluation(batch=n) for n in batch))
+
+
+def named(model: str, length: int, batch: int, **sizes) -> Workload:
     spec = resolve(model)
-    task = default_task(spec)
-    workload = make_workload(
-        model=spec, task=task, sequence_length=length, target_length=length, global_batch_size=size
-    )
-    fields = {"per_device_train_batch_size": size, "attn_implementation": "sdpa", **fields}
-    check(runner, device, workload, TrainConfig.model_validate(fields))
-
-
-@pytest.mark.parametrize(
-    ("model", "length", "size", "batch", "fields"),
-    [
-        pytest.param("gpt2", 512, 4, 32, {"precision": "bf16"}, id="logits"),
-        pytest.param("bert-base-uncased", 512, 8, 64, {"adapter": LORA}, id="large blocks"),
-    ],
-)
-def test_what_is_predicted_of_an_evaluation_is_what_is_allocated(runner, device, model, length, size, batch, fields):
-    spec = resolve(model)
-    workload = make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=size)
-    config = TrainConfig(per_device_train_batch_size=size, attn_implementation="sdpa", **fields)
-    check(runner, device, workload, config, Evaluation(batch=batch))
-
-
-@pytest.mark.parametrize(
-    ("model", "length", "size", "fields"),
-    [
-        pytest.param("Qwen/Qwen2-0.5B", 1024, 4, {"precision": "bf16"}, id="weights of the head, cast and cached"),
-        pytest.param("Qwen/Qwen2-0.5B", 1000, 3, {}, id="gradients of the head in fp32"),
-        pytest.param("meta-llama/Llama-3.2-1B", 16384, 1, {"precision": "bf16", "checkpointing": "full"}, id="long"),
-    ],
-)
-def test_what_is_predicted_of_ligers_kernels_is_what_is_allocated(runner, device, model, length, size, fields):
-    pytest.importorskip("liger_kernel")
-    spec = resolve(model)
-    workload = make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=size)
-    config = {"per_device_train_batch_size": size, "use_liger_kernel": True, "attn_implementation": "sdpa", **fields}
-    check(runner, device, workload, TrainConfig.model_validate(config))
+    return make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=batch, **sizes)
 
 
 def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
     """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
     if device.count < 2:
         pytest.skip("needs two devices")
-    spec = resolve("t5-small")
-    workload = make_workload(
-        model=spec, task=default_task(spec), sequence_length=128, target_length=128, global_batch_size=32
-    )
     config = TrainConfig(
         per_device_train_batch_size=16,
         precision="bf16",
@@ -118,7 +93,7 @@ def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
         parallelism=Parallelism(world_size=2),
     )
     with LocalRunner(tmp_path, device) as runner:
-        check(runner, device, workload, config)
+        check(runner, device, named("t5-small", 128, 32, target_length=128), config)
 
 
 # The others compute from values on the device how images are cut, and on the stand-in those are zero.

@@ -107,11 +107,6 @@ def test_needed_work_is_6_operations_a_parameter_and_token_and_that_of_attention
     assert traced.needed_flops.per_sample == (6 * used + layers * 7 * width * length) * length
 
 
-def test_attention_as_written_needs_more_than_fused_attention(profile_of):
-    fused = profile_of("llama", **MIXED)
-    assert peak(profile_of("llama", **MIXED, attn_implementation="eager"), 64) > peak(fused, 64)
-
-
 def test_pure_16_bits_halve_weights_and_gradients(profile_of):
     full, half = profile_of("llama"), profile_of("llama", dtype="bfloat16")
     assert half.gradients_bytes == full.gradients_bytes / 2

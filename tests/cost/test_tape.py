@@ -129,13 +129,6 @@ def test_a_sum_of_the_forward_pass_is_a_tensor_of_its_own():
     assert forward_tape_of(compute).live.sum(axis=1).max() == 3 * BYTES
 
 
-def test_a_gradients_storage_ends_where_it_is_added():
-    tape = tape_of(lambda w: (w * 2).exp().sum(), weight())
-    (gradient,) = tape.storages[tape.storages[:, 3] > 0]
-    assert gradient[1] > gradient[0]
-    assert gradient[2] == BYTES
-
-
 # Work
 
 
@@ -183,15 +176,6 @@ def test_element_wise_operators_move_what_they_read_and_write(compute, flops, mo
 def test_16_bits_are_told(dtype):
     tape = forward_tape_of(lambda: torch.empty(10, device="meta", dtype=dtype) + 1)
     assert tape.half[-1] == (dtype is not torch.float32)
-
-
-def test_operators_that_run_again_are_told():
-    recorder = Recorder([])
-    with recorder:
-        torch.empty(1, device="meta")
-        recorder.recomputing = True
-        torch.empty(1, device="meta")
-    assert recorder.tape().recomputed.tolist() == [False, True]
 
 
 def test_the_same_on_a_device_that_computes():
