@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Write down an operator; `known` keeps what is found of it, for those like it."""
         outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
-        operator: _Operator | None = known and known.written
+        operator: _Operator | None = None if known is None else known.written
         if operator is None:
             operator = _described(func, args, kwargs, out, makes=bool(fresh))
             if known is not None and len(fresh) == len(outputs):

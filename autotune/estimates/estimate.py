@@ -72,7 +72,6 @@ def report(options: request.EstimateOptions) -> Report:
     question = Question.of(options, workload)
     if target is None:
         return survey(question, said)
-    # How several devices share a training. If none of this is given, all ways are compared.
     ways = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
     if options.devices > 1 and not ways & point.keys():
         return spread(question, target, (*target.notes, *said))
@@ -222,8 +221,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         if question.point:
             configs = question.with_micro_batches(request.config_of(plan, question.point))
             if (reason := request.refusal(plan, configs[0])) is not None:
-                why_not = reason.replace(plan.hardware.name, "it")
-                rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+                rows.append(DeviceRow(device=device, why_not=reason.replace(plan.hardware.name, "it")))
                 continue
         else:
             # A rule reads no other ability that differs in the table.
@@ -234,8 +232,8 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         tried.append((forecast, configs))
         best, _ = forecast.fastest(configs, 1)
         if not best:
-            why_not = f"the least takes {show_memory(forecast.device_bytes(forecast.tightest(configs)))}"
-            rows.append(DeviceRow(device=device, best=None, largest_micro_batch=None, why_not=why_not))
+            least = show_memory(forecast.device_bytes(forecast.tightest(configs)))
+            rows.append(DeviceRow(device=device, why_not=f"the least takes {least}"))
             continue
         found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])
         rows.append(DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))

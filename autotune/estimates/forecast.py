@@ -73,8 +73,8 @@ class Question:
 
     def run(self, found: Predicted) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration; None without `--tokens`."""
-        tokens = self.options.tokens
-        return tokens and run_cost(found, tokens=tokens, workload=self.workload, parameters=self.facts.parameters)
+        tokens, size = self.options.tokens, self.facts.parameters
+        return None if tokens is None else run_cost(found, tokens=tokens, workload=self.workload, parameters=size)
 
     def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
         """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""

@@ -141,8 +141,8 @@ class DeviceRow(Value):
     """One device of the table with its best configuration."""
 
     device: Device
-    best: Predicted | None = Field(description="best predicted configuration that fits; None: `why_not` has the reason")
-    largest_micro_batch: int | None = Field(description="largest that fits with the other knobs of `best`")
+    best: Predicted | None = Field(default=None, description="that fits; None: `why_not` has the reason")
+    largest_micro_batch: int | None = Field(default=None, description="that fits with the other knobs of `best`")
     why_not: str | None = None
     run: RunCost | None = None
 

@@ -168,9 +168,7 @@ def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
     assert time_spread(table, make_gpu()) < time_spread(table, make_hardware())
     timed = measured.model_copy(update={"timings": Timings(operator_s=0.0, micro_step_s=0.0)})
     assert time_spread(timed, make_hardware()) < time_spread(measured, make_hardware())
-
-
-def test_a_gpu_with_published_trainings_is_surer_than_its_generation_and_that_than_a_data_sheet():
+    # A GPU with published trainings is surer than its generation, and that than a data sheet.
     names = ("NVIDIA A100-SXM4-80GB", "NVIDIA A10", "NVIDIA H100 80GB HBM3")
     spreads = [time_spread(make_rates(source="table"), make_gpu(name=name)) for name in names]
     assert sorted(spreads) == spreads

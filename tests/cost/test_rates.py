@@ -37,23 +37,21 @@ def test_every_gpu_attains_less_than_its_data_sheet_says():
         assert rates.source == "table"
 
 
-def test_units_shared_with_integers_attain_less_of_their_fp32_peak():
-    whole, shared = (sheet_rates(gpu_named("a100-80gb").model_copy(update={"capability": c})) for c in ((8, 0), (8, 6)))
-    assert shared.matmul_flops["fp32"] < whole.matmul_flops["fp32"]
-    assert shared.matmul_flops["bf16"] < whole.matmul_flops["bf16"]
-
-
 @pytest.mark.parametrize(
     ("name", "arithmetic", "attained"),
-    [("rtx-a6000", "bf16", 95e12), ("t4", "fp16", 24e12)],  # measured, where the sheets have 155 and 65
+    [
+        ("a100-80gb", "fp32", 14.6e12),
+        ("rtx-a6000", "fp32", 23.2e12),  # half of its units also do the integers
+        ("rtx-a6000", "bf16", 95e12),  # measured, where the sheets have 155 and 65
+        ("t4", "fp16", 24e12),
+        ("rtx-3090-ti", "bf16", 76e12),  # at half the rate of its tensor cores it reaches nearly all of it
+    ],
 )
-def test_some_gpus_are_held_back(name, arithmetic, attained):
+def test_gpus_attain_what_their_kind_does(name, arithmetic, attained):
     assert sheet_rates(gpu_named(name)).matmul_flops[arithmetic] == pytest.approx(attained, rel=0.02)
 
 
-def test_tensor_cores_at_half_their_rate_reach_most_of_it_and_a_newer_generation_has_the_faster_slot():
-    card = sheet_rates(gpu_named("rtx-3090-ti"))
-    assert card.matmul_flops["bf16"] > 0.9 * card.peak_flops["bf16"]
+def test_a_newer_generation_has_the_faster_slot():
     slots = [sheet_rates(gpu_named(name)).host_bandwidth for name in ("t4", "rtx-3090-ti", "h100-sxm")]
     assert slots == sorted(set(slots))
 
