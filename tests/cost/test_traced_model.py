@@ -124,9 +124,7 @@ def few_layers(model: str):
     spec = resolve(model)
     task = default_task(spec)
     config = build_config(spec, task)
-    for part in {
-        id(c): c for c in (config, config.get_text_config(), getattr(config, "vision_config", config))
-    }.values():
+    for part in (config, config.get_text_config(), getattr(config, "vision_config", config)):
         for name in ("num_hidden_layers", "num_layers"):
             depth = getattr(part, name, None)
             if isinstance(depth, int):
