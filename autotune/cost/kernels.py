@@ -1,7 +1,7 @@
 """Operators that a trace doesn't have: results of the right size that are all zero, and their work.
 
-Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends,
-which a trace, of results alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes`
+Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends, which a trace, of
+results alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes`
 take such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
 
 Of Liger's kernels the library's own functions run on tensors without values, its Triton kernels don't. A model is

@@ -1,7 +1,7 @@
 """Traces a family of configurations and returns its profile.
 
-The whole model runs at two micro-batches, in each of which every tensor is a line. Tensors are those of the meta
-device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
+The whole model runs at two micro-batches, by which every tensor is a line in the micro-batch. Tensors are those of the
+meta device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
 """
 
 from __future__ import annotations
