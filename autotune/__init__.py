@@ -31,7 +31,7 @@ _HOMES = {
     **dict.fromkeys(("find", "preview", "resume"), "api"),
     "Allowance": "values.config",
     **dict.fromkeys(("Budget", "Effort"), "values.budget"),
-    **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.adapters"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.techniques"),
     **dict.fromkeys(("Precision", "TrainConfig"), "values.config"),
     "Workload": "values.workload",
     "AutotuneCallback": "integrations.callback",

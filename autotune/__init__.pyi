@@ -11,17 +11,6 @@ from autotune.planning.user_code import Knobs as Knobs
 from autotune.training.loss import normalize_loss as normalize_loss
 from autotune.tuning_result import TuningResult as TuningResult
 from autotune.tuning_result import load as load
-from autotune.values.adapters import BitfitAdapter as BitfitAdapter
-from autotune.values.adapters import DoraAdapter as DoraAdapter
-from autotune.values.adapters import Ia3Adapter as Ia3Adapter
-from autotune.values.adapters import LohaAdapter as LohaAdapter
-from autotune.values.adapters import LokrAdapter as LokrAdapter
-from autotune.values.adapters import LoraAdapter as LoraAdapter
-from autotune.values.adapters import PTuningAdapter as PTuningAdapter
-from autotune.values.adapters import PrefixAdapter as PrefixAdapter
-from autotune.values.adapters import PromptAdapter as PromptAdapter
-from autotune.values.adapters import RsloraAdapter as RsloraAdapter
-from autotune.values.adapters import VeraAdapter as VeraAdapter
 from autotune.values.budget import Budget as Budget
 from autotune.values.budget import Effort as Effort
 from autotune.values.config import Allowance as Allowance
@@ -29,6 +18,17 @@ from autotune.values.config import Precision as Precision
 from autotune.values.config import TrainConfig as TrainConfig
 from autotune.values.estimate import CostEstimate as CostEstimate
 from autotune.values.problem import Observer as Observer
+from autotune.values.techniques import BitfitAdapter as BitfitAdapter
+from autotune.values.techniques import DoraAdapter as DoraAdapter
+from autotune.values.techniques import Ia3Adapter as Ia3Adapter
+from autotune.values.techniques import LohaAdapter as LohaAdapter
+from autotune.values.techniques import LokrAdapter as LokrAdapter
+from autotune.values.techniques import LoraAdapter as LoraAdapter
+from autotune.values.techniques import PTuningAdapter as PTuningAdapter
+from autotune.values.techniques import PrefixAdapter as PrefixAdapter
+from autotune.values.techniques import PromptAdapter as PromptAdapter
+from autotune.values.techniques import RsloraAdapter as RsloraAdapter
+from autotune.values.techniques import VeraAdapter as VeraAdapter
 from autotune.values.workload import Workload as Workload
 from autotune.version import __version__ as __version__
 

@@ -31,9 +31,9 @@ from autotune.storage.home import rates_of
 from autotune.training.build import describe
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
-from autotune.values.adapters import LoraAdapter
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
+from autotune.values.techniques import LoraAdapter
 from autotune.values.trial import TrialResult
 from autotune.values.workload import Workload
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import autotune
-from autotune.values.catalogue.gpus import gpu_named
+from autotune.values.catalogue import gpu_named
 
 COMMON = {"per_device_train_batch_size": 1, "attn_implementation": "sdpa", "checkpointing": "full"}
 LORA = {"precision": "pure_bf16", "adapter": autotune.LoraAdapter(rank=16), **COMMON}

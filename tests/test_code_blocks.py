@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 import autotune as package
 from autotune.cli import console
 from autotune.cli.main import app
-from autotune.planning.options import Fixed, project_defaults
+from autotune.planning.options import Fixed
 from autotune.space.file import builtin_spaces, read_space
 from autotune.training import baseline
 from autotune.training.resolve import resolve
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.values.budget import Effort
-from autotune.values.catalogue.gpus import gpu_named
+from autotune.values.catalogue import gpu_named
 from autotune.values.config import Allowance
 
 BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json", "toml"), ("text",)
@@ -39,7 +39,6 @@ BASH, PYTHON, DATA, OTHER = "bash", "python", ("yaml", "json", "toml"), ("text",
 READERS = {
     "mine.yaml": read_space,
     "args.json": baseline.read_arguments,
-    "pyproject.toml": lambda path: project_defaults(path.parent),
     ".github/workflows/fits.yaml": lambda path: yaml.safe_load(path.read_text()),
 }
 

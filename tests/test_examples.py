@@ -9,7 +9,7 @@ from running_examples import ROOT, run_example
 
 import autotune
 from autotune.training.arguments import plan
-from autotune.values.adapters import LoraAdapter
+from autotune.values.techniques import LoraAdapter
 
 
 @pytest.fixture

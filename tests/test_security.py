@@ -61,17 +61,6 @@ def test_kernels_of_the_hub_need_the_users_word_wherever_a_config_names_them(tmp
     assert make_spec(config={"attn_implementation": "sdpa"}).hub_kernels == ()
 
 
-def test_a_project_runs_none_of_its_code(tmp_path, monkeypatch):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps(TINY_LLAMA))
-    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\ndef f(**_): return [0.0]\n")
-    (tmp_path / "pyproject.toml").write_text('[tool.autotune]\nmodel = "m"\nrecipe = "grpo"\nreward = "evil:f"\n')
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["find", "--dry-run"])
-    assert not (tmp_path / "ran").exists()
-    assert (done.exit_code, "[tool.autotune] reward: say it on the command line" in done.stderr) == (2, True)
-
-
 def test_what_listens_is_on_loopback_and_code_of_a_model_is_off_by_default():
     assert is_loopback(ADDRESS)
     assert is_loopback(inspect.signature(reports.dashboard).parameters["host"].default)

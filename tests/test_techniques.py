@@ -15,10 +15,9 @@ from autotune.space.rules import refusals
 from autotune.training.build import describe
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
-from autotune.values.adapters import ADAPTERS
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
-from autotune.values.techniques import OPTIMIZERS
+from autotune.values.techniques import ADAPTERS, OPTIMIZERS
 from autotune.values.trial import TrialStatus
 from autotune.values.workload import Workload
 

@@ -16,7 +16,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
 
 import typer
@@ -35,7 +34,6 @@ from autotune.units import visible
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from autotune.values.problem import Observer
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -151,8 +149,7 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
     return Console(stderr=True, quiet=quiet)
 
 
-# Keys in `typer.Context.meta`: values of options, and a project's file with its defaults.
-_GIVEN, _PROJECT = "autotune.options", "autotune.project"
+_GIVEN = "autotune.options"  # key in `typer.Context.meta`: values of options
 
 
 TrustRunDir = Annotated[
@@ -163,16 +160,6 @@ TrustRunDir = Annotated[
 def given(context: typer.Context) -> dict[str, Any]:
     """Return the values of the given options, by the names of `autotune.planning.options`."""
     return dict(context.meta.get(_GIVEN, {}))
-
-
-def note_project(context: typer.Context, observer: Observer) -> None:
-    """Say which file of a project gave defaults, and for which options, if one did."""
-    from autotune.values.problem import Note
-
-    path, values = context.meta.get(_PROJECT, ("", {}))
-    taken = [n for n in values if getattr(context.get_parameter_source(n), "name", "") == "DEFAULT_MAP"]
-    if taken:
-        observer(Note(text=f"from {path}: {', '.join('--' + name.replace('_', '-') for name in taken)}"))
 
 
 @functools.cache
@@ -196,26 +183,13 @@ def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
     return tuple(typer.main.get_command(app).params)
 
 
-def taking(
-    module: str, name: str, *, of_project: bool = False, of_script: bool = False
-) -> type[typer.core.TyperCommand]:
+def taking(module: str, name: str, *, of_script: bool = False) -> type[typer.core.TyperCommand]:
     """Return a class of commands with options for the fields of a class, followed by their own.
 
-    With `of_project`, `[tool.autotune]` of a project's pyproject.toml has defaults for them. With `of_script`, those
-    that a user's script decides are left out.
+    With `of_script`, those that a user's script decides are left out.
     """
 
     class Command(typer.core.TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            if of_project and not ctx.resilient_parsing and "--help" not in args:
-                with told_errors(as_json="--json" in args, debug="--debug" in args):
-                    from autotune.planning.options import project_defaults
-
-                    found = project_defaults(Path.cwd())
-                    if found is not None:  # click takes them where an option isn't given
-                        ctx.meta[_PROJECT], ctx.default_map = found, found[1]
-            return super().parse_args(ctx, args)
-
         def get_params(self, ctx: Any) -> list[Any]:
             return [*_made(module, name, of_script=of_script), *super().get_params(ctx)]
 

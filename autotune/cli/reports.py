@@ -75,7 +75,7 @@ def gpus(
 ) -> None:
     """List the built-in table of GPUs: memory, bandwidth and peaks, with sources."""
     from autotune.output.listings import gpus_table
-    from autotune.values.catalogue.gpus import gpus_like
+    from autotune.values.catalogue import gpus_like
 
     _listed(gpus_like(name), gpus_table, lambda gpu: str(gpu.name), quiet=quiet, as_json=as_json)
 

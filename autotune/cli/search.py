@@ -23,7 +23,6 @@ from autotune.cli.console import (
     error_document,
     given,
     guarded,
-    note_project,
     print_json,
     print_text,
     silence_libraries,
@@ -177,7 +176,6 @@ def _find(
 
     verbose = shown["verbose"]
     with Progress(stderr(quiet=shown["quiet"], verbose=verbose), verbose=verbose) as progress:
-        note_project(context, progress)
         found = api.preview(**asked, observer=progress)
     if shown["as_json"]:
         print_json(found.model_dump(mode="json"))
@@ -212,7 +210,6 @@ def _watched(
     interrupted = None
     try:
         with Progress(console, verbose=verbose) as progress:
-            note_project(context, progress)
             result = search(observer=progress)
     except SearchInterrupted as error:
         if error.result is None:

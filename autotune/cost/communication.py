@@ -26,7 +26,7 @@ import numpy as np
 
 from autotune.cost.profile import Profile, Vector, total_bytes
 from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
-from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.catalogue import gpu_of
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware

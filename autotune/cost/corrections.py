@@ -20,7 +20,7 @@ from autotune.cost.gaussian_process import EXPECTED, SIZE, Process
 from autotune.cost.memory import Components
 from autotune.cost.profile import Vector
 from autotune.value import Value
-from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.catalogue import gpu_of
 from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware

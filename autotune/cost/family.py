@@ -8,11 +8,10 @@ from typing import Literal, cast, get_args
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.adapters import AnyAdapter, OwnAdapter
 from autotune.values.config import Precision, Quantization, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import Task
-from autotune.values.techniques import CHECKPOINTING, Checkpointing
+from autotune.values.techniques import CHECKPOINTING, AnyAdapter, Checkpointing, OwnAdapter
 from autotune.values.workload import RECIPES, RecipeKind, RecipeName, Workload
 
 # CUDA devices by the attention kernels that torch has for them: compute capability 7.5 and before; 8.0; 8.6, 8.9 and

@@ -38,9 +38,9 @@ from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, tensors_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import build_config, without_chance
-from autotune.values.adapters import is_new_weight
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
+from autotune.values.techniques import is_new_weight
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)

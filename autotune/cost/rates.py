@@ -23,7 +23,7 @@ from autotune.cost.profile import ParameterGroup
 from autotune.errors import InfrastructureError, MachineError
 from autotune.units import show_rate
 from autotune.value import Value
-from autotune.values.catalogue.gpus import Gpu, gpu_of
+from autotune.values.catalogue import Gpu, gpu_of
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import Hardware
 

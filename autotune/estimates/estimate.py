@@ -29,7 +29,7 @@ from autotune.space.knobs import Scalar, changes, in_words, make_point
 from autotune.space.space import LOADING, SearchSpace
 from autotune.training import resolve
 from autotune.units import show_memory
-from autotune.values.catalogue.gpus import gpus
+from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.workload import Workload

@@ -19,7 +19,7 @@ from autotune.estimates.report import Device, Predicted, SpreadReport, SpreadRow
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import Scalar, in_words
 from autotune.units import show_memory
-from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.catalogue import gpu_of
 from autotune.values.config import Allowance, Parallelism
 from autotune.values.model import ModelFacts
 

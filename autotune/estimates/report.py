@@ -16,7 +16,7 @@ from autotune.cost.model import below
 from autotune.errors import InputError
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.catalogue.gpus import gpus, hypothetical
+from autotune.values.catalogue import gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Alive, Cost, CostEstimate, MemoryBreakdown
 from autotune.values.hardware import Hardware

@@ -35,7 +35,7 @@ from autotune.storage.home import rates_of
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue.gpus import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import detect
@@ -209,7 +209,7 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
     fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
     """
     hardware = device.hardware
-    space = load_space(workloads.DEFAULT_SPACE[hardware.kind])
+    space = load_space("cpu" if hardware.is_cpu else "default")
     parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
     for name, parameter in parameters.items():
         if name.startswith("adapter.") and parameter.choices != "lattice":

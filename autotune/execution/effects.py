@@ -33,10 +33,9 @@ from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, adapter_arg
 from autotune.training.arguments import FSDP_KINDS, ZERO_STAGES, effective_tf32
 from autotune.training.loss import base_model
 from autotune.training.random_weights import quantization_of, quantized_layers
-from autotune.values.adapters import is_new_weight
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS
+from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, is_new_weight
 
 # Each has a method of its name in `EffectsProbe`, which returns what is in effect if that is what was asked for.
 KNOBS = (

@@ -35,8 +35,8 @@ from autotune.training.baseline import BY_EVALUATION
 from autotune.training.loss import base_model, normalize_loss
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.value import read_unchanged
-from autotune.values.adapters import OwnAdapter, is_new_weight
 from autotune.values.config import Quantization
+from autotune.values.techniques import OwnAdapter, is_new_weight
 from autotune.values.workload import CODE_FILE, OwnCode
 
 Found = TypeVar("Found")

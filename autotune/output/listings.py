@@ -16,8 +16,7 @@ from autotune.space.file import SpaceFile
 from autotune.space.knobs import shown_changes
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
-from autotune.values.catalogue import CatalogueEntry
-from autotune.values.catalogue.gpus import Dtype, Gpu
+from autotune.values.catalogue import CatalogueEntry, Dtype, Gpu
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:

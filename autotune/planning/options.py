@@ -2,17 +2,15 @@
 
 The command line makes its options from these fields (`autotune.cli.console`), and `takes_options` the signatures and
 docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text: '24GiB' and 25769803776 are the same
-memory. The command line takes defaults from a project's pyproject.toml, too.
+memory.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import NoneType
@@ -30,7 +28,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from autotune.errors import InputError, first_complaint, suggestion
+from autotune.errors import InputError, first_complaint
 from autotune.space.knobs import fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
@@ -192,61 +190,6 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         raise InputError(f"--{option} {str(first['input'])[:100]}: {first_complaint(error)}") from None
     except RecursionError:
         raise InputError("an option is nested too deeply") from None
-
-
-# Options that a project has no default for, since they run code or reach other machines: who runs a command in somebody
-# else's project need not trust its models and modules. Trackers' libraries read settings of the working directory.
-_NOT_OF_A_PROJECT = ("trust_remote_code", "reward", "report_to", "engine", "address")
-
-
-def project_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the nearest pyproject.toml with a table [tool.autotune] and its values by option; None if there is none.
-
-    It lies in `folder` or, within a git repository, in a folder above it, up to the root of the repository.
-
-    Raises:
-        InputError: The file can't be read, or a key or a value of the table is wrong.
-    """
-    above = [folder, *folder.parents]
-    depth = next((depth for depth, parent in enumerate(above) if (parent / ".git").exists()), 0)
-    for parent in above[: depth + 1]:
-        path = Path(os.path.relpath(parent / "pyproject.toml", folder))  # as it is shown
-        try:
-            document = tomllib.loads((folder / path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError) as error:
-            deep = "nested too deeply" if isinstance(error, RecursionError) else f"not TOML: {error}"
-            raise InputError(f"{path}: {error.strerror if isinstance(error, OSError) else deep}") from None
-        if isinstance(document.get("tool"), dict) and "autotune" in document["tool"]:
-            try:
-                return path, _project_values(path, folder, document["tool"]["autotune"])
-            except InputError as error:
-                raise InputError(f"{path}: [tool.autotune] {error}") from None
-    return None
-
-
-def _project_values(path: Path, folder: Path, table: Any) -> dict[str, Any]:
-    """Return the values of [tool.autotune] in `path`, as seen from `folder`, as the command line takes them."""
-    if not isinstance(table, dict):
-        raise InputError(f"expected a table, not {table!r}")
-    known = [name for name in fields_by_name(SearchOptions) if name not in _NOT_OF_A_PROJECT]
-    values = {key.replace("-", "_"): value for key, value in table.items()}
-    for key, name in zip(table, values, strict=False):
-        if name in _NOT_OF_A_PROJECT:
-            raise InputError(f"{key}: say it on the command line")
-        if name not in known:
-            near = suggestion(key, [option.replace("_", "-") for option in known])
-            raise InputError(f"{key}: no such option{near}")
-    read = options_of(SearchOptions, {"model": "", **values}).model_dump(mode="json", by_alias=True)
-    found = {name: read[name] for name in values}
-    for name in (n for n in ("data", "baseline", "output", "model", "space") if n in found):
-        file = path.parent / found[name]  # a project's files lie beside it; a model or a space may be a name
-        if name not in ("model", "space") or (folder / file).exists():
-            found[name] = str(file)
-        if name == "output" and not (folder / file).resolve().is_relative_to((folder / path).parent.resolve()):
-            raise InputError("output: outside of the project; say it on the command line")
-    return found
 
 
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:

@@ -16,7 +16,7 @@ from autotune.errors import InputError, MachineError
 from autotune.execution.places import spread
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
-from autotune.planning.workload import DEFAULT_SPACE, check_recipe, searched_workload
+from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
@@ -144,7 +144,7 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
 
 def default_space(hardware: Hardware) -> str:
     """Return the name of the built-in space that is searched if the user names none."""
-    return "parallel" if (hardware.count or 1) > 1 else DEFAULT_SPACE[hardware.kind]
+    return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
 
 
 def described(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:

@@ -132,8 +132,7 @@ class UserTrainer(Subject):
         found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
-        batch = arguments.global_batch_size
-        check_batch(batch, "your TrainingArguments: the global batch")
+        batch = check_batch(arguments.global_batch_size, "your TrainingArguments: the global batch")
         baseline = baseline_config(arguments, batch, about.facts, start.hardware)
         if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
             baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})

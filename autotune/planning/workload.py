@@ -21,8 +21,6 @@ from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, Workload
 
-DEFAULT_SPACE = {"cuda": "default", "cpu": "cpu"}
-TRANSCRIPT_LENGTH = 128  # tokens; the 30 s of a Whisper sample hold some 75 spoken words
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
 
 
@@ -86,14 +84,22 @@ def workload_of(
             raise InputError(f"--seq-len {asked or usual}: a sample's images take {shown.tokens} tokens; {limits}")
     if task.takes_text and asked is None:
         notes.append(f"sequence length {usual} (--seq-len)")
-    length = _frames(asked, usual, spec, notes) if task.takes_audio else asked or usual
+    length = asked or usual
+    if task.takes_audio:
+        fixed, least = fixed_frames(spec.model_type, spec.config), least_frames(spec.model_type, spec.config)
+        if fixed is not None and asked not in (None, fixed):
+            raise InputError(f"--seq-len {asked}: {spec.name} takes {fixed} frames of sound and no other length")
+        if fixed is None and length < least:
+            raise InputError(f"--seq-len {length}: {spec.name} hides spans of {least} frames in training; use as many")
+        length = fixed or length
+        notes += [f"samples of {length} frames of sound{'' if fixed else ' (--seq-len)'}"] if asked is None else []
     target = options.target_len
     if target and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
     if task.has_targets and target is None:
         target = length
         if task.takes_audio:
-            target = min(TRANSCRIPT_LENGTH, int(spec.config.get("max_target_positions", TRANSCRIPT_LENGTH)))
+            target = min(128, int(spec.config.get("max_target_positions", 128)))  # 30 s hold some 75 spoken words
         notes.append(f"target length {target} (--target-len)")
     return Workload(
         model=spec,
@@ -119,17 +125,6 @@ def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
     if task is not Task.IMAGE_TEXT_TO_TEXT and (given := next((name for name, value in asked.items() if value), None)):
         raise InputError(f"{given}: the task {task} has no images beside texts")
     return spec.model_copy(update={"freeze_vision": options.freeze_vision}), task
-
-
-def _frames(asked: int | None, usual: int, spec: ModelSpec, notes: list[str]) -> int:
-    fixed, length = fixed_frames(spec.model_type, spec.config), asked or usual
-    if fixed is not None and asked not in (None, fixed):
-        raise InputError(f"--seq-len {asked}: {spec.name} takes {fixed} frames of sound and no other length")
-    if fixed is None and length < (least := least_frames(spec.model_type, spec.config)):
-        raise InputError(f"--seq-len {length}: {spec.name} hides spans of {least} frames in training; use as many")
-    if asked is None:
-        notes.append(f"samples of {fixed or length} frames of sound{'' if fixed else ' (--seq-len)'}")
-    return fixed or length
 
 
 def check_recipe(options: WorkloadOptions) -> None:
@@ -228,8 +223,7 @@ def _searched_batch(
                 f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
                 f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
             )
-        check_batch(own, f"{arguments.source}: the global batch")
-        return own
+        return check_batch(own, f"{arguments.source}: the global batch")
     usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
     found = global_batch_of(options, usual, notes, together=ranks > 1)
     if found is not None and found % ranks:
@@ -251,11 +245,11 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
     if asked is None:
         notes.append(f"global batch {usual} samples{', all devices together' * together} (--global-batch)")
         return usual
-    check_batch(asked, "--global-batch")
-    return asked
+    return check_batch(asked, "--global-batch")
 
 
-def check_batch(samples: int, what: str) -> None:
-    """Refuse a global batch beyond `LARGEST_BATCH`; `what` names its source in the message."""
+def check_batch(samples: int, what: str) -> int:
+    """Return a global batch; `what` names the source of one beyond `LARGEST_BATCH`, which is refused."""
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
+    return samples

@@ -21,13 +21,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from autotune.errors import InputError, SearchSpaceError, complaint, suggestion
+from autotune.errors import SearchSpaceError, complaint, one_line, suggestion
 from autotune.space.knobs import ATTENTION, MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import Value, read_named
@@ -35,43 +36,25 @@ from autotune.values.budget import Effort
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, Task
 
 
-def _check_list(value: Any, *, of: str, or_else: str = "") -> None:
-    """Raise ValueError unless `value` is a list of scalars that isn't empty."""
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"expected a list, not {value!r}{or_else}")
-    if not value:
-        raise ValueError(f"needs at least one {of}")
-    for item in value:
-        if not isinstance(item, Scalar):
-            raise ValueError(f"{item!r} is no text, number, true, false or null")
-
-
-def _choices(value: Any) -> Any:
-    if value != "lattice":
-        _check_list(value, of="choice", or_else=" (or 'lattice', for the micro-batch)")
-        if len(set(map(repr, value))) != len(value):
-            raise ValueError("has a choice twice")
+def _listed(value: Any) -> Any:
+    """Refuse what is no list of values, before pydantic says so in more words."""
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, Scalar) for item in value):
+        raise ValueError(f"expected a list of texts, numbers, true, false or null, not {value!r}")
+    if len(set(map(repr, value))) != len(value):
+        raise ValueError("has a value twice")
     return value
 
 
-def _condition(value: Any) -> Any:
-    for name, values in value.items() if isinstance(value, dict) else ():
-        try:
-            _check_list(values, of="value")
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return value
-
-
-Condition = Annotated[dict[str, tuple[Scalar, ...]], BeforeValidator(_condition)]
+Values = Annotated[tuple[Scalar, ...], BeforeValidator(_listed)]
+Condition = dict[str, Values]
 
 
 class Parameter(Value):
     """One parameter: its choices, and when it exists."""
 
-    choices: Annotated[tuple[Scalar, ...] | Literal["lattice"], BeforeValidator(_choices)] = Field(
-        description="values, or 'lattice' for the micro-batch: divisors of the global batch"
-    )
+    choices: Annotated[
+        tuple[Scalar, ...] | Literal["lattice"], BeforeValidator(lambda v: v if v == "lattice" else _listed(v))
+    ] = Field(description="values, or 'lattice' for the micro-batch: divisors of the global batch")
     when: Condition = Field(default_factory=dict)
     from_effort: Effort = Effort.QUICK
 
@@ -128,40 +111,30 @@ def read_space(path: Path) -> SpaceFile:
         SearchSpaceError: The file can't be read or is malformed.
     """
     try:
-        document = read_yaml(path)
-    except InputError as error:
-        raise SearchSpaceError(str(error)) from None
+        document = yaml.load(read_named(path).decode(), Loader=_StrictLoader)
+    except OSError as error:
+        raise SearchSpaceError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        words = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise SearchSpaceError(f"{path}: {where}{words}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number of thousands of digits
+        raise SearchSpaceError(f"{path}: not YAML: {one_line(error)}") from None
     if not isinstance(document, dict):
         raise SearchSpaceError(f"{path}: expected a mapping with 'description' and 'parameters'")
     try:
         space = SpaceFile.model_validate({**document, "name": path.stem})
     except ValidationError as error:
-        raise SearchSpaceError(f"{path}: {_validation_message(error)}") from None
+        errors = error.errors()  # an unknown key may be a misspelt one that is missing
+        first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+        where, words = ".".join(map(str, first["loc"])), complaint(first)
+        if first["type"] == "extra_forbidden":
+            known = (*SpaceFile.model_fields, *Parameter.model_fields, *ForbidRule.model_fields)
+            words = f"is unknown{suggestion(str(first['loc'][-1]), known)}"
+        raise SearchSpaceError(f"{path}: {where}: {words}") from None
     _check_values(path, space)
     return space
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the document in a file of YAML, or of JSON, which is YAML.
-
-    Raises:
-        InputError: It can't be read.
-    """
-    try:
-        return yaml.load(read_named(path).decode(), Loader=_StrictLoader)
-    except OSError as error:
-        reason = str(error.strerror)
-    except UnicodeDecodeError:
-        reason = "not UTF-8 text"
-    except RecursionError:
-        reason = "nested too deeply"
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        reason = where + str(getattr(error, "problem", None) or error).splitlines()[0]
-    except ValueError as error:  # of a whole number of thousands of digits
-        reason = str(error)
-    raise InputError(f"{path}: {reason}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -179,53 +152,35 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _validation_message(error: ValidationError) -> str:
-    errors = error.errors()
-    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])  # which may be a missing one's name
-    where = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        key = str(first["loc"][-1])
-        if len(first["loc"]) == 1:
-            return f"{key!r} is unknown{suggestion(key, SpaceFile.model_fields)}"
-        known = (*Parameter.model_fields, *ForbidRule.model_fields)
-        return f"{where}: {key!r} is unknown{suggestion(key, known)}"
-    return f"{where}: {complaint(first)}"
-
-
 def _check_values(path: Path, space: SpaceFile) -> None:
     """Refuse names that are no parameters, and values that no configuration can have."""
 
-    def refuse(where: str, words: str) -> NoReturn:
-        raise SearchSpaceError(f"{path}: {where}: {words}")
+    def check(where: str, found: str | None) -> None:
+        if found is not None:
+            raise SearchSpaceError(f"{path}: {where}{found}")
 
-    def check(where: str, name: str, values: tuple[Scalar, ...]) -> None:
-        if (found := next(filter(None, (problem(name, value) for value in values)), None)) is not None:
-            refuse(where, found)
+    def check_all(where: str, condition: Mapping[str, tuple[Scalar, ...]]) -> None:
+        for name, values in condition.items():
+            if name not in PARAMETERS:
+                check("", f"parameter {name!r} is unknown{suggestion(name, PARAMETERS)}")
+            check(f"{where}.{name}: ", next(filter(None, (problem(name, value) for value in values)), None))
 
-    conditions = (*(p.when for p in space.parameters.values()), *(rule.forbid for rule in space.rules))
-    for name in (*space.parameters, *(other for condition in conditions for other in condition)):
-        if name not in PARAMETERS:
-            raise SearchSpaceError(f"{path}: parameter {name!r} is unknown{suggestion(name, PARAMETERS)}")
     above: list[str] = []
     for name, parameter in space.parameters.items():
         at = f"parameters.{name}"
-        if parameter.choices != "lattice":
-            check(f"{at}.choices", name, parameter.choices)
-        elif name != MICRO_BATCH:
-            refuse(f"{at}.choices", "'lattice' is for the micro-batch only")
-        for other, values in parameter.when.items():
-            check(f"{at}.when.{other}", other, values)
-            if other not in above:
-                refuse(f"{at}.when", f"{other!r} is not a parameter above it")
+        check_all("parameters", {name: () if parameter.choices == "lattice" else parameter.choices})
+        if parameter.choices == "lattice" and name != MICRO_BATCH:
+            check(f"{at}.choices: ", "'lattice' is for the micro-batch only")
+        check_all(f"{at}.when", parameter.when)
+        for other in parameter.when:
+            check(f"{at}.when: ", None if other in above else f"{other!r} is not a parameter above it")
         for kind in parameter.when.get("adapter", ()):
-            if not has_field(kind, name):
-                refuse(f"{at}.when.adapter", f"{kind} has no {name.partition('.')[2]}")
+            check(f"{at}.when.adapter: ", None if has_field(kind, name) else f"{kind} has no {name.partition('.')[2]}")
         if name.startswith("adapter.") and "adapter" not in space.parameters:
-            refuse(at, "there is no parameter 'adapter'")
+            check(f"{at}: ", "there is no parameter 'adapter'")
         above.append(name)
     for number, rule in enumerate(space.rules):
-        for name, values in rule.forbid.items():
-            check(f"rules.{number}.forbid.{name}", name, values)
+        check_all(f"rules.{number}.forbid", rule.forbid)
 
 
 def facts_for(space: SpaceFile) -> ModelFacts:

@@ -21,12 +21,11 @@ from pydantic.fields import FieldInfo
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
 from autotune.value import Value
-from autotune.values.adapters import ADAPTERS, Adapter, kinds_with
 from autotune.values.config import KNOBS, Allowance, Difference, Parallelism, TrainConfig, deepest_class, knob_values
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.result import TrialRow
-from autotune.values.techniques import BACKENDS, why_not
+from autotune.values.techniques import ADAPTERS, BACKENDS, Adapter, kinds_with, why_not
 
 Scalar = bool | int | float | str | None
 
@@ -44,6 +43,9 @@ PARAMETERS = (
     | {f"{_ADAPTER}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
 )
 
+# Those that make the values of fields together.
+NESTED = frozenset(name for name in PARAMETERS if name == "adapter" or "." in name)
+
 
 def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
     """Return the configuration at `point`.
@@ -56,7 +58,7 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
     def nested(prefix: str) -> dict[str, Scalar]:
         return {name.removeprefix(prefix): value for name, value in point.items() if name.startswith(prefix)}
 
-    fields: dict[str, Any] = {name: value for name, value in point.items() if "." not in name and name != "adapter"}
+    fields: dict[str, Any] = {name: value for name, value in point.items() if name not in NESTED}
     if parallel := nested(_PARALLEL):
         fields["parallelism"] = Parallelism.model_validate(parallel)
     if (kind := point.get("adapter")) is not None:
@@ -120,8 +122,7 @@ def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[s
 
 def problem(parameter: str, value: Scalar) -> str | None:
     """Return why `value` is invalid for `parameter`, or None; a value of another type, such as '8', is invalid."""
-    reason = why_not(parameter, value)
-    if reason is not None:
+    if (reason := why_not(parameter, value)) is not None:
         return f"{value!r}: {reason}"
     texts = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS_IMPLEMENTATIONS}
     known = {**texts, "torch_compile_backend": BACKENDS}.get(parameter)  # TrainConfig itself checks other parameters
@@ -151,8 +152,12 @@ SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.sho
 
 def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
     """Return the changes of `config` against the baseline, in the order of the fields."""
+
+    def words(value: Any) -> str:
+        return "none" if value is None else value.shown if isinstance(value, Adapter) else str(value)
+
     return tuple(
-        Change(knob=knob, before=_in_words(before), after=_in_words(after), allowance=allowance)
+        Change(knob=knob, before=words(before), after=words(after), allowance=allowance)
         for knob, before, after, allowance in _differences(config, problem)
     )
 
@@ -176,14 +181,6 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, rounds)
             yield name, before, after, Allowance(knob.allowance_of(change))
-
-
-def _in_words(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, Adapter):
-        return value.shown
-    return str(value)
 
 
 def shown_changes(changed: Iterable[Change]) -> str:
@@ -253,10 +250,10 @@ def knob_named(name: str, option: str) -> KnobOption:
     Raises:
         InputError: There is no such knob; the message begins with `option`.
     """
-    plain, known = name.strip().lower(), _by_name()
+    known, plain = _by_name(), name.strip().lower()
     if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
         return found
-    if (meant := _MEANT.get(_hyphened(plain))) is not None:
+    if (meant := _MEANT.get(_hyphened(name))) is not None:
         raise InputError(f"{option} {name}: {meant}")
     near = suggestion(name, (*known, *(knob.parameter for knob in knobs()), *_SWITCHES))
     others = ", ".join(knob.option for knob in knobs() if "." not in knob.parameter)
@@ -327,15 +324,12 @@ def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
 @functools.cache
 def _by_name() -> dict[str, KnobOption]:
     """Return the knobs by each of their names, in lower case and with hyphens."""
-    return {
-        _hyphened(name): knob
-        for knob in knobs()
-        for name in (knob.parameter, knob.parameter.removeprefix("parallelism."), knob.option)
-    }
+    names = ((k, (k.parameter, k.parameter.removeprefix(_PARALLEL), k.option)) for k in knobs())
+    return {_hyphened(name): knob for knob, known in names for name in known}
 
 
 def _hyphened(name: str) -> str:
-    return name.replace("_", "-").replace(".", "-")
+    return name.strip().lower().replace("_", "-").replace(".", "-")
 
 
 def _knob(parameter: str, option: str, field: FieldInfo) -> KnobOption:

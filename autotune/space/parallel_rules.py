@@ -5,7 +5,7 @@ They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from autotune.training.arguments import (
     FSDP_KINDS,
@@ -20,7 +20,8 @@ from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
-Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
+# Returns the first reason why a configuration can't run, None if the rule has none.
+Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
 
 # A reason that begins so forbids trials, not estimates.
 TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
@@ -29,32 +30,34 @@ TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), n
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 
 
-def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     spread = config.parallelism
     degree = spread.tensor_parallel * spread.sequence_parallel
     if spread.world_size % degree:
         degrees = f"tensor parallel {spread.tensor_parallel}"
         degrees += f" x sequence parallel {spread.sequence_parallel}" * (spread.sequence_parallel > 1)
-        yield f"{degrees} does not divide the {spread.world_size} devices"
+        return f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
-        yield f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
+        return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
     if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
-        yield f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
+        return f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
+    return None
 
 
-def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
-        yield "buckets and the static graph are DDP's: several devices without sharding"
+        return "buckets and the static graph are DDP's: several devices without sharding"
     if spread.ddp_static_graph and accumulates(config, workload):
-        yield "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
+        return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
-        yield "wrapping is FSDP's"
+        return "wrapping is FSDP's"
     if spread.offload != "none" and spread.sharding == "none":
-        yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
+        return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
-        yield f"{spread.sharding} has nothing to split: there is one data-parallel rank"
+        return f"{spread.sharding} has nothing to split: there is one data-parallel rank"
+    return None
 
 
 def accumulates(config: TrainConfig, workload: Workload) -> bool:
@@ -63,84 +66,85 @@ def accumulates(config: TrainConfig, workload: Workload) -> bool:
     return workload.global_batch_size is not None and workload.global_batch_size > together
 
 
-def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     spread = config.parallelism
     if spread.sharding not in FSDP_KINDS:
-        return
+        return None
     if hardware.is_cpu:
-        yield "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
+        return "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
     if spread.offload == "optimizer":
-        yield "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
+        return "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
     if facts.not_fsdp is not None:
-        yield f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
+        return f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
     if config.quantization is not None:
-        yield f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
+        return f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
     if spread.wrapping == "size":
         if config.checkpointing == "full":
-            yield "FSDP checkpoints its units, and those by size lie within each other"
+            return "FSDP checkpoints its units, and those by size lie within each other"
         if facts.layers and facts.parameters // facts.layers <= UNIT_PARAMETERS:
             millions = UNIT_PARAMETERS // 10**6
-            yield f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
-    yield from _on_shards(config, "FSDP")
+            return f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
+    return _on_shards(config, "FSDP")
 
 
-def _on_shards(config: TrainConfig, of: str) -> Iterator[str]:
+def _on_shards(config: TrainConfig, of: str) -> str | None:
     row = OPTIMIZERS[config.optim]
     if config.optim in _ELEMENTWISE:
-        return
+        return None
     if row.package == "bitsandbytes":
-        yield f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
+        return f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
     if row.targets or config.optim == "adafactor":
-        yield f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
-    yield f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
+        return f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
+    return f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
 
 
-def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     spread = config.parallelism
     stage = ZERO_STAGES.get(spread.sharding)
     if stage is None:
-        return
+        return None
     if "deepspeed" not in hardware.versions:
-        yield f"{spread.sharding} needs the package deepspeed"
+        return f"{spread.sharding} needs the package deepspeed"
     if hardware.is_cpu and hardware.cxx is None:
-        yield f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
+        return f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
     if config.precision is Precision.PURE_BF16:
-        yield "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
+        return "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
     if spread.tensor_parallel > 1:
-        yield "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
+        return "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
     if config.quantization is not None and stage == 3:
         packed = f"packed ones ({config.quantization})"
-        yield f"zero_3 splits every weight, which {packed} can't be; zero_2 leaves them whole"
+        return f"zero_3 splits every weight, which {packed} can't be; zero_2 leaves them whole"
     if config.torch_compile_backend is not None:
-        yield "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
+        return "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
     if spread.offload == "parameters" and stage < 3:
-        yield f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
+        return f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
     # Those that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
     # fails, since it passes an argument that DeepSpeed's lacks.
     if spread.offload != "none" and config.optim not in ("adamw_torch", "adamw_torch_fused"):
-        yield f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
+        return f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
     if config.optim not in _ELEMENTWISE and OPTIMIZERS[config.optim].package != "bitsandbytes":
         if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
-            yield f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
-        yield f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
+            return f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
+        return f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
+    return None
 
 
-def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
     spread, degree = config.parallelism, config.parallelism.tensor_parallel
     if degree == 1:
-        return
+        return None
     if transformers_version(hardware) < TENSOR_PARALLEL_SINCE:
-        yield "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
+        return "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
     if hardware.is_cpu:
-        yield "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
+        return "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
     if facts.tensor_parallel_heads is None:
-        yield f"transformers has no tensor-parallel plan for {workload.model.model_type}"
+        return f"transformers has no tensor-parallel plan for {workload.model.model_type}"
     elif facts.tensor_parallel_heads % degree:
-        yield f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
+        return f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
     if spread.data_parallel > 1 and spread.sharding != "fsdp_full":
-        yield f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
+        return f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
     if spread.wrapping != "layers":
-        yield "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
+        return "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
     for asked, what in (
         (config.adapter is not None, "an adapter"),
         (config.quantization is not None, "packed weights"),
@@ -148,54 +152,53 @@ def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         (config.torch_compile_backend is not None, "torch.compile"),
     ):
         if asked:
-            yield f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
-    yield from _on_shards(config, "tensor parallel")
+            return f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
+    return _on_shards(config, "tensor parallel")
 
 
-def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    spread, degree, heads = config.parallelism, config.parallelism.sequence_parallel, facts.tensor_parallel_heads
+def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+    spread, heads, model = config.parallelism, facts.tensor_parallel_heads, workload.model.config
+    degree = spread.sequence_parallel
     if degree == 1:
-        return
-    asked = f"sequence parallel {degree}"
+        return None
+    asked, alone = f"sequence parallel {degree}", TRIALS_ALONE
     if workload.task is not Task.CAUSAL_LM:
-        yield f"{asked} shares the tokens of causal models; the task is {workload.task}"
+        return f"{asked} shares the tokens of causal models; the task is {workload.task}"
     if spread.sharding not in ZERO_STAGES:
         other = "accelerate's cp_size beside FSDP has no kernel on a CPU and gathers all keys and values on a GPU"
-        yield f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
+        return f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
     if spread.tensor_parallel > 1:
-        yield f"{asked}: DeepSpeed has its groups beside data parallelism alone"
+        return f"{asked}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
-        yield f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+        return f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
     if heads is None or heads % degree:
-        yield f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
+        return f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:
-        yield f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
-    yield from (TRIALS_ALONE + reason for reason in _sequence_in_trials(config, workload, hardware))
-
-
-def _sequence_in_trials(config: TrainConfig, workload: Workload, hardware: Hardware) -> Iterator[str]:
-    spread, model = config.parallelism, workload.model.config
+        return f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
     if spread.sharding != "zero_3":
-        times = f"{spread.sequence_parallel} times as large"
-        yield f"beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
+        times = f"{degree} times as large"
+        return f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
     if hardware.is_cpu and spread.data_parallel > 1:
-        yield "over gloo torch can't gather the losses of ranks of which rank 0 is none (a CPU; all ranks may share)"
+        which = "ranks of which rank 0 is none (a CPU; all ranks may share)"
+        return f"{alone}over gloo torch can't gather the losses of {which}"
     if workload.dataset is not None:
-        yield "the Trainer weighs micro-batches alike, however many labels each has: samples must have one length"
+        labels = "however many labels each has: samples must have one length"
+        return f"{alone}the Trainer weighs micro-batches alike, {labels}"
     if config.attn_implementation != "sdpa":
-        yield f"{config.attn_implementation} has not been run so, sdpa has"
+        return f"{alone}{config.attn_implementation} has not been run so, sdpa has"
     kinds = set(model.get("layer_types") or ()) - {"full_attention"}
     if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
-        yield "DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
-    for asked, what in (
+        return f"{alone}DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
+    for holds, what in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
         (config.use_liger_kernel, "Liger's kernels"),
         (workload.recipe is not None, "a Trainer of TRL's"),
         (workload.is_users_own, "your own code"),
     ):
-        if asked:
-            yield f"{what} has not been run so"
+        if holds:
+            return f"{alone}{what} has not been run so"
+    return None
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from autotune.space import rules
 from autotune.space.file import SpaceFile
-from autotune.space.knobs import Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
+from autotune.space.knobs import NESTED, Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
 from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, TrainConfig
@@ -117,21 +117,21 @@ class SearchSpace:
             written = self.file.parameters.get(name)
             others = written.choices if written is not None and written.choices != "lattice" else ()
             choices.append([self._origin[name], *(c for c in others if c != self._origin[name])])
-        excused = self._illegal(self.baseline)
+        excused = list(self._illegal(self.baseline))
         found = []
         for chosen in itertools.product(*choices):
             point: Point = dict(zip(_COMPANIONS, chosen, strict=True))
-            reasons = self._illegal(self.config(point))
+            reasons = list(self._illegal(self.config(point)))
             if set(reasons) <= set(excused):
                 found.append((point, reasons))
         return found
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""
-        nested = tuple(item for item in point.items() if item[0] == "adapter" or "." in item[0])
+        nested = tuple(item for item in point.items() if item[0] in NESTED)
         if nested not in self._nested:
             self._nested[nested] = make_config(fitting(dict(nested), self._origin))
-        plain = {name: valid(name, value) for name, value in point.items() if name != "adapter" and "." not in name}
+        plain = {name: valid(name, value) for name, value in point.items() if name not in NESTED}
         return self._nested[nested].model_copy(update=plain)
 
     def point(self, config: TrainConfig) -> Point:
@@ -159,8 +159,8 @@ class SearchSpace:
         """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
         return next(self._reasons(config), None)
 
-    def _illegal(self, config: TrainConfig) -> list[str]:
-        return rules.refusals(config, self._problem.workload, self._problem.facts, self._problem.hardware)
+    def _illegal(self, config: TrainConfig) -> Iterator[str]:
+        return rules.reasons(config, self._problem.workload, self._problem.facts, self._problem.hardware)
 
     def _reasons(self, config: TrainConfig, *, alone: bool = False) -> Iterator[str]:
         """Yield all reasons against `config`; `alone`: of the file's rules only those on one parameter."""

@@ -12,9 +12,9 @@ import warnings
 from typing import Any
 
 from autotune.training.inputs import VISION_PARTS
-from autotune.values.adapters import Adapter, OwnAdapter
 from autotune.values.config import Precision
 from autotune.values.model import Task
+from autotune.values.techniques import Adapter, OwnAdapter
 
 BITFIT = "BITFIT"
 

@@ -17,7 +17,7 @@ from autotune.value import read_named
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
-from autotune.values.techniques import Checkpointing, checkpointing_of
+from autotune.values.techniques import checkpointing_of
 
 TRAINER_MICRO_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 
@@ -168,28 +168,6 @@ def _try_out(given: dict[str, Any]) -> None:
     )
 
 
-def default_micro_batch(global_batch: int | None) -> int:
-    """Return the Trainer's micro-batch, or the largest below it that divides the global batch."""
-    if global_batch is None:
-        return TRAINER_MICRO_BATCH
-    return max(d for d in range(1, min(TRAINER_MICRO_BATCH, global_batch) + 1) if global_batch % d == 0)
-
-
-def _checkpointing(given: dict[str, Any], source: str) -> Checkpointing:
-    """Return the kind that the user's arguments ask for, by the newer name or the older.
-
-    Raises:
-        InputError: No kind has these options.
-    """
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
-        if given.get(name):
-            try:
-                return checkpointing_of(given.get(f"{name}_kwargs") or {})
-            except (ValueError, AttributeError) as error:
-                raise InputError(f"{source}: {name}_kwargs: {error}") from None
-    return "none"
-
-
 def baseline_config(
     arguments: UserArguments | None,
     global_batch: int | None,
@@ -210,12 +188,19 @@ def baseline_config(
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
-    as_given.setdefault("per_device_train_batch_size", default_micro_batch(global_batch and global_batch // devices))
+    each = TRAINER_MICRO_BATCH if global_batch is None else global_batch // devices
+    divisors = (size for size in range(1, min(TRAINER_MICRO_BATCH, each) + 1) if each % size == 0)
+    as_given.setdefault("per_device_train_batch_size", max(divisors))
     if given.get("torch_compile") or "torch_compile_mode" in as_given:
         as_given.setdefault("torch_compile_backend", "inductor")
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
-    parallelism = Parallelism()
+    parallelism, kind, named = Parallelism(), "none", ("activation_checkpointing", "gradient_checkpointing")
+    if (name := next((name for name in named if given.get(name)), None)) is not None:
+        try:
+            kind = checkpointing_of(given.get(f"{name}_kwargs") or {})
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{source}: {name}_kwargs: {error}") from None
     try:
         if devices > 1:  # DDP, with what the user has set of it
             static, bucket = bool(given.get("ddp_static_graph")), given.get("ddp_bucket_cap_mb")
@@ -225,7 +210,7 @@ def baseline_config(
             expandable_segments=not hardware.is_cpu and "expandable_segments:True" in (allocator_settings() or ""),
             precision=Precision.BF16 if given.get("bf16") else Precision.FP16 if given.get("fp16") else Precision.FP32,
             tf32=bool(given.get("tf32")) or (hardware.has_tf32 and hardware.starts_with_tf32),
-            checkpointing=_checkpointing(given, source),
+            checkpointing=kind,
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
             experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
             parallelism=parallelism,

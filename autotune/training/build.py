@@ -94,14 +94,9 @@ def build_model(
 
     from autotune.training.random_weights import whole_weights
 
-    torch_dtype = getattr(torch, dtype, None)
-    if not isinstance(torch_dtype, torch.dtype):
-        raise InputError(f"{dtype!r} is not a torch dtype (as 'float32' or 'bfloat16')")
-    options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": spec.trust_remote_code}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    if experts_implementation is not None:
-        options["experts_implementation"] = experts_implementation
+    chosen = {"attn_implementation": attn_implementation, "experts_implementation": experts_implementation}
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    options |= {"dtype": getattr(torch, dtype), "trust_remote_code": spec.trust_remote_code}
     config = copy.deepcopy(config or build_config(spec, task)) if figures else config or build_config(spec, task)
     for name, value in figures.items():
         setattr(config.get_text_config(), name, value)

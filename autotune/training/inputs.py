@@ -13,22 +13,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from autotune.errors import InputError
-
-# Encoders over convolutions of the waveform, whose kernels and strides their configs list.
-_WAVEFORM = frozenset(
-    {
-        "wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d",
-        "data2vec-audio",
-    }
-)  # fmt: skip
-_FEATURES = frozenset({"whisper", "speech_to_text", "audio-spectrogram-transformer", "wav2vec2-bert", "moonshine"})
-
-# The config field of the one length that an encoder has positions for, with the default of WhisperConfig, ASTConfig.
-_FIXED = {"whisper": ("max_source_positions", 1500), "audio-spectrogram-transformer": ("max_length", 1024)}
 
 # Field that tells images from text, by model type, with its value for an image's tokens and for text.
 _TYPES = {
@@ -65,17 +53,50 @@ def special_ids(config: Any, name: str) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
+def _waveform(convolutions: Iterable[tuple[int, int]], frames: int) -> tuple[str, tuple[int, ...]]:
+    """Return the least input from which (kernel, stride) convolutions, in order, make so many frames."""
+    for kernel, stride in reversed(list(convolutions)):
+        frames = (frames - 1) * stride + kernel
+    return "input_values", (frames,)
+
+
+# Name and shape of the input of one recording, by the type of model.
+_SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
+    **dict.fromkeys(
+        (
+            "wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d",
+            "data2vec-audio",
+        ),
+        lambda config, frames: _waveform(zip(config.conv_kernel, config.conv_stride, strict=True), frames),
+    ),
+    "moonshine": lambda _, frames: _waveform(((127, 64), (7, 3), (3, 2)), frames),  # `MoonshineEncoder.__init__`
+    "whisper": lambda config, _: ("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),
+    "audio-spectrogram-transformer": lambda config, _: ("input_values", (config.max_length, config.num_mel_bins)),
+    "speech_to_text": lambda config, frames: (
+        "input_features",
+        (frames * 2**config.num_conv_layers, config.input_feat_per_channel * config.input_channels),
+    ),
+    "wav2vec2-bert": lambda config, frames: ("input_features", (frames, config.feature_projection_input_dim)),
+}  # fmt: skip
+
+
 def takes_sound(model_type: str) -> bool:
     """Return whether recordings can be made for this type of model."""
-    return model_type in _WAVEFORM | _FEATURES
+    return model_type in _SOUND
+
+
+def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
+    """Return name and shape of the input of one recording for the library config of a type that `takes_sound`.
+
+    `frames` is its length, which doesn't matter where the length is fixed.
+    """
+    return _SOUND[config.model_type](config, frames)
 
 
 def fixed_frames(model_type: str, figures: Mapping[str, Any]) -> int | None:
     """Return the only length in frames that a type of model takes, by its config's figures; None: any."""
-    if model_type not in _FIXED:
-        return None
-    field, default = _FIXED[model_type]
-    return int(figures.get(field, default))
+    known = {"whisper": ("max_source_positions", 1500), "audio-spectrogram-transformer": ("max_length", 1024)}
+    return int(figures.get(*known[model_type])) if model_type in known else None
 
 
 def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
@@ -85,41 +106,12 @@ def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
     return int(figures.get("mask_time_length", 10))  # a sample has to hold a span that SpecAugment hides
 
 
-def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
-    """Return name and shape of the input of one recording for the library config of a supported type.
-
-    `frames` is its length, which doesn't matter where the length is fixed.
-    """
-    model_type = config.model_type
-    if model_type == "whisper":
-        return "input_features", (config.num_mel_bins, 2 * config.max_source_positions)
-    if model_type == "audio-spectrogram-transformer":
-        return "input_values", (config.max_length, config.num_mel_bins)
-    if model_type == "speech_to_text":
-        features = config.input_feat_per_channel * config.input_channels
-        return "input_features", (frames * 2**config.num_conv_layers, features)
-    if model_type == "wav2vec2-bert":
-        return "input_features", (frames, config.feature_projection_input_dim)
-    if model_type == "moonshine":
-        # Not in its config: `MoonshineEncoder.__init__`.
-        return "input_values", (_before(((127, 64), (7, 3), (3, 2)), frames),)
-    convolutions = tuple(zip(config.conv_kernel, config.conv_stride, strict=True))
-    return "input_values", (_before(convolutions, frames),)
-
-
 def labels_of(frames: int) -> int:
     """Return the length of the transcript of so many frames, for CTC, which needs fewer labels than frames.
 
     Some 15 characters are spoken in a second, which has 50 frames.
     """
     return max(1, int(frames * 0.25))
-
-
-def _before(convolutions: tuple[tuple[int, int], ...], length: int) -> int:
-    """Return the least input length from which (kernel, stride) convolutions, in order, make `length`."""
-    for kernel, stride in reversed(convolutions):
-        length = (length - 1) * stride + kernel
-    return length
 
 
 # Texts with images
@@ -159,9 +151,7 @@ class ImageText(NamedTuple):
     def pixels(self) -> tuple[int, ...]:
         """Shape of the `pixel_values` of a sample."""
         first, *rest = self.image.pixels
-        if self.image.is_stacked:
-            return (1, self.images * first, *rest)
-        return (self.images * first, *rest)
+        return (*(1,) * self.image.is_stacked, self.images * first, *rest)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -221,22 +211,22 @@ def _qwen(config: Any, size: int | None) -> Image:
     )
 
 
-def _llava(config: Any, size: int | None) -> Image:
-    edge = _fixed(config, size)
-    return Image(edge, (_clip_features(config),), (1, *_channels(config), edge, edge), ())
+def _whole(config: Any, size: int | None) -> Image:
+    """Return one image of the one size that a model takes."""
+    edge = _edge(config)
+    if size not in (None, edge):
+        raise InputError(f"--image-size {size}: {config.model_type} makes every image {edge} pixels wide and high")
+    return Image(edge, (_features(config),), (1, *_channels(config), edge, edge), ())
 
 
-def _clip_features(config: Any) -> int:
-    """Return the features of a tile: CLIP's patches and its class token, which is the one that "default" leaves out."""
-    vision = config.vision_config
-    if vision.model_type not in ("clip_vision_model", "siglip_vision_model"):
+def _features(config: Any) -> int:
+    """Return the features of a tile: patches and CLIP's class token, or a first patch, which "default" leaves out."""
+    vision, strategy = config.vision_config, getattr(config, "vision_feature_select_strategy", None)
+    if strategy is not None and vision.model_type not in ("clip_vision_model", "siglip_vision_model"):
         raise InputError(f"{config.model_type}: images for {vision.model_type} are not made here")
-    of_class = int(vision.model_type == "clip_vision_model")
-    return (
-        int(_edge(vision) // vision.patch_size) ** 2
-        + of_class
-        - int(config.vision_feature_select_strategy == "default")
-    )
+    of_class = vision.model_type == "clip_vision_model"
+    patches = int(_edge(config) // vision.patch_size) ** 2
+    return int(getattr(config, "mm_tokens_per_image", None) or patches + of_class - (strategy == "default"))
 
 
 def _llava_next(config: Any, size: int | None) -> Image:
@@ -244,7 +234,7 @@ def _llava_next(config: Any, size: int | None) -> Image:
 
     `select_best_resolution` in image_processing_utils.py, `_get_unpadded_features` in processing_llava_next.py.
     """
-    edge = _edge(config.vision_config)
+    edge = _edge(config)
     size = size or 2 * edge
     height, width = min(config.image_grid_pinpoints, key=lambda at: (-(min(*at, size) ** 2), at[0] * at[1]))
     patches = edge // config.vision_config.patch_size
@@ -254,70 +244,46 @@ def _llava_next(config: Any, size: int | None) -> Image:
     else:
         columns -= (columns - rows) // 2 * 2
     tiles = height // edge * (width // edge) + 1
-    features = _clip_features(config) + rows * columns + rows
+    features = _features(config) + rows * columns + rows
     return Image(size, (features,), (1, tiles, *_channels(config), edge, edge), (size, size), "image_sizes")
 
 
-def _siglip(config: Any, size: int | None) -> Image:
-    edge = _fixed(config, size)
-    features = getattr(config, "mm_tokens_per_image", None) or (edge // config.vision_config.patch_size) ** 2
-    return Image(edge, (features,), (1, *_channels(config), edge, edge), ())
+def _tiled(config: Any, size: int | None) -> Image:
+    """Return tiles of an image that is no smaller than one, and the whole image if there are several.
 
-
-def _idefics(config: Any, size: int | None) -> Image:
-    """Return tiles of an image that is no smaller than one, and the whole image if there are several."""
-    edge = _edge(config.vision_config)
-    across = math.ceil((size or 4 * edge) / edge)  # `size` of the processors of Idefics 3 and SmolVLM
-    tiles = across**2 + 1 if across > 1 else 1
-    features = (edge // config.vision_config.patch_size) ** 2 // config.scale_factor**2
-    return Image(across * edge, (features,) * tiles, (tiles, *_channels(config), edge, edge), (), is_stacked=True)
-
-
-def _internvl(config: Any, size: int | None) -> Image:
-    """Return tiles of an image, and the whole image if there are several.
-
-    The grid is the largest square one whose area the image fills by half, of at most 12 tiles:
-    `get_optimal_tiled_canvas`.
+    InternVL's grid is the largest square one whose area the image fills by half, of at most 12 tiles
+    (`get_optimal_tiled_canvas`); its tiles are one run.
     """
-    edge = _edge(config.vision_config)
-    size = size or edge
-    across = max(n for n in range(1, math.isqrt(12) + 1) if n == 1 or 2 * size**2 > (n * edge) ** 2)
+    edge, patch, is_internvl = _edge(config), config.vision_config.patch_size, config.model_type == "internvl"
+    across = math.ceil((size or 4 * edge) / edge)  # `size` of the processors of Idefics 3 and SmolVLM
+    if is_internvl:
+        fills = (n for n in range(2, math.isqrt(12) + 1) if 2 * (size or edge) ** 2 > (n * edge) ** 2)
+        across = max(fills, default=1)
     tiles = across**2 + 1 if across > 1 else 1
-    patch = config.vision_config.patch_size
     patches = edge // (patch[0] if isinstance(patch, list | tuple) else patch)
-    features = int(patches * config.downsample_ratio) ** 2
-    return Image(across * edge, (features * tiles,), (tiles, *_channels(config), edge, edge), ())
+    if is_internvl:
+        runs: tuple[int, ...] = (int(patches * config.downsample_ratio) ** 2 * tiles,)
+    else:
+        runs = (patches**2 // config.scale_factor**2,) * tiles
+    shape = (tiles, *_channels(config), edge, edge)
+    return Image(across * edge, runs, shape, (), is_stacked=not is_internvl)
 
 
 _IMAGES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _qwen),
-    "llava": _llava,
+    **dict.fromkeys(("llava", "paligemma", "gemma3"), _whole),
     "llava_next": _llava_next,
-    **dict.fromkeys(("paligemma", "gemma3"), _siglip),
-    **dict.fromkeys(("idefics3", "smolvlm"), _idefics),
-    "internvl": _internvl,
+    **dict.fromkeys(("idefics3", "smolvlm", "internvl"), _tiled),
 }
 
 
-def _edge(vision: Any) -> int:
-    size = vision.image_size
+def _edge(config: Any) -> int:
+    size = config.vision_config.image_size
     return int(size[0] if isinstance(size, list | tuple) else size)
 
 
 def _channels(config: Any) -> tuple[int]:
     return (int(getattr(config.vision_config, "num_channels", 3)),)
-
-
-def _fixed(config: Any, size: int | None) -> int:
-    """Return the one edge that a model takes.
-
-    Raises:
-        InputError: Another one is asked for.
-    """
-    edge = _edge(config.vision_config)
-    if size not in (None, edge):
-        raise InputError(f"--image-size {size}: {config.model_type} makes every image {edge} pixels wide and high")
-    return edge
 
 
 def freeze_vision(model: Any) -> None:

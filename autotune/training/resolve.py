@@ -12,25 +12,6 @@ from autotune.training.heads import architecture_of, cannot_train, kind_of, remo
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import ModelSpec
 
-# Sizes in a config.json that are above zero wherever they are given. 1000 layers are the most that were published
-# (arXiv:2203.00555), 10 million positions (Llama 4 Scout) the largest of the others.
-_SIZES = frozenset(
-    {
-        "hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embedding_size", "word_embed_proj_dim", "head_dim",
-        "num_hidden_layers",
-        "num_layers", "num_decoder_layers", "n_layers", "n_layer", "d_kv", "intermediate_size", "ffn_dim", "d_ff",
-        "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size",
-        "num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "encoder_attention_heads",
-        "decoder_attention_heads", "max_position_embeddings", "n_positions", "max_source_positions",
-        "max_target_positions", "image_size", "patch_size", "num_channels", "num_mel_bins", "state_size", "conv_kernel",
-    }
-)  # fmt: skip
-
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-# Sizes that may be zero.
-_COUNTS = frozenset({"encoder_layers", "decoder_layers", "type_vocab_size", "num_experts_per_tok", *_EXPERTS})
-
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
     """Find the model that the user means: in the catalogue, in a directory, or on the hub, in this order.
@@ -124,8 +105,6 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
         _check_model_type(model_type, where, has_code=bool(code))
     if model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as the library has it when it reads such a file
-    if problem := _senseless_size(config):
-        raise InputError(f"{where}: {problem}")
     spec = ModelSpec(
         **asked,
         name=name,
@@ -141,45 +120,10 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
             "run; it runs only with --trust-remote-code"
         )
     built = library_config(spec)
-    _check_experts(built, where)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
         raise InputError(cannot_train(where, architecture_of(config) or f"model type {built.model_type!r}"))
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
-
-
-def _senseless_size(config: dict[str, Any], place: str = "") -> str | None:
-    """Return what is wrong with the first senseless size in a config or in one inside it; None if there is none."""
-    for name, value in config.items():
-        is_inside = isinstance(value, dict) and name.endswith(("_config", "_parameters"))
-        if is_inside and (problem := _senseless_size(value, f"{place}{name}.")):
-            return problem
-        if value is None or name not in _SIZES | _COUNTS:
-            if name == "rope_theta" and isinstance(value, int | float) and not value > 0:
-                return f"{place}{name}: expected a number above 0, not {value}"
-            if name == "pad_token_id" and isinstance(value, int) and value < 0:
-                return f"{place}{name}: expected a token's number, 0 or more, or null for none, not {value}"
-            if "drop" in name and isinstance(value, int | float) and not 0 <= value <= 1:
-                return f"{place}{name}: expected a rate from 0 to 1, not {value}"
-            continue
-        least, most = int(name not in _COUNTS), 4096 if "layer" in name else 1 << 24
-        for size in value if isinstance(value, list) and value else [value]:
-            if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
-                return f"{place}{name}: expected a whole number from {least} to {most}, not {json.dumps(size)[:40]}"
-    return None
-
-
-def _check_experts(built: Any, where: str) -> None:
-    """Refuse a config whose tokens go to more experts than there are, or to none of them, by defaults too."""
-    text = built.get_text_config()
-    each = getattr(text, "num_experts_per_tok", None)
-    for name in _EXPERTS:
-        experts = getattr(text, name, None)
-        if not isinstance(experts, int) or not isinstance(each, int):
-            continue
-        has_none = not experts and text.model_type == "granitemoehybrid"  # whose layers do without
-        if (name == "num_local_experts" and not (has_none or 1 <= each <= experts)) or (experts and not each):
-            raise InputError(f"{where}: num_experts_per_tok: {each} of {experts} experts ({name})")
 
 
 def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:

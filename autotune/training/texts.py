@@ -11,7 +11,7 @@ import io
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,14 @@ BYTE_LEVEL = "byte-level ByT5"
 
 # Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
+    **dict.fromkeys((".jsonl", ".json"), ("json", {})),
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
     ".parquet": ("parquet", {}),
-    ".txt": ("text", {"encoding": "utf-8-sig"}),
-    ".text": ("text", {"encoding": "utf-8-sig"}),
+    **dict.fromkeys((".txt", ".text"), ("text", {"encoding": "utf-8-sig"})),
 }
 
 _STRINGS = ("string", "large_string")
-_NOT_UTF_8 = "is not UTF-8 text; save it in that encoding"
 
 # Files of vocabularies. Without one of them AutoTokenizer may build an empty tokenizer instead of failing.
 _VOCABULARIES = (
@@ -153,7 +150,7 @@ def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> 
 def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     """Return the model's own tokenizer if this machine holds it, otherwise one that needs no vocabulary."""
     from huggingface_hub import try_to_load_from_cache
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, ByT5Tokenizer
 
     name = None  # for `from_pretrained`, if the tokenizer's files are on this machine
     if spec.path is not None and any((Path(spec.path) / file).is_file() for file in _VOCABULARIES):
@@ -166,7 +163,15 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
             f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
             "so the samples are several times longer than with its own"
         )
-        return _byte_tokenizer(), BYTE_LEVEL
+
+        class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
+            def convert_tokens_to_string(
+                self, tokens: list[str]
+            ) -> str:  # other ids, which a model generates, are none
+                text: str = super().convert_tokens_to_string([t for t in tokens if len(t) > 1 or ord(t) < 256])
+                return text
+
+        return ByteTokenizer(split_special_tokens=True), BYTE_LEVEL
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name,
@@ -177,18 +182,6 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
     except Exception as error:  # whatever the tokenizer's library or its remote code raises
         raise InputError(f"{name}: the tokenizer can't be loaded ({one_line(error)})") from error
     return tokenizer, name
-
-
-def _byte_tokenizer() -> Any:
-    """Return a tokenizer of bytes; other ids, which a model with a larger vocabulary generates, are no text to it."""
-    from transformers import ByT5Tokenizer
-
-    class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
-        def convert_tokens_to_string(self, tokens: list[str]) -> str:
-            text: str = super().convert_tokens_to_string([t for t in tokens if len(t) > 1 or ord(t) < 256])
-            return text
-
-    return ByteTokenizer(split_special_tokens=True)
 
 
 # The file
@@ -210,7 +203,7 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
             yield _read(path, dataset, Path(scratch))
     except UnicodeDecodeError as error:  # the library's JSON reader raises it only when a text is used
-        raise InputError(f"{dataset}: {_NOT_UTF_8}") from error
+        raise InputError(f"{dataset}: is not UTF-8 text; save it in that encoding") from error
     except OSError as error:
         raise RunDirectoryError(f"{directory}: can't be written ({error.strerror or error})") from error
 
@@ -219,23 +212,20 @@ def checked_path(dataset: str) -> Path:
     """Return the path of a readable file of a known kind.
 
     Raises:
-        InputError: It is missing, empty, a directory, or of another kind.
+        InputError: It is missing, empty, no file, or of another kind.
     """
-    kinds = ", ".join(_READERS)
     try:
         path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
-        if path.is_dir():
-            raise InputError(f"{dataset}: is a directory; give one file in it, ending in {kinds}")
         if path.suffix.lower() not in _READERS:
-            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {kinds}")
+            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {', '.join(_READERS)}")
         if not path.exists():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")
         if not path.is_file():
             raise InputError(f"{dataset}: is not a regular file; copy the data into one")
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise InputError(f"{dataset}: is empty; give a file with at least one text")
+        if path.stat().st_size == 0:
+            raise InputError(f"{dataset}: is empty; give a file with at least one text")
+        path.open("rb").close()
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{dataset}: can't be read ({one_line(error)})") from error
     return path
@@ -248,40 +238,30 @@ def _read(path: Path, dataset: str, scratch: Path) -> Any:
     # The library takes file names for patterns and URLs, so it gets one that is neither.
     link = scratch / f"source{path.suffix.lower()}"
     link.symlink_to(path)
+    files = glob.escape(str(link))
     try:
-        reader = datasets.load_dataset_builder(
-            kind, data_files=glob.escape(str(link)), cache_dir=str(scratch), **options
-        )
+        reader = datasets.load_dataset_builder(kind, data_files=files, cache_dir=str(scratch), **options)
         reader.download_and_prepare()
         if reader.info.splits["train"].num_examples:
             return reader.as_dataset(split="train")
     except Exception as error:  # whatever the library's parsers raise
         cause = error.__cause__ or error
         if isinstance(cause, UnicodeDecodeError):
-            raise InputError(f"{dataset}: {_NOT_UTF_8}") from error
-        reason = f"can't be read as {path.suffix[1:].upper()} ({one_line(cause)}); mend or convert it"
-        raise InputError(f"{dataset}: {(kind == 'json' and _malformed_json(path)) or reason}") from error
+            raise cause from error
+        bad = _bad_record(path) if kind == "json" else None
+        reason = bad or f"can't be read as {path.suffix[1:].upper()} ({one_line(cause)})"
+        raise InputError(f"{dataset}: {reason}; mend or convert it") from error
     raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
 
 
-def _malformed_json(path: Path) -> str | None:
-    """Return the first line that is no JSON object, and why; the library counts rows by block or not at all."""
+def _bad_record(path: Path) -> str | None:
+    """Return the first line that is no JSON object; the library counts rows by block or not at all."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        if path.suffix.lower() == ".json" and file.read(1) == "[":
-            return 'is not a list of objects such as [{"text": "..."}]'
-        file.seek(0)
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except RecursionError:
-                return f"line {number}: nested too deeply; mend or delete the line"
-            except json.JSONDecodeError as error:
-                what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-                return f"line {number}: not valid JSON ({what}); mend or delete the line"
-            if not isinstance(value, dict):
-                return f'line {number}: not an object such as {{"text": "..."}}; mend or delete the line'
+            with suppress(ValueError, RecursionError):
+                if not line.strip() or isinstance(json.loads(line), dict):
+                    continue
+            return f'line {number}: not a JSON object such as {{"text": "..."}}'
     return None
 
 
@@ -308,29 +288,24 @@ def _text_columns(rows: Any, workload: Workload, notes: list[str]) -> list[str]:
         InputError: It isn't clear which column of strings is the text.
     """
     texts = [name for name, kind in rows.features.items() if _kind(kind) in _STRINGS]
-    field, columns, kept = workload.text_field, ", ".join(rows.column_names), set[str]()
-    if workload.task is Task.SEQ2SEQ_LM and field != "target" and "target" in texts:
-        kept = {"target"}
-    elif workload.task is Task.SEQ2SEQ_LM:
+    field, columns, is_seq2seq = workload.text_field, ", ".join(rows.column_names), workload.task is Task.SEQ2SEQ_LM
+    has_target = is_seq2seq and field != "target" and "target" in texts
+    if is_seq2seq and not has_target:
         notes.append("no column 'target': the target is the text itself")
-    elif workload.task is Task.SEQUENCE_CLASSIFICATION and field != "label":
-        kept = {"label"}  # its classes may be words
-    wanted = "text" if field is None else field
-    candidates = [name for name in texts if name not in kept]
-    if wanted in texts:
-        text = wanted
-    elif wanted in rows.column_names:
+    # The classes of a classifier may be words.
+    others = {"target"} if has_target else {"label"} if workload.task is Task.SEQUENCE_CLASSIFICATION else set()
+    wanted, candidates = field or "text", [name for name in texts if name not in others]
+    if wanted in rows.column_names and wanted not in texts:
         kind = _kind(rows.features[wanted])
         raise InputError(f"{workload.dataset}: column '{wanted}' holds {kind}, not strings; name one that does")
-    elif field is not None:
+    if field is not None and field not in texts:
         hint = suggestion(field, rows.column_names)
         raise InputError(f"{workload.dataset}: no column '{field}'{hint}; the columns are {columns}")
-    elif len(candidates) == 1:
-        (text,) = candidates
-    else:
+    if wanted not in texts and len(candidates) != 1:
         problem = "several columns of strings; name the one of the text" if candidates else "no column of strings"
         raise InputError(f"{workload.dataset}: {problem}; the columns are {columns}")
-    return [text, "target" if kept == {"target"} else text] if workload.task is Task.SEQ2SEQ_LM else [text]
+    text = wanted if wanted in texts else candidates[0]
+    return [text, *["target" if has_target else text] * is_seq2seq]
 
 
 def _kind(feature: Any) -> str:
@@ -345,9 +320,16 @@ def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> 
     """
     columns = list(features)
     whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
-    for column in whole or recipe.kind.columns:
-        if column in columns and not _is_usable(column, features[column]):
-            wanted = "true or false" if column == "label" else "text, or messages with role and content"
+    for column in (column for column in whole or recipe.kind.columns if column in columns):
+        message = getattr(features[column], "feature", None)  # of a conversation
+        if column == "label":
+            wanted, is_usable = "true or false", _kind(features[column]) in ("bool", "int64")
+        elif isinstance(message, Mapping):
+            is_usable = {"role", "content"} <= message.keys() and _kind(message["role"]) == "string"
+            wanted = "text, or messages with role and content"
+        else:
+            wanted, is_usable = "text, or messages with role and content", _kind(features[column]) in _STRINGS
+        if not is_usable:
             raise InputError(f"{dataset}: {column}: expected {wanted}")
     needed = [column for column in recipe.kind.columns if column not in columns and not whole]
     if needed and not (recipe.name == "dpo" and needed == ["prompt"]):  # TRL takes what both begin with
@@ -355,12 +337,3 @@ def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> 
             f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
             f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
         )
-
-
-def _is_usable(column: str, feature: Any) -> bool:
-    if column == "label":
-        return _kind(feature) in ("bool", "int64")
-    message = getattr(feature, "feature", None)
-    if isinstance(message, Mapping):  # of a conversation
-        return {"role", "content"} <= message.keys() and _kind(message["role"]) == "string"
-    return _kind(feature) in _STRINGS

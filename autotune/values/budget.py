@@ -23,11 +23,6 @@ class Effort(StrEnum):
     STANDARD = "standard"
     THOROUGH = "thorough"
 
-    @property
-    def longer(self) -> Effort | None:
-        """The next longer effort, or None."""
-        return next(iter(list(Effort)[list(Effort).index(self) + 1 :]), None)
-
 
 class Budget(Value):
     """Limits of a search and of each of its trials."""
@@ -72,7 +67,7 @@ class Budget(Value):
         remedies = ["an idle machine", "a shorter --seq-len", "a smaller --global-batch"]
         if self.trial_timeout_s < Budget.of(self.effort).trial_timeout_s:
             remedies.insert(0, "a longer --max-time")
-        elif (longer := self.effort.longer) is not None:
+        elif longer := next(iter(list(Effort)[list(Effort).index(self.effort) + 1 :]), None):
             remedies.insert(0, f"--effort {longer} (trials of up to {show_time(Budget.of(longer).trial_timeout_s)})")
         return f"{', '.join(remedies[:-1])} or {remedies[-1]} may help"
 

@@ -16,9 +16,8 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationInfo, field_valida
 from pydantic.fields import FieldInfo
 
 from autotune.value import Value
-from autotune.values.adapters import AnyAdapter
 from autotune.values.model import ModelFacts
-from autotune.values.techniques import BackendName, Checkpointing, Mode, OptimizerName, why_not
+from autotune.values.techniques import AnyAdapter, BackendName, Checkpointing, Mode, OptimizerName, why_not
 
 
 class Allowance(StrEnum):

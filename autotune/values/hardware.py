@@ -1,8 +1,7 @@
 """The hardware: device, host, memory and installed versions, read by NVML and psutil without importing torch.
 
-CUDA_VISIBLE_DEVICES is read as CUDA reads it: a list of indices or UUIDs of devices or MIG instances, where a UUID may
-be shortened to a unique prefix. Entries after an invalid one are ignored. The index of a GPU in MIG mode means its
-first instance.
+CUDA_VISIBLE_DEVICES is read as CUDA reads it: a list of indices or whole UUIDs of devices or MIG instances. Entries
+after an invalid one are ignored. The index of a GPU in MIG mode means its first instance.
 """
 
 from __future__ import annotations
@@ -213,13 +212,6 @@ def like_devices(device: str) -> tuple[str, ...]:
         return device, *(other for other in there if other != device and looks(other) == looks(device))
 
 
-def used_bytes(hardware: Hardware) -> int:
-    """Return the bytes of memory that all processes use now, on the device or (CPU, shared memory) on the host."""
-    used = None if hardware.is_cpu else cuda_used_bytes(hardware.device)
-    host = psutil.virtual_memory()
-    return int(host.total - host.available) if used is None else used
-
-
 def cuda_used_bytes(device: str) -> int | None:
     """Return the bytes that all processes use on a CUDA device ('cuda:N'); None: it shares the host's memory.
 
@@ -301,30 +293,20 @@ def visible_indices() -> list[str | int]:
         return list(range(count))
     found: list[str | int] = []
     for entry in (e.strip() for e in visible.split(",") if e.strip()):
-        known = _known(entry, count)
-        if known is None:  # CUDA ignores the entries after it
+        if entry.isdigit() and int(entry) < count:
+            found.append(int(entry))
+        elif entry.startswith(("GPU-", "MIG-")) and _has(entry):
+            found.append(entry)
+        else:  # CUDA ignores the entries after it
             break
-        found.append(known)
     return found
 
 
-def _known(entry: str, count: int) -> str | int | None:
-    """Return the index or full UUID for an entry of CUDA_VISIBLE_DEVICES, None if there is no such device."""
-    if entry.isdigit():
-        return int(entry) if int(entry) < count else None
-    if not entry.startswith(("GPU-", "MIG-")):
-        return None
+def _has(uuid: str) -> bool:
     with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlDeviceGetHandleByUUID(entry)
-        return entry
-    uuids: list[str] = []
-    for index in range(count):
-        with contextlib.suppress(pynvml.NVMLError):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            for each in (handle, *_instances(handle)):
-                uuids.append(pynvml.nvmlDeviceGetUUID(each))
-    fitting = [uuid for uuid in uuids if uuid.startswith(entry)]
-    return fitting[0] if len(fitting) == 1 else None
+        pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return True
+    return False
 
 
 def _instances(handle: object) -> Iterator[object]:

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, PositiveInt
 
 from autotune.value import Value
-from autotune.values.adapters import OwnAdapter
 from autotune.values.config import Quantization, TrainConfig
 from autotune.values.model import ModelSpec, Task
+from autotune.values.techniques import OwnAdapter
 
 # Files in the folder `data` of the run directory.
 STEP_FILE = "own-step.pkl"

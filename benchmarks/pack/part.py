@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
-from autotune.values.catalogue.gpus import gpu_of
+from autotune.values.catalogue import gpu_of
 from autotune.values.hardware import Hardware
 from pack.session import Session
 

@@ -20,7 +20,7 @@ import torch
 from autotune.cost.family import Family, Shape
 from autotune.cost.sharding import Spread
 from autotune.errors import InputError
-from autotune.values.catalogue.gpus import Gpu, gpu_named
+from autotune.values.catalogue import Gpu, gpu_named
 from autotune.values.config import Parallelism, Sharding
 from autotune.values.model import ModelSpec, Task
 from published.models import gptq_group, model_named

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from autotune.values.catalogue.gpus import Gpu
+from autotune.values.catalogue import Gpu
 from published.attention import EAGER_OF_2022, REPEATED_FLASH
 from published.kernels import (
     FastCrossEntropy,

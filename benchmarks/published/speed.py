@@ -17,7 +17,7 @@ from autotune.cost.communication import network_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
 from autotune.cost.time import StepCost
-from autotune.values.catalogue.gpus import Gpu, hypothetical
+from autotune.values.catalogue import Gpu, hypothetical
 from published.rows import NotPredicted, Row
 from published.setups import Setup, read
 

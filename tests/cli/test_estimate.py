@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.estimates.report import ConfigReport, DevicesReport, RankingReport, Report
 from autotune.units import GIB
-from autotune.values.catalogue.gpus import gpus
+from autotune.values.catalogue import gpus
 from autotune.values.config import TrainConfig
 
 OPTIONS = {

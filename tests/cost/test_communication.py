@@ -21,7 +21,7 @@ from autotune.cost.communication import (
     volume,
 )
 from autotune.cost.sharding import WAYS
-from autotune.values.catalogue.gpus import gpu_named, hypothetical
+from autotune.values.catalogue import gpu_named, hypothetical
 from autotune.values.config import Parallelism
 
 PSI = 1_000_000 * 2  # bytes of weights and of gradients, in 16 bits

@@ -20,8 +20,8 @@ from autotune.cost.corrections import (
 )
 from autotune.cost.memory import Components
 from autotune.units import GIB
-from autotune.values.adapters import LoraAdapter
 from autotune.values.estimate import Timings
+from autotune.values.techniques import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)

@@ -5,9 +5,9 @@ from factories import make_config, make_gpu, make_hardware, make_workload
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.sharding import buckets_of
-from autotune.values.adapters import LoraAdapter
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
+from autotune.values.techniques import LoraAdapter
 from autotune.values.workload import LengthProfile
 
 LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)

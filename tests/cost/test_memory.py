@@ -11,9 +11,9 @@ from autotune.cost.memory import always_bytes, components, parts, phases, share,
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import ForwardPass
 from autotune.units import GIB
-from autotune.values.adapters import LoraAdapter
 from autotune.values.config import Parallelism
 from autotune.values.estimate import Evaluation
+from autotune.values.techniques import LoraAdapter
 
 SIZES = (1, 2, 3, 8, 64, 1000)
 WORKSPACES_BYTES = 2 * workspace_bytes("ampere")

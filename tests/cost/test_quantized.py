@@ -16,9 +16,9 @@ from autotune.cost.trace import library_autocast
 from autotune.training.adapters import quantization_arguments
 from autotune.training.build import build_model
 from autotune.training.random_weights import quantized_layers
-from autotune.values.adapters import ADAPTERS
 from autotune.values.config import Precision
 from autotune.values.model import Task
+from autotune.values.techniques import ADAPTERS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

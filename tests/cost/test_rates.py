@@ -10,7 +10,7 @@ from factories import make_gpu, make_hardware
 from autotune.cost.rates import beyond_data_sheet, calibrate, cpu_rates, rates_by_table, sheet_rates
 from autotune.errors import InfrastructureError, MachineError
 from autotune.storage.home import rates_of, read_rates, write_rates
-from autotune.values.catalogue.gpus import gpu_named, gpus, hypothetical
+from autotune.values.catalogue import gpu_named, gpus, hypothetical
 from autotune.values.estimate import Rates
 from autotune.values.hardware import cuda_count
 

@@ -11,10 +11,10 @@ from autotune.storage.home import rates_of
 from autotune.training.heads import default_task
 from autotune.training.resolve import resolve
 from autotune.units import show_memory
-from autotune.values.adapters import LoraAdapter
-from autotune.values.catalogue.gpus import gpu_named, hypothetical
+from autotune.values.catalogue import gpu_named, hypothetical
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
+from autotune.values.techniques import LoraAdapter
 from autotune.values.workload import Workload
 
 GPU = "rtx-3070"  # 7.8 GiB

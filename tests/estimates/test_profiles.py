@@ -12,7 +12,7 @@ from autotune.errors import InputError
 from autotune.estimates import profiles as module
 from autotune.estimates.profiles import Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
 from autotune.value import read_value, write_value
-from autotune.values.adapters import LoraAdapter
+from autotune.values.techniques import LoraAdapter
 
 FAMILY = make_family()
 FAMILIES = tuple(make_family(adapter=LoraAdapter(rank=rank)) for rank in (4, 8, 16))

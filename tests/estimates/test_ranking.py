@@ -11,7 +11,7 @@ from autotune.cost.profiler import profile
 from autotune.estimates.estimate import BEST, ranking_notes
 from autotune.estimates.report import DevicesReport, RankingReport
 from autotune.units import GIB
-from autotune.values.catalogue.gpus import gpus
+from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance
 
 PARAMETERS = {

@@ -99,17 +99,6 @@ RECIPES = (
     "--recipe sft --text-field nothing",
 )  # fmt: skip
 
-# Keys of [tool.autotune] in pyproject.toml, as they are written.
-PROJECTS = (
-    "max-trials = 0", "max-trials = 'many'", "max-trials = 1.5", "max-trials = [1]", "max_time = '3 bananas'",
-    "efort = 'quick'", "effort = 'heroic'", "fix = { precision = 'fp99' }", "fix = { nothing = 1 }", "fix = 5",
-    "only = ['nothing']", "only = 5", "only = []\nspace = 'nowhere.yaml'", "record = 'perhaps'", "record = 2",
-    "trust-remote-code = true", "address = 'x'", "output = '/tmp/elsewhere.json'", "output = '../x.json'",
-    "recipe = 'ppo'", "images = -1", "data = 5", "data = 'nowhere.jsonl'", "model = []", "seed = -1", "help = true",
-    "quiet = true", "run-dir = 'x'", "kind = 'x'", "memory = '24 bananas'", "baseline = 'nowhere.json'", "= 5",
-    "max-trials = 1\nmax-trials = 2", "[tool.autotune.fix]\nprecision = []", "record = 'maybe'", "exhaustive = true",
-)  # fmt: skip
-
 # What this machine lacks is exit code 3.
 LACKING = {
     "--devices": ("100000", "9" * 30),

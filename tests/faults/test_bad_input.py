@@ -47,8 +47,6 @@ def of_options() -> list[Case]:
     fixed = [f"{knob}={value}" for knob, values in options.FIX.items() for value in values]
     cases += [Case([*ESTIMATE, "--fix", words], MODEL) for words in fixed]
     cases += [Case([*FIND, *shlex.split(words)], MODEL) for words in options.RECIPES]
-    project = "[tool.autotune]\n"
-    cases += [Case(FIND, {**MODEL, "pyproject.toml": project + line}) for line in options.PROJECTS]
     cases += [Case([*FIND, option, value], MODEL) for option, values in options.FIND.items() for value in values]
     lacking = ((option, value) for option, values in options.LACKING.items() for value in values)
     cases += [Case([*FIND, option, value], MODEL, code=3) for option, value in lacking]

@@ -13,7 +13,7 @@ import autotune
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of, project_defaults
+from autotune.planning.options import SearchOptions, WorkloadOptions, fields_by_name, options_of
 from autotune.values.budget import Effort
 
 
@@ -133,73 +133,3 @@ def test_options_out_of_range_are_refused_when_made(field, values):
     for value in values:
         with pytest.raises(ValidationError, match=field):
             SearchOptions(model="gpt2", **{field: value})
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A git repository; its member writes [tool.autotune] into pyproject.toml."""
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "sub" / "deep").mkdir(parents=True)
-
-    def write(table: str, folder: Path = tmp_path) -> Path:
-        (folder / "pyproject.toml").write_text(f"[tool.autotune]\n{table}\n")
-        return tmp_path
-
-    return write
-
-
-def test_a_project_gives_defaults_by_the_names_of_options(project, tmp_path):
-    (tmp_path / "pyproject.toml").write_text("tool = 5\n")
-    assert project_defaults(tmp_path) is None
-    folder = project('memory = "1GiB"\nmax-time = 90\nfix = {bf16 = true}\nonly = ["optim"]\nrecord = false')
-    assert project_defaults(folder) == (
-        Path("pyproject.toml"),
-        {"memory": 1 << 30, "max_time": 90.0, "fix": ["precision=bf16"], "only": ["optim"], "record": False},
-    )
-
-
-def test_the_nearest_file_with_the_table_counts_up_to_the_root_of_the_repository(project, tmp_path):
-    folder = project('effort = "quick"')
-    (folder / "sub" / "pyproject.toml").write_text("[tool.other]\n")
-    path, found = project_defaults(folder / "sub" / "deep")
-    assert (path, found) == (Path("../../pyproject.toml"), {"effort": "quick"})
-    (folder / "sub" / ".git").write_text("gitdir: elsewhere")  # a worktree, or a repository inside
-    assert project_defaults(folder / "sub" / "deep") is None
-    (folder / ".git").rmdir()  # without a repository the working directory alone counts
-    assert project_defaults(folder / "sub") is None
-    assert project_defaults(folder) is not None
-
-
-def test_files_of_a_project_lie_beside_its_file(project):
-    folder = project('model = "gpt2"\nspace = "mine.yaml"\ndata = "texts.jsonl"\noutput = "best.json"')
-    (folder / "mine.yaml").touch()
-    found = project_defaults(folder / "sub")[1]
-    assert found == {"model": "gpt2", "space": "../mine.yaml", "data": "../texts.jsonl", "output": "../best.json"}
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("max-tme = 3", "pyproject.toml: [tool.autotune] max-tme: no such option (did you mean 'max-time'?)"),
-        ('effort = "heroic"', "pyproject.toml: [tool.autotune] --effort heroic: expected quick, standard or thorough"),
-        ('fix = "optm=sgd"', "pyproject.toml: [tool.autotune] --fix optm: no such knob (did you mean 'optim'?)"),
-        *(
-            (f"{key} = 'x'", f"pyproject.toml: [tool.autotune] {key}: say it on the command line")
-            for key in ("trust-remote-code", "reward", "report-to", "engine", "address")
-        ),
-        ('output = "../best.json"', "pyproject.toml: [tool.autotune] output: outside of the project; say it on the"),
-        ("effort = ", "pyproject.toml: not TOML: Invalid value"),
-        ("max-trials = true", "pyproject.toml: [tool.autotune] --max-trials True: expected a number"),
-        ("max-time = true", "pyproject.toml: [tool.autotune] --max-time True: expected a number"),
-        ("max-trials = 1e2", "pyproject.toml: [tool.autotune] --max-trials 100.0: expected a whole number"),
-        ('data = "a\\u0000b"', "pyproject.toml: [tool.autotune] --data a"),
-        ('output = "a\\u0000b"', "pyproject.toml: [tool.autotune] --output a"),
-        (f"fix = {'[' * 5000}{']' * 5000}", "pyproject.toml: "),
-        ("[tool]\nautotune = 3", "pyproject.toml: not TOML: "),
-    ],
-)
-def test_what_a_project_can_not_say_is_refused_with_file_and_key(project, table, said):
-    with pytest.raises(InputError) as caught:
-        project_defaults(project(table))
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)

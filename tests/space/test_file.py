@@ -16,42 +16,35 @@ def of(parameters: str, rules: str = "") -> str:
     return f"{HEAD}parameters: {{{parameters}}}" + (f"\nrules: {rules}" if rules else "")
 
 
+LISTED = "expected a list of texts, numbers, true, false or null, not"
 CHOICES = [  # of a parameter, and the error's words after its name
-    ("tf32", "[]", "needs at least one choice"),
-    ("precision", "bf16", "expected a list, not 'bf16' (or 'lattice', for the micro-batch)"),
-    ("precision", "[bf16, bf16]", "has a choice twice"),
-    ("precision", "[[bf16]]", "['bf16'] is no text, number, true, false or null"),
-    ("precision", "[fp31]", "'fp31' is no value for it (expected fp32, fp16"),
-    (
-        "per_device_train_batch_size",
-        "[8, 9999999999999999999999999]",
-        "9999999999999999999999999 is no value for it (expected 10",
-    ),
-    ("per_device_train_batch_size", "[0]", "0 is no value for it (expected a number above 0)"),
-    ("per_device_train_batch_size", "['8']", "'8' is no value for it (did you mean 8?)"),
-    ("tf32", "[1]", "1 is no value for it (did you mean True?)"),
-    ("optim", "[adafactr]", "'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you"),
-    ("attn_implementation", "[spda]", "'spda' is unknown (did you mean 'sdpa'?)"),
-    ("torch_compile_backend", "[inducter]", "'inducter' is unknown (did you mean 'inductor'?)"),
-    ("adapter", "[lroa]", "'lroa' is unknown (did you mean 'lora'"),
-    ("quantization", "[qat]", "'qat': quantization-aware training is not offered"),
-    ("dataloader_num_workers", "lattice", "'lattice' is for the micro-batch only"),
+    ("tf32", "[]", f".choices: {LISTED} []"),
+    ("precision", "bf16", f".choices: {LISTED} 'bf16'"),
+    ("precision", "[bf16, bf16]", ".choices: has a value twice"),
+    ("precision", "[[bf16]]", f".choices: {LISTED} [['bf16']]"),
+    ("precision", "[fp31]", ": 'fp31' is no value for it (expected fp32, fp16"),
+    ("per_device_train_batch_size", "[8, 99999999]", ": 99999999 is no value for it (expected 10"),
+    ("per_device_train_batch_size", "[0]", ": 0 is no value for it (expected a number above 0)"),
+    ("per_device_train_batch_size", "['8']", ": '8' is no value for it (did you mean 8?)"),
+    ("tf32", "[1]", ": 1 is no value for it (did you mean True?)"),
+    ("optim", "[adafactr]", ": 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you"),
+    ("attn_implementation", "[spda]", ": 'spda' is unknown (did you mean 'sdpa'?)"),
+    ("torch_compile_backend", "[inducter]", ": 'inducter' is unknown (did you mean 'inductor'?)"),
+    ("adapter", "[lroa]", ": 'lroa' is unknown (did you mean 'lora'"),
+    ("quantization", "[qat]", ": 'qat': quantization-aware training is not offered"),
+    ("dataloader_num_workers", "lattice", ".choices: 'lattice' is for the micro-batch only"),
 ]
 RANK = "adapter: {choices: [lora]}, adapter.rank: {choices: [8]"
 WHEN = [  # of the rank
-    ("{adapter: lora}", ": adapter: expected a list, not 'lora'"),
-    ("{adapter: []}", ": adapter: needs at least one value"),
+    ("{adapter: lora}", f".adapter: {LISTED} 'lora'"),
     ("{adapter: [lroa]}", ".adapter: 'lroa' is unknown (did you mean 'lora'"),
 ]
 PARAMETERS = [  # and the error's words after 'parameters.'
     ("tf32: [true]", "tf32: expected names with their values"),
     ("tf32: {from_effort: quick}", "tf32.choices: is missing"),
-    (
-        "tf32: {choices: [true], from_efort: quick}",
-        "tf32.from_efort: 'from_efort' is unknown (did you mean 'from_effort'?)",
-    ),
+    ("tf32: {choices: [true], from_efort: quick}", "tf32.from_efort: is unknown (did you mean 'from_effort'?)"),
     ("tf32: {choices: [true], from_effort: hard}", "tf32.from_effort: expected quick, standard or thorough"),
-    ("adapter: {choices: [lora]}, adapter.rank: {choices: [0]}", "adapter.rank.choices: 0 is no value for it"),
+    ("adapter: {choices: [lora]}, adapter.rank: {choices: [0]}", "adapter.rank: 0 is no value for it"),
     (
         "adapter: {choices: [ia3]}, adapter.rank: {choices: [8], when: {adapter: [ia3]}}",
         "adapter.rank.when.adapter: ia3 has no rank",
@@ -61,7 +54,7 @@ PARAMETERS = [  # and the error's words after 'parameters.'
         "tf32: {choices: [true], when: {precision: [fp32]}}, precision: {choices: [fp32]}",
         "tf32.when: 'precision' is not a parameter above it",
     ),
-    *((f"{name}: {{choices: {choices}}}", f"{name}.choices: {said}") for name, choices, said in CHOICES),
+    *((f"{name}: {{choices: {choices}}}", f"{name}{said}") for name, choices, said in CHOICES),
     *((f"{RANK}, when: {when}}}", f"adapter.rank.when{said}") for when, said in WHEN),
 ]
 RULES = [  # beside a parameter tf32
@@ -70,7 +63,7 @@ RULES = [  # beside a parameter tf32
     ("[{forbid: {}, reason: x}]", "rules.0.forbid: Dictionary should have at least 1 item"),
     ("[{forbid: {tf23: [true]}, reason: x}]", "parameter 'tf23' is unknown (did you mean 'tf32'?)"),
     ("[{forbid: {precision: [fp23]}, reason: x}]", "rules.0.forbid.precision: 'fp23' is no value for it"),
-    ("[{forbid: {tf32: true}, reason: x}]", "rules.0.forbid: tf32: expected a list, not True"),
+    ("[{forbid: {tf32: true}, reason: x}]", f"rules.0.forbid.tf32: {LISTED} True"),
 ]
 MALFORMED = [
     ("", "expected a mapping with 'description' and 'parameters'"),
@@ -82,7 +75,7 @@ MALFORMED = [
     ("description: a\ndescription: b\n", "line 2: key 'description' stands twice"),
     (HEAD + "parameters:\n  tf32: {choices: [true]}\n  tf32: {choices: [false]}\n", "line 4: key 'tf32' stands twice"),
     (HEAD + "1: x", "line 2: key 1 is not text"),
-    (HEAD + "paramaters: {}", "'paramaters' is unknown (did you mean 'parameters'?)"),
+    (HEAD + "paramaters: {}", "paramaters: is unknown (did you mean 'parameters'?)"),
     ("parameters: {tf32: {choices: [true]}}", "description: is missing"),
     (HEAD, "parameters: is missing"),
     (of(""), "parameters: Dictionary should have at least 1 item"),
@@ -115,7 +108,7 @@ def test_a_malformed_file_is_one_line_with_file_path_and_suggestion(tmp_path, te
 
 def test_what_is_no_space_is_refused_by_its_name(tmp_path):
     (tmp_path / "mine.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SearchSpaceError, match=r"mine.yaml: not UTF-8 text"):
+    with pytest.raises(SearchSpaceError, match=r"mine.yaml: not YAML: "):
         read_space(tmp_path / "mine.yaml")
     with pytest.raises(SearchSpaceError, match=r"nothing.yaml: No such file"):
         load_space(str(tmp_path / "nothing.yaml"))

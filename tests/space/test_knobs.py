@@ -23,8 +23,8 @@ from autotune.space.knobs import (
 )
 from autotune.space.knobs import make_config as config_at
 from autotune.space.knobs import problem as problem_of
-from autotune.values.adapters import ADAPTERS, LoraAdapter
 from autotune.values.config import Allowance, Parallelism, TrainConfig
+from autotune.values.techniques import ADAPTERS, LoraAdapter
 
 OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 

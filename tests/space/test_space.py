@@ -178,14 +178,6 @@ def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(nam
     assert seen
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", builtin_spaces())
-def test_the_baseline_is_a_point_of_every_built_in_space(name):
-    space = builtin(name)
-    assert space.config(space.complete(space.point(space.baseline))) == space.baseline
-    assert space.complete(space.point(space.baseline)) in list(space.points())
-
-
 QUICK, STANDARD, THOROUGH = Effort
 SIZES = [  # the smallest and the largest legal space
     ("cpu", (QUICK, Allowance.EXACT), (THOROUGH, Allowance.OPTIMIZER)),
@@ -213,14 +205,6 @@ def test_a_built_in_space_is_as_big_as_its_first_line_says(name, smallest, large
     first = (spaces_directory() / f"{name}.yaml").read_text().splitlines()[0]
     low, high = (len(list(builtin(name, *ends).points())) for ends in (smallest, largest))
     assert f"{low:,} to {high:,} legal points" in first
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", builtin_spaces())
-def test_a_stricter_allowance_is_a_smaller_space(name):
-    sizes = [len(list(builtin(name, allowance=allowance).points())) for allowance in Allowance]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1] or name == "exact"
 
 
 def test_the_strictest_allowance_leaves_the_training_as_it_is():
@@ -256,14 +240,6 @@ def test_the_lattice_of_a_large_global_batch_is_whole_and_there_in_a_moment():
     assert micro_batches(LARGEST_BATCH) == tuple(1 << power for power in range(21))
     for prime in (1_048_573, 1_000_003, 10**13 + 37):
         assert micro_batches(prime) == (1, prime)
-
-
-def test_every_micro_batch_divides_the_global_batch_and_the_ends_are_there():
-    for global_batch in range(1, 200):
-        lattice = micro_batches(global_batch)
-        assert all(global_batch % size == 0 for size in lattice)
-        assert list(lattice) == sorted(set(lattice))
-        assert (lattice[0], lattice[-1]) == (1, global_batch)
 
 
 def test_a_free_global_batch_has_a_lattice_of_its_own():

@@ -15,9 +15,9 @@ from tiny_models import TINY
 from autotune.execution.effects import EffectsProbe
 from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, peft_config, prepare_model
 from autotune.training.build import build_model
-from autotune.values.adapters import ADAPTERS, is_new_weight
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelSpec, Task
+from autotune.values.techniques import ADAPTERS, is_new_weight
 
 BERT = {**TINY["bert"], "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {

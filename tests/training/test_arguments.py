@@ -154,11 +154,6 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     assert decided - {"seed", "ddp_find_unused_parameters"} == SEARCHED_ARGUMENTS
 
 
-def test_a_micro_batch_that_does_not_divide_the_global_batch_has_no_mapping():
-    with pytest.raises(ValueError, match="does not divide"):
-        mapped(micro_batch=5)
-
-
 @pytest.mark.slow
 def test_the_installed_transformers_accepts_every_legal_point_of_the_cpu_space(tmp_path):
     from autotune.values.budget import Budget

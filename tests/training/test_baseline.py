@@ -10,7 +10,6 @@ from autotune.training.baseline import (
     UserArguments,
     baseline_config,
     check_arguments,
-    default_micro_batch,
     read_arguments,
 )
 from autotune.values.config import TrainConfig
@@ -163,7 +162,8 @@ def test_what_the_libraries_take_is_taken(given):
 def test_the_default_micro_batch_is_the_largest_up_to_the_trainers_that_divides_the_global_batch(
     global_batch, micro_batch
 ):
-    assert default_micro_batch(global_batch) == micro_batch
+    config = baseline_config(None, global_batch, make_facts(), make_gpu())
+    assert config.per_device_train_batch_size == micro_batch
 
 
 def test_without_arguments_the_baseline_is_the_trainers_defaults():

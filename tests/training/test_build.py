@@ -97,7 +97,6 @@ def test_building_on_the_device_gives_what_the_library_builds(tmp_path, name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "float33"}, "'float33' is not a torch dtype"),
         ({"attn_implementation": "flash_attention_9"}, "can't be built"),
         ({"attn_implementation": "flex_attention"}, "can't be built: MambaForCausalLM does not support"),
     ],

@@ -12,8 +12,8 @@ from autotune.training.dataset import IGNORED, training_data
 from autotune.training.facts import facts_of
 from autotune.training.heads import default_task
 from autotune.training.inputs import audio_input, fixed_frames, image_text, labels_of, least_frames, takes_sound
-from autotune.values.adapters import LoraAdapter
 from autotune.values.model import Task
+from autotune.values.techniques import LoraAdapter
 from autotune.values.workload import Workload
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

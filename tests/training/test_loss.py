@@ -5,8 +5,6 @@ The reference is the plain model's own loss over the whole batch, without any Tr
 
 import copy
 import functools
-import os
-from unittest import mock
 
 import pytest
 import torch
@@ -91,19 +89,6 @@ def test_it_holds_inside_an_adapter_whichever_was_put_on_first(name, order, micr
     else:
         model = normalize_loss(model)
     assert_same_step(one_step(model, name, tmp_path, micro_batch, accumulation), expected)
-
-
-@pytest.mark.slow
-def test_it_holds_when_compiled(tmp_path):
-    name = "BERT classifier"
-    model = build(name)
-    expected = reference(model, name)
-    torch._dynamo.reset()
-    with mock.patch.dict(os.environ):  # TrainingArguments asks accelerate for the compiler by environment variables
-        step = one_step(normalize_loss(model), name, tmp_path, 2, 4, torch_compile_backend="aot_eager")
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-    assert not torch._dynamo.utils.counters["graph_break"]
-    assert_same_step(step, expected)
 
 
 @pytest.mark.parametrize("name", ["Llama", "T5", "routed"])

@@ -129,35 +129,10 @@ def test_the_catalogue_is_wide_no_name_means_two_models_and_every_entry_says_whe
         assert entry.quoted_in is None or re.fullmatch(r"[\w.-]+/[\w.-]+@(v5\.23\.0|[0-9a-f]{40}):\S+", entry.quoted_in)
 
 
-def test_the_size_in_a_name_is_that_of_the_figures():
-    """But for mixtures of experts that are named by a part; 1 and 3 are said of 1.7 and 2.7 billion."""
-    sized = {}
-    for entry in catalogue():
-        found = re.search(r"(?<![\d.A-Za-z])(\d+)([._b]\d+)?([bBmM]?)(?![A-Za-z\d])", entry.names[0])
-        if found and (found[3] or (found[2] or "").startswith("b")) and "1B-7B" not in entry.id:
-            size = float(found[1] + (found[2] or "").replace("b", ".").replace("_", "."))
-            sized[entry.id] = entry.parameters / (size * (1e6 if found[3].lower() == "m" else 1e9))
-    wrong = {id_: ratio for id_, ratio in sized.items() if not 0.85 < ratio < 1.7 and "Llama-4" not in id_}
-    assert len(sized) >= 200
-    assert wrong == {}
-
-
 def test_a_checkpoint_with_the_figures_of_another_has_its_own_name():
     base, chat = resolve("Qwen/Qwen1.5-4B"), resolve("qwen1.5-4b-chat")
     assert (chat.name, base.name) == ("Qwen/Qwen1.5-4B-Chat", "Qwen/Qwen1.5-4B")
     assert chat.config == base.config
-
-
-KNOWN_BY_HEART = {
-    "t5-small": 60_506_624, "t5-3b": 2_851_598_336, "gpt2": 124_439_808, "llama-2-7b": 6_738_415_616,
-    "mistral-7b": 7_241_732_096, "mixtral-8x7b": 46_702_792_704,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", KNOWN_BY_HEART)
-def test_counts_known_by_heart(name):
-    spec = resolve(name)
-    assert describe(spec, default_task(spec)).parameters == KNOWN_BY_HEART[name]
 
 
 # From a name to a model
@@ -320,7 +295,7 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": None}, "lacks model_type"),
         ({"model_type": 3}, "lacks model_type"),
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size: expected a whole number"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config: .*hidden_size"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
         ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
     ],
@@ -420,32 +395,6 @@ def test_the_librarys_own_class_is_used_if_the_models_code_is_not_trusted(tmp_pa
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     spec = tiny(tmp_path, "llama", auto_map=classes)
     assert type(on_cpu(spec, Task.CAUSAL_LM)).__name__ == "LlamaForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("figures", "said"),
-    [
-        ({"num_hidden_layers": -4}, "num_hidden_layers: expected a whole number from 1 to 4096, not -4"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number from 1"),
-        ({"num_hidden_layers": 10**15}, "num_hidden_layers: expected a whole number from 1 to 4096"),
-        ({"hidden_size": 0}, "hidden_size: expected"),
-        ({"vocab_size": "many"}, 'vocab_size: expected a whole number from 1 to 16777216, not "many"'),
-        ({"text_config": {"hidden_size": -1}}, "text_config.hidden_size: expected"),
-        ({"attention_dropout": 2}, "attention_dropout: expected a rate from 0 to 1, not 2"),
-        ({"model_type": "mixtral", "num_experts_per_tok": 0}, "num_experts_per_tok: 0 of 8 experts"),
-        ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts_per_tok: 2 of 1 experts"),
-        (
-            {"model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 0},
-            "num_experts_per_tok: 0 of 0 experts",
-        ),
-    ],
-)
-def test_a_senseless_size_is_named_with_its_file(tmp_path, figures, said):
-    folder = write_model(tmp_path / "mine", {**TINY["llama"], **figures})
-    with pytest.raises(InputError) as error:
-        resolve(str(folder))
-    assert str(error.value).startswith(f"{folder / 'config.json'}: ")
-    assert said in str(error.value)
 
 
 def test_a_model_whose_class_may_have_experts_has_none(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.values.adapters import ADAPTERS, AnyAdapter, is_new_weight, kinds_with
+from autotune.values.techniques import ADAPTERS, AnyAdapter, is_new_weight, kinds_with
 
 UNION = TypeAdapter(AnyAdapter)
 

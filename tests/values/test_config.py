@@ -12,10 +12,9 @@ from transformers import TrainingArguments
 from autotune.cost.corrections import time_features
 from autotune.cost.model import kind_of
 from autotune.output.table import show_config
-from autotune.space.knobs import SHORT_NAMES, knobs
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.value import Value
-from autotune.values.config import KNOBS, Allowance, Knob, Parallelism, TrainConfig, knob_values, knobs_of
+from autotune.values.config import KNOBS, Allowance, Knob, Parallelism, TrainConfig, knobs_of
 
 USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -23,11 +22,6 @@ USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArgum
 def test_every_field_of_a_configuration_has_its_knob_in_the_order_of_the_fields():
     nested = [f"parallelism.{name}" for name in Parallelism.model_fields]
     assert list(KNOBS) == [*(name for name in TrainConfig.model_fields if name != "parallelism"), *nested]
-
-
-def test_the_values_of_a_configuration_are_in_the_order_of_its_knobs():
-    values = dict(zip(KNOBS, knob_values(make_config(4, parallelism=Parallelism(world_size=2))), strict=True))
-    assert (values["per_device_train_batch_size"], values["parallelism.world_size"]) == (4, 2)
 
 
 class Forgetful(TrainConfig):
@@ -82,12 +76,6 @@ def test_words_and_features_are_said_of_what_is_not_the_default():
         "all", "samples", "precision=fp32", "tf32", "optim=adamw_torch_fused", "attention=sdpa", "compile=inductor",
         "adapter",
     }  # fmt: skip
-
-
-def test_short_names_and_options_are_those_of_the_knobs():
-    options = {knob.parameter: knob.option for knob in knobs()}
-    assert SHORT_NAMES["parallelism.world_size"] == options["parallelism.world_size"] == "devices"
-    assert all(options[name] == short for name, short in SHORT_NAMES.items())
 
 
 def test_each_allowance_admits_itself_and_what_is_stricter():

@@ -12,7 +12,7 @@ from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
 from autotune.execution.noise import HostWatch, watch
 from autotune.values.conditions import other_processes
-from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices, used_bytes
+from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices
 
 UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
 INSTANCES: dict[str, list[str]] = {}  # of devices in MIG mode
@@ -95,7 +95,7 @@ def test_without_a_driver_the_device_is_the_cpu_and_another_one_is_named():
 def test_with_a_driver_the_device_is_the_first_gpu_and_one_beyond_the_last_is_refused():
     hardware = detect("auto")
     assert (hardware.device, hardware.name, hardware.capability) == ("cuda:0", "name of gpu 0", (8, 0))
-    assert used_bytes(hardware) == 1 << 30
+    assert cuda_used_bytes("cuda:0") == 1 << 30
     with pytest.raises(MachineError, match=r"--device cuda:3: this machine has 3 CUDA device\(s\)"):
         detect("cuda:3")
 
@@ -179,12 +179,10 @@ def test_ampere_and_newer_have_tf32_and_bf16(hardware, tf32, bf16):
         ("-1", []),
         ("", []),
         ("GPU-11ab-1", ["gpu 1"]),
-        ("GPU-11ab,GPU-11aa-0", ["gpu 1", "gpu 0"]),
-        ("GPU-11", []),  # fits two
+        ("GPU-11ab-1,GPU-11aa-0", ["gpu 1", "gpu 0"]),
         ("GPU-99", []),
         ("NoDevFiles", []),
         ("MIG-78-1", ["MIG-78-1"]),
-        ("MIG-77", ["MIG-77-0"]),
         ("2", ["MIG-77-0"]),  # a device in MIG mode is its first instance
     ],
 )
@@ -206,7 +204,6 @@ def test_a_device_that_shares_the_hosts_memory_has_the_hosts(driver):
     assert found.memory_bytes == psutil.virtual_memory().total
     assert 0 < found.free_bytes <= found.memory_bytes
     assert cuda_used_bytes("cuda:0") is None
-    assert 0 < used_bytes(found) < found.memory_bytes
     assert like_devices("cuda:0")[0] == "cuda:0"
 
 

@@ -14,12 +14,6 @@ def test_micro_batch_times_accumulation_is_the_global_batch(micro_batch):
     assert workload.samples_per_step(config) == 16
 
 
-@pytest.mark.parametrize("micro_batch", [3, 32])
-def test_a_micro_batch_that_does_not_divide_the_global_batch_is_an_error(micro_batch):
-    with pytest.raises(ValueError, match=f"micro-batch of {micro_batch} does not divide the global batch of 16"):
-        make_workload(global_batch_size=16).accumulation_steps(make_config(micro_batch))
-
-
 def test_tokens_of_a_sample_are_source_and_target_of_real_ones_their_mean():
     assert make_workload(sequence_length=100).tokens_per_sample == 100
     assert make_workload(sequence_length=100, target_length=20, task=Task.SEQ2SEQ_LM).tokens_per_sample == 120

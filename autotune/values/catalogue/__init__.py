@@ -1,16 +1,26 @@
-"""The built-in catalogue: configurations of known models and their sources, one JSON file per family."""
+"""The built-in catalogue: configurations of known models (a JSON file per family), the GPU table, and their sources.
+
+Peaks are dense with fp32 accumulation, as training computes: with it GeForce cards since Turing halve the rate of fp16,
+and data sheets that assume sparsity show the double. `Hardware` can be made of devices that this machine lacks.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
 import json
+import re
 from typing import Any, Literal
 
 from pydantic import Field
 
+from autotune.errors import InputError, suggestion
+from autotune.units import GIB
 from autotune.value import Value
+from autotune.values.hardware import Hardware, detect
 from autotune.values.model import Kind, Task
+
+_FOLDER = importlib.resources.files("autotune.values.catalogue")
 
 
 class CatalogueEntry(Value):
@@ -38,24 +48,199 @@ class CatalogueEntry(Value):
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return the built-in models, ordered by family."""
     entries: list[CatalogueEntry] = []
-    folder = importlib.resources.files("autotune.values.catalogue") / "models"
-    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+    for file in sorted((_FOLDER / "models").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".json"):
             content = json.loads(file.read_text(encoding="utf-8"))
             for model in content["models"]:
                 same = model.pop("checkpoints", [])  # ids of other checkpoints that have the same figures
                 entry = CatalogueEntry(family=content["family"], **model)
-                entries += [entry, *(_checkpoint(entry, id_) for id_ in same)]
+                entries.append(entry)
+                for id_ in same:
+                    own = {"id": id_, "names": (id_.rpartition("/")[2],), "source": entry.source.replace(entry.id, id_)}
+                    entries.append(entry.model_copy(update=own))
     return tuple(entries)
-
-
-def _checkpoint(entry: CatalogueEntry, id_: str) -> CatalogueEntry:
-    """Return the entry of another checkpoint that has the figures of `entry`."""
-    names = (id_.rpartition("/")[2],)
-    return entry.model_copy(update={"id": id_, "names": names, "source": entry.source.replace(entry.id, id_)})
 
 
 @functools.cache
 def entries_by_name() -> dict[str, CatalogueEntry]:
     """Return the built-in models by each of their names, in lower case."""
     return {name.lower(): entry for entry in catalogue() for name in (entry.id, *entry.names)}
+
+
+# GPUs
+
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
+
+# Words that people and older drivers leave out of names.
+_VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct)\b")
+
+
+class Link(Value):
+    """The interconnect of the devices of a node."""
+
+    kind: str = Field(description="such as 'NVLink 4' or 'PCIe 5.0 x16'")
+    gb_s: float = Field(gt=0, description="10^9 bytes per second of a device in one direction, all links together")
+
+
+class Gpu(Value):
+    """One device of the table, as a process sees it: one die of a card with two."""
+
+    name: str
+    vendor: Literal["NVIDIA", "AMD"]
+    architecture: str
+    capability: tuple[int, int] | None = Field(description="CUDA compute capability, None for AMD")
+    aliases: tuple[str, ...] = Field(description="other spellings, beside case, spaces, underscores and hyphens")
+    nvml_names: tuple[str, ...] = Field(description="its names in NVML and torch.cuda.get_device_name")
+    memory_gib: float = Field(gt=0)
+    memory_from: Literal["cuda", "driver", "nominal"] = Field(
+        description="cuda: what a process may use, as CUDA or ROCm report it; driver: as nvidia-smi shows it, "
+        "1 to 3 % of which the driver keeps; nominal: the data sheet's"
+    )
+    bandwidth_gb_s: float = Field(gt=0, description="10^9 bytes per second")
+    peak_tflops: dict[Dtype, float] = Field(
+        description="dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so "
+        "on CUDA cores (AMD: matrix cores); absent: not offered"
+    )
+    link: Link = Field(description="an entry of `links` in the file")
+    source: str
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory in bytes."""
+        return round(self.memory_gib * GIB)
+
+    @property
+    def bandwidth(self) -> float:
+        """Peak memory bandwidth in bytes/s."""
+        return self.bandwidth_gb_s * 1e9
+
+    @property
+    def peak_flops(self) -> dict[str, float]:
+        """Dense peak FLOP/s by dtype."""
+        return {dtype: tflops * 1e12 for dtype, tflops in self.peak_tflops.items()}
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """Return the table, ordered by vendor and age."""
+    text = (_FOLDER / "gpus.json").read_text(encoding="utf-8")
+    return tuple(Gpu(**gpu) for gpu in json.loads(text)["gpus"])
+
+
+def gpu_named(name: str) -> Gpu:
+    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S', 'A5000 24GB'.
+
+    Raises:
+        InputError: The table has no such device.
+    """
+    gpu = _by_key().get(_key(name)) or _of_size(name)
+    if gpu is None:
+        raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
+    return gpu
+
+
+def counted_gpu(text: str) -> tuple[int | None, str]:
+    """Return how many devices `text` names, and their name: '4x A6000', '2 x a100-40gb', 'H100 x8'; None: not said."""
+    found = re.fullmatch(r"\s*(\d{1,4})\s*[x×*]\s*(.*\S)\s*", text, re.IGNORECASE)
+    if found is not None:
+        return int(found[1]), found[2]
+    found = re.fullmatch(r"\s*(.*\S)\s+[x×*]\s*(\d{1,4})\s*", text, re.IGNORECASE)
+    return (None, text) if found is None else (int(found[2]), found[1])
+
+
+def gpu_of(device_name: str) -> Gpu | None:
+    """Return the device for a name that NVML, torch or :func:`hypothetical` report, None if the table lacks it.
+
+    Laptop GPUs and MIG slices have names of their own and are not in the table.
+    """
+    key = _key(device_name)
+    return next((gpu for gpu in gpus() if key in map(_key, (gpu.name, *gpu.nvml_names))), None)
+
+
+def gpus_like(text: str) -> tuple[Gpu, ...]:
+    """Return the devices whose names, vendor or architecture contain `text`.
+
+    Raises:
+        InputError: No device matches.
+    """
+    found = tuple(gpu for gpu in gpus() if _contains(gpu, text))
+    if not found:
+        raise InputError(f"no GPU of the table is called like {text!r}{_near(text)}; `autotune gpus` lists the table")
+    return found
+
+
+def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
+    """Return the hardware of this host with `gpu` in it, idle, with all of its memory (or `memory_bytes`) free.
+
+    Triton counts as installed, since every CUDA or ROCm build of torch contains it, unlike the CPU build.
+    """
+    return _device(
+        name=gpu.nvml_names[0] if gpu.nvml_names else gpu.name,
+        memory_bytes=gpu.memory_bytes if memory_bytes is None else memory_bytes,
+        capability=gpu.capability,
+        arithmetic=tuple(gpu.peak_tflops) if gpu.capability is None else None,
+    )
+
+
+def device_of_memory(memory_bytes: int) -> Hardware:
+    """Return the hardware of this host with an otherwise unknown GPU of this size, Ampere or newer."""
+    return _device(name=f"a GPU of {memory_bytes / GIB:.1f} GiB", memory_bytes=memory_bytes, capability=(8, 0))
+
+
+def _device(
+    *, name: str, memory_bytes: int, capability: tuple[int, int] | None, arithmetic: tuple[str, ...] | None = None
+) -> Hardware:
+    host = detect("cpu")
+    return Hardware(
+        kind="cuda",
+        device="cuda:0",
+        name=name,
+        memory_bytes=memory_bytes,
+        free_bytes=memory_bytes,
+        cores=host.cores,
+        host_memory_bytes=host.host_memory_bytes,
+        capability=capability,
+        arithmetic=arithmetic,
+        cxx=host.cxx,
+        versions={"triton": "assumed", **host.versions},
+    )
+
+
+@functools.cache
+def _by_key() -> dict[str, Gpu]:
+    return {_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases, *gpu.nvml_names)}
+
+
+def _of_size(name: str) -> Gpu | None:
+    """Return the one device that a name and its nominal memory leave: 'A5000 24GB', 'h100-94gb'.
+
+    What a process may use is up to 12 % less than the nominal memory.
+    """
+    written = re.fullmatch(r"(.+?)[\s_-]+(\d{1,3})\s*gi?b?", name.strip(), re.IGNORECASE)
+    if written is None:
+        return None
+    size, exact = int(written[2]), _by_key().get(_key(written[1]))
+    alike = tuple(gpu for gpu in gpus() if gpu != exact and _key(gpu.name).startswith(_key(written[1])))
+    fitting = [gpu for gpu in (exact, *alike) if gpu is not None and 0.88 * size <= gpu.memory_gib <= size]
+    return fitting[0] if fitting and (fitting[0] == exact or len(fitting) == 1) else None
+
+
+@functools.cache
+def _key(name: str) -> str:
+    """Return `name` normalised: lower case, without separators and the vendor's words."""
+    return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
+
+
+def _contains(gpu: Gpu, text: str) -> bool:
+    names = (gpu.name, *gpu.aliases, *gpu.nvml_names)
+    plainly = text.lower() in " ".join((*names, gpu.vendor, gpu.architecture)).lower()
+    return plainly or (_key(text) != "" and any(_key(text) in _key(name) for name in names))
+
+
+def _near(name: str) -> str:
+    """Return a suggestion for a misspelt name, or for a prefix of several names such as 'a100'."""
+    word = re.sub(r"[\s_]+", "-", name.strip())
+    names = [gpu.name for gpu in gpus()]
+    aliases = [alias for gpu in gpus() for alias in gpu.aliases]
+    unfinished = [full for full in names if _key(full).startswith(_key(name))]
+    return suggestion(word, unfinished) or suggestion(word, names) or suggestion(word, aliases)

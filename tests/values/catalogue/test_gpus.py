@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.units import GIB
-from autotune.values.catalogue.gpus import counted_gpu, device_of_memory, gpu_named, gpu_of, gpus, hypothetical
+from autotune.values.catalogue import counted_gpu, device_of_memory, gpu_named, gpu_of, gpus, hypothetical
 
 TABLE = gpus()
 
@@ -19,18 +19,8 @@ def bare(name: str) -> str:
     return re.sub(r"[\s_/-]+", "", name.lower())
 
 
-def test_the_table_holds_what_people_train_on():
-    assert len(TABLE) >= 45
-    assert {"t4", "v100-16gb", "a100-80gb", "h100-80gb", "b200", "rtx-4090", "mi300x"} <= {gpu.name for gpu in TABLE}
-
-
 def test_a_name_leads_to_one_device():
     names = Counter(bare(name) for gpu in TABLE for name in {bare(n) for n in (gpu.name, *gpu.aliases)})
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_a_device_name_of_the_driver_leads_to_one_device():
-    names = Counter(name for gpu in TABLE for name in gpu.nvml_names)
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -63,29 +53,6 @@ def test_peaks_are_dense_and_follow_the_architecture():
         has_fp8 = gpu.capability >= (8, 9) if gpu.capability else gpu.architecture > "CDNA 2"
         assert ("fp8" in peaks) == has_fp8, gpu
         assert (gpu.capability is None) == (gpu.vendor == "AMD"), gpu
-
-
-def test_each_nvlink_is_faster_than_the_one_before():
-    rates = [gpu_named(name).link.gb_s for name in ("p100-sxm2", "v100-16gb", "a100-80gb", "h100-80gb", "b200")]
-    assert rates == sorted(set(rates))
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
-    [
-        ("v100-16gb", "fp16", 125),
-        ("rtx-3090", "bf16", 71),
-        ("a100-80gb", "bf16", 312),
-        ("a100-80gb", "tf32", 156),
-        ("rtx-4090", "bf16", 165.2),
-        ("l4", "bf16", 121),
-        ("h100-80gb", "bf16", 989.4),
-        ("rtx-5090", "bf16", 209.5),
-        ("mi250x-gcd", "bf16", 191.5),
-    ],
-)
-def test_peaks_are_dense_with_fp32_accumulation_and_of_one_die(name, dtype, tflops):
-    assert gpu_named(name).peak_tflops[dtype] == tflops
 
 
 @pytest.mark.parametrize(
@@ -151,10 +118,6 @@ def test_a_local_device_is_recognised_by_its_drivers_name():
     assert [gpu_of(name) for gpu in TABLE for name in gpu.nvml_names] == [g for g in TABLE for _ in g.nvml_names]
 
 
-def test_older_drivers_leave_the_vendor_out():
-    assert gpu_of("GeForce RTX 3090") == gpu_named("rtx-3090")
-
-
 @pytest.mark.parametrize(
     "name", ["", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GeForce GTX 1080"]
 )
@@ -169,19 +132,8 @@ def test_a_hypothetical_device_is_idle_and_computes_what_the_table_says():
         assert hardware.memory_bytes == hardware.free_bytes == gpu.memory_bytes
         assert (hardware.has_bf16, hardware.has_tf32) == ("bf16" in gpu.peak_tflops, "tf32" in gpu.peak_tflops)
         assert gpu_of(hardware.name) == gpu
-
-
-def test_a_hypothetical_device_stands_in_this_host_with_triton():
-    hardware = hypothetical(gpu_named("l4"))
-    assert hardware.name == "NVIDIA L4"
-    assert hardware.cores >= 1
-    assert hardware.host_memory_bytes > 0
-    assert {"torch", "transformers", "triton"} <= set(hardware.versions)
-
-
-def test_a_hypothetical_device_can_have_less_memory():
-    hardware = hypothetical(gpu_named("a100-80gb"), memory_bytes=20 * GIB)
-    assert hardware.memory_bytes == hardware.free_bytes == 20 * GIB
+        assert {"torch", "transformers", "triton"} <= set(hardware.versions)
+    assert hypothetical(gpu_named("a100-80gb"), memory_bytes=20 * GIB).free_bytes == 20 * GIB
 
 
 def test_a_size_alone_is_a_device_that_has_bf16():
