@@ -66,7 +66,6 @@ def _names(value: object) -> object:
 
 
 def _knobs(value: object) -> object:
-    """Return the options of the knobs in text such as 'micro-batch,optim' or in a list."""
     names = _names(value)
     if names == () and value:
         raise ValueError("names no knob")

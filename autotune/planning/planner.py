@@ -105,12 +105,11 @@ def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Star
             raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
+    device = f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"
     if hardware.is_cpu:
         why = "" if options.device == "cpu" else "no accelerator found: "
         device = f"{why}tuning for the CPU ({hardware.name}, {hardware.cores} cores)"
         device += "; the answer holds for this machine, not for a GPU"
-    else:
-        device = f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"
     notes = [device, *allotment.notes, *spreading]
     return Start(
         options=options,

@@ -325,7 +325,6 @@ def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
 
 
 def _checked(knobs: Knobs) -> dict[str, Choices | None]:
-    """Return the choices by knob; None stands for the default choices."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
     named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)

@@ -40,8 +40,9 @@ def searched_workload(
     workload = workload_of(options, hardware.kind, notes, model)
     workload = with_batch(workload, _searched_batch(options, hardware, arguments, notes), notes)
     if workload.recipe is not None and workload.recipe.kind.generates:
-        loads = "it loads weights by name, and a trial's are random"
-        why = "it isn't installed" if find_spec("vllm") is None else loads
+        why = (
+            "it isn't installed" if find_spec("vllm") is None else "it loads weights by name, and a trial's are random"
+        )
         notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
     return workload.model_copy(
         update={
@@ -97,9 +98,8 @@ def workload_of(
     if target and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
     if task.has_targets and target is None:
-        target = length
-        if task.takes_audio:
-            target = min(128, int(spec.config.get("max_target_positions", 128)))  # 30 s hold some 75 spoken words
+        spoken = min(128, int(spec.config.get("max_target_positions", 128)))  # 30 s hold some 75 words
+        target = spoken if task.takes_audio else length
         notes.append(f"target length {target} (--target-len)")
     return Workload(
         model=spec,
@@ -114,7 +114,6 @@ def workload_of(
 
 
 def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
-    """Return the model and the task, which decides on its head."""
     spec = resolve(options.model, revision=options.revision, trust_remote_code=options.trust_remote_code)
     try:
         task = default_task(spec) if options.task is None else Task(options.task)
@@ -165,7 +164,6 @@ def check_recipe(options: WorkloadOptions) -> None:
 
 
 def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, Recipe]:
-    """Return the model, its head and the recipe on a kind of device ('cuda', 'cpu')."""
     assert options.recipe is not None
     kind = RECIPES[options.recipe]
     spec, _ = _model_of(options)
@@ -197,14 +195,12 @@ def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workl
     Raises:
         InputError: The step holds no whole prompts.
     """
-    recipe = workload.recipe
-    if recipe is not None:
+    if (recipe := workload.recipe) is not None:
         if batch is not None and batch % recipe.generations:
-            of = f"the {recipe.generations} generations of a prompt"
-            raise InputError(f"--global-batch {batch}: is no multiple of {of}")
-        step = "" if batch is None else f", {recipe.shown(batch)}"
+            each = recipe.generations
+            raise InputError(f"--global-batch {batch}: is no multiple of the {each} generations of a prompt")
         lengths = f"prompts of {recipe.prompt_length} tokens, completions of {recipe.completion_length}"
-        notes.append(f"TRL's {recipe.kind.trainer}: {lengths}{step}")
+        notes.append(f"TRL's {recipe.kind.trainer}: {lengths}{'' if batch is None else f', {recipe.shown(batch)}'}")
         if recipe.kind.generates:
             notes.append("a sample is a completion, and a step is a whole cycle: generating, scoring and training")
     return workload.model_copy(update={"global_batch_size": batch})

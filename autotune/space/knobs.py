@@ -300,7 +300,6 @@ def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
-    """Return values of `--fix` as written, by option."""
     found: dict[str, str | bool] = {}
     for word in written:
         name, _, text = (part.strip() for part in word.partition("="))
@@ -323,7 +322,6 @@ def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
 
 @functools.cache
 def _by_name() -> dict[str, KnobOption]:
-    """Return the knobs by each of their names, in lower case and with hyphens."""
     names = ((k, (k.parameter, k.parameter.removeprefix(_PARALLEL), k.option)) for k in knobs())
     return {_hyphened(name): knob for knob, known in names for name in known}
 

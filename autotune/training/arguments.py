@@ -108,7 +108,6 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
 
 
 def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
-    """Return the arguments of TRL's configuration that transformers' hasn't."""
     arguments: dict[str, Any] = {"max_length": sequence_length}
     if recipe.kind.generates:
         arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
@@ -122,7 +121,6 @@ def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[s
 
 
 def _of_several(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
-    """Return the TrainingArguments that spread a configuration over devices; none for one device."""
     spread = config.parallelism
     if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
         return {"save_only_model": True}

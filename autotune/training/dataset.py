@@ -214,7 +214,6 @@ def _images_in_texts(workload: Workload, config: Any) -> RandomSamples:
 
 
 def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
-    """Return noise, with a class or a transcript each."""
     random, colours = np.random.default_rng(workload.seed), None
     if workload.task.takes_audio:
         name, shape = audio_input(config, workload.sequence_length)

@@ -105,7 +105,6 @@ def experts_of(config: PreTrainedConfig) -> int:
 
 
 def _has_liger(model_type: str) -> bool:
-    """Return whether the installed liger-kernel patches models of this type."""
     if importlib.util.find_spec("liger_kernel") is None:
         return False
     try:

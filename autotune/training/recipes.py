@@ -160,7 +160,6 @@ def tokenizer_of(workload: Workload, config: Any) -> Any:
 
 
 def _special(config: Any) -> tuple[int, int]:
-    """Return the ids of padding and of the end of a text, which differ."""
     known = range(config.get_text_config().vocab_size)
     end = next((i for i in special_ids(config, "eos_token_id")[:1] if i in known), 1)
     pad = next((i for i in special_ids(config, "pad_token_id") if i in known and i != end), 0 if end else 1)
@@ -192,7 +191,6 @@ def row_lengths(dataset: Any) -> NDArray[np.int64]:
 
 
 def _size(value: Any) -> int:
-    """Return the characters of a text or of a conversation, or the number of ids."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return sum(len(str(message.get("content") or "")) for message in value)
     return len(value) if isinstance(value, list | str) else 0

@@ -40,7 +40,6 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
 
 
 def _directory(name: str) -> Path | None:
-    """Return the directory of this name, or None; a file is refused with the remedy."""
     try:
         path = Path(name).expanduser()
         if path.is_dir():
@@ -93,7 +92,6 @@ def _unknown(name: str, reason: str) -> UnknownModelError:
 
 
 def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]) -> ModelSpec:
-    """Return the spec of a model by its config.json."""
     config = _read_json(file)
     where = shown(str(file))
     if quantization := config.get("quantization_config"):
@@ -127,7 +125,6 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
 
 
 def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:
-    """Refuse a config whose class the library doesn't have."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

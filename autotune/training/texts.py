@@ -165,9 +165,8 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
         )
 
         class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
-            def convert_tokens_to_string(
-                self, tokens: list[str]
-            ) -> str:  # other ids, which a model generates, are none
+            # A model with a larger vocabulary generates other ids as well.
+            def convert_tokens_to_string(self, tokens: list[str]) -> str:
                 text: str = super().convert_tokens_to_string([t for t in tokens if len(t) > 1 or ord(t) < 256])
                 return text
 

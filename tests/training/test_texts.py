@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,6 @@ from autotune.errors import RunDirectoryError
 from autotune.training.dataset import training_data
 from autotune.training.texts import BYTE_LEVEL, MAX_SAMPLES, load_tokenizer, prepare
 from autotune.values.model import Task
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "make_texts.py"
 
 # The file
 
@@ -221,17 +217,6 @@ def test_lengths_that_are_missing_or_can_not_be_written_are_errors_of_the_run_di
     dataset = texts(tmp_path / "a.jsonl", "one")
     with pytest.raises(RunDirectoryError, match="can't be written"):
         prepare(workload_of(dataset=dataset), tmp_path / "a.jsonl" / "run")
-
-
-def test_the_example_makes_the_same_texts_of_varied_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    for file in files:
-        monkeypatch.setattr(sys, "argv", [str(EXAMPLE), str(file)])
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert files[0].read_bytes() == files[1].read_bytes()
-    lengths, _ = prepared(workload_of(dataset=str(files[0]), sequence_length=512), tmp_path / "run")
-    assert lengths.samples == 1000
-    assert lengths.minimum < 40 < lengths.median < 200 < lengths.p95
 
 
 # The tokenizer

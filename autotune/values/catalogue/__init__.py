@@ -227,7 +227,6 @@ def _of_size(name: str) -> Gpu | None:
 
 @functools.cache
 def _key(name: str) -> str:
-    """Return `name` normalised: lower case, without separators and the vendor's words."""
     return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
 
 
