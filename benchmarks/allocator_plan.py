@@ -197,8 +197,7 @@ def _is_large(model: str) -> bool:
 @functools.cache
 def _known(model: str) -> tuple[Any, Any, Any]:
     from autotune.training.build import describe
-    from autotune.training.heads import default_task
-    from autotune.training.resolve import resolve
+    from autotune.training.resolve import default_task, resolve
 
     spec = resolve(model)
     task = default_task(spec)

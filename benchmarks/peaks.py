@@ -29,8 +29,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.training.build import describe
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.techniques import LoraAdapter

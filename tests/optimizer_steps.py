@@ -14,8 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.training.dataset import padded_batch
-from autotune.training.heads import HEADS
 from autotune.training.inputs import audio_input
+from autotune.training.resolve import HEADS
 from autotune.values.model import Task
 
 SAMPLES = 8

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from autotune.space.rules import refusals
 from autotune.training.build import describe
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.techniques import ADAPTERS, OPTIMIZERS

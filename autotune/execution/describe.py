@@ -32,9 +32,9 @@ from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
 from autotune.training.facts import facts_of
-from autotune.training.heads import HEADS, class_names, kind_of, tasks_for
 from autotune.training.loss import base_model
 from autotune.training.recipes import checked_data, row_lengths
+from autotune.training.resolve import HEADS, class_names, kind_of, tasks_for
 from autotune.training.texts import prepare, profile_of
 from autotune.value import read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task

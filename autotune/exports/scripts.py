@@ -26,8 +26,8 @@ from autotune.exports import launch_files
 from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
 from autotune.training.adapters import CLASSIFICATION_HEADS
 from autotune.training.build import build_config
-from autotune.training.heads import HEADS
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
+from autotune.training.resolve import HEADS
 from autotune.units import escaped, visible
 from autotune.values.model import Task
 from autotune.values.workload import Recipe

@@ -12,9 +12,8 @@ from autotune.errors import InputError
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.training.baseline import UserArguments
 from autotune.training.build import build_config
-from autotune.training.heads import check_task, default_task, head_notes
 from autotune.training.inputs import fixed_frames, image_text, least_frames
-from autotune.training.resolve import resolve
+from autotune.training.resolve import check_task, default_task, head_notes, resolve
 from autotune.training.texts import checked_path
 from autotune.values.config import LARGEST_BATCH
 from autotune.values.hardware import Hardware

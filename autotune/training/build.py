@@ -1,4 +1,4 @@
-"""Models with random weights: the library config, and the model itself with the head of a task.
+"""Models with random weights: the config of a head, and the model itself with the head of a task.
 
 A :class:`ModelSpec`, which `resolve` makes of what the user wrote, is a value that any process can build from. Weights
 are never read.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
-from autotune.training.heads import HEADS, check_task, remote_classes, shown
 from autotune.training.inputs import freeze_vision, special_ids
+from autotune.training.resolve import HEADS, check_task, library_config, shown
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -169,28 +168,6 @@ def frozen_paths(model: nn.Module) -> tuple[str, ...]:
 def _paths(name: str) -> list[str]:
     """Return the modules that hold a parameter, from the outermost to the parameter itself."""
     return list(itertools.accumulate(name.split("."), "{}.{}".format))
-
-
-def library_config(spec: ModelSpec) -> PreTrainedConfig:
-    """Make the library config from the spec's figures, or with the model's own code if that is trusted."""
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    location = spec.path if spec.source == "directory" else spec.name
-    try:
-        if "AutoConfig" in remote_classes(spec):
-            return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
-        # Infinity and its kin are {"__float__": "Infinity"} since transformers 5.
-        figures = json.loads(
-            json.dumps(spec.config),
-            object_hook=lambda found: float(found["__float__"]) if found.keys() == {"__float__"} else found,
-        )
-        figures.pop("model_type", None)  # the class has its own, which may be a narrower one
-        if remote_classes(spec):
-            figures["name_or_path"] = location  # where the library looks for the head's code
-        return CONFIG_MAPPING[spec.model_type].from_dict(figures)
-    except Exception as error:  # a config class may raise anything at figures that it doesn't expect
-        raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
 
 
 def _untie(model: PreTrainedModel) -> None:

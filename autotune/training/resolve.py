@@ -1,16 +1,49 @@
-"""From what the user wrote to a :class:`ModelSpec`: a name of the catalogue, a local directory or a hub id."""
+"""From what the user wrote to a :class:`ModelSpec`: a name of the catalogue, a local directory or a hub id.
+
+Its heads are those of its type that can be trained here, the one that config.json names, and the usual one.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.build import library_config
-from autotune.training.heads import architecture_of, cannot_train, kind_of, remote_classes, shown, tasks_for
+from autotune.training.inputs import takes_images, takes_sound
 from autotune.values.catalogue import catalogue, entries_by_name
-from autotune.values.model import ModelSpec
+from autotune.values.model import Kind, ModelSpec, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+# The class that chooses the head by model type, and the table of transformers that names those types.
+HEADS = {
+    Task.CAUSAL_LM: ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    Task.MASKED_LM: ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    Task.SEQUENCE_CLASSIFICATION: (
+        "AutoModelForSequenceClassification",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    ),
+    Task.IMAGE_CLASSIFICATION: ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
+    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+    Task.AUDIO_CLASSIFICATION: ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
+    Task.IMAGE_TEXT_TO_TEXT: ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
+}
+USUAL_TASK: dict[Kind, Task] = {
+    "decoder": Task.CAUSAL_LM,
+    "encoder": Task.SEQUENCE_CLASSIFICATION,
+    "encoder-decoder": Task.SEQ2SEQ_LM,
+    "vision": Task.IMAGE_CLASSIFICATION,
+    "vision-language": Task.IMAGE_TEXT_TO_TEXT,
+    "speech": Task.SPEECH_CTC,
+    "speech-to-text": Task.SPEECH_SEQ2SEQ,
+}
 
 
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
@@ -157,3 +190,187 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{shown(str(file))}: must hold a JSON object, not a {type(content).__name__}")
     return content
+
+
+def library_config(spec: ModelSpec) -> PreTrainedConfig:
+    """Make the library config from the spec's figures, or with the model's own code if that is trusted."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    location = spec.path if spec.source == "directory" else spec.name
+    try:
+        if "AutoConfig" in remote_classes(spec):
+            return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
+        # Infinity and its kin are {"__float__": "Infinity"} since transformers 5.
+        figures = json.loads(
+            json.dumps(spec.config),
+            object_hook=lambda found: float(found["__float__"]) if found.keys() == {"__float__"} else found,
+        )
+        figures.pop("model_type", None)  # the class has its own, which may be a narrower one
+        if remote_classes(spec):
+            figures["name_or_path"] = location  # where the library looks for the head's code
+        return CONFIG_MAPPING[spec.model_type].from_dict(figures)
+    except Exception as error:  # a config class may raise anything at figures that it doesn't expect
+        raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
+
+
+# Heads
+
+
+def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
+    """Return the tasks for which the library, or the model's own code, has a head for this type.
+
+    Of a speech model these are heads for sound alone. A head whose inputs autotune can't make is none.
+    """
+    from transformers.models.auto import modeling_auto
+
+    found = tuple(
+        task
+        for task, (head, table) in HEADS.items()
+        if (head in remote or model_type in getattr(modeling_auto, table))
+        and (task is not Task.IMAGE_TEXT_TO_TEXT or takes_images(model_type))
+    )
+    if not any(task.takes_audio for task in found):
+        return found
+    return tuple(task for task in found if task.takes_audio) if takes_sound(model_type) else ()
+
+
+def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
+    """Return the kind by the heads: BERT and its kin have both language heads, decoders only one."""
+    if tasks and all(task.takes_audio for task in tasks):
+        return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"
+    if Task.IMAGE_TEXT_TO_TEXT in tasks:
+        return "vision-language"
+    if getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder"
+    if Task.CAUSAL_LM in tasks and (Task.MASKED_LM not in tasks or getattr(config, "is_decoder", False)):
+        return "decoder"
+    if Task.MASKED_LM in tasks or Task.SEQUENCE_CLASSIFICATION in tasks:
+        return "encoder"
+    return "vision"
+
+
+def tasks_of(spec: ModelSpec) -> tuple[Task, ...]:
+    """Return the tasks for which this type of model has a head."""
+    return tasks_for(spec.model_type, remote_classes(spec))
+
+
+def default_task(spec: ModelSpec) -> Task:
+    """Return the task of the head that config.json names, or the usual one of a model of this kind.
+
+    Raises:
+        InputError: config.json names a head that can't be trained here.
+    """
+    usual = USUAL_TASK[spec.kind]
+    if spec.source == "catalogue":
+        return usual
+    possible = tasks_of(spec)
+    usual = usual if usual in possible else possible[0]
+    named = architecture_of(spec.config)
+    own = tuple(task for task in possible if named in _heads(spec, task))
+    if not own and _names_a_head(spec, named):
+        raise InputError(cannot_train(spec.name, str(named), possible))
+    return usual if usual in own or not own else own[0]
+
+
+def check_task(spec: ModelSpec, task: Task) -> None:
+    """Refuse a task for which the model has no head.
+
+    Raises:
+        InputError: There is no such head; the message lists those there are.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    possible = tasks_of(spec)
+    if not possible and spec.model_type not in CONFIG_MAPPING:
+        raise InputError(
+            f"{shown(spec.name)}: transformers {transformers.__version__} has no models of type {spec.model_type!r}; "
+            "a newer version may"
+        )
+    if task not in possible:
+        raise InputError(
+            f"{shown(spec.name)}: model type {spec.model_type!r} has no head for {task.value} "
+            f"(possible: {', '.join(t.value for t in possible)})"
+        )
+
+
+def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[str]:
+    """Return what the user has to know of the head that is trained, by a recipe, in place of the one in config.json."""
+    option, value = ("--task", task) if recipe is None else ("--recipe", recipe)
+    named, heads, notes = architecture_of(spec.config), _heads(spec, task), []
+    if spec.source != "catalogue" and named is not None and heads and named not in heads:
+        notes.append(
+            f"trained is {heads[0]} ({option} {value}) in place of the {named} that config.json names: the answer "
+            "holds for that head"
+        )
+    elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
+        notes.append(f"the head is that of {named} in config.json: {task} ({option})")
+    is_text_alone = task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
+    others = {"vision_config": "images", "audio_config": "recordings"}
+    if senses := [word for part, word in others.items() if part in spec.config and is_text_alone]:
+        notes.append(
+            f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"
+        )
+    return notes
+
+
+def architecture_of(config: dict[str, Any]) -> str | None:
+    """Return the class that a config.json names as that of the weights."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else None
+
+
+def cannot_train(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> str:
+    """Return the message of a refusal of a class that has none of the heads, with the ways out."""
+    heads = ", ".join(task.value for task in Task.heads())
+    others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
+    return (
+        f"{shown(name)}: {architecture} has no head that can be trained here ({heads}); "
+        f"tune a script that trains it (autotune script -- python train.py){others}"
+    )
+
+
+def _names_a_head(spec: ModelSpec, named: str | None) -> bool:
+    """Return whether transformers has a class of this name with a head or a loss of its own.
+
+    A model without a head, as BertModel, is meant to be given one; CLIP's kin learn as they are.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    if remote_classes(spec) or named not in dir(transformers):
+        return False
+    contrastive = modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(spec.model_type)
+    bare = _names(modeling_auto.MODEL_MAPPING_NAMES.get(spec.model_type))
+    return named == contrastive or named not in bare or re.search("For[A-Z]", str(named)) is not None
+
+
+def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:
+    """Return the classes with the head of a task, the library's choice first."""
+    auto_class = HEADS[task][0]
+    if auto_class in (remote := remote_classes(spec)):
+        return (remote[auto_class].rpartition(".")[2],)
+    return class_names(spec.model_type, task)
+
+
+def class_names(model_type: str, task: Task) -> tuple[str, ...]:
+    """Return the library's classes with the head of a task for a type of model, its own choice first."""
+    from transformers.models.auto import modeling_auto
+
+    return _names(getattr(modeling_auto, HEADS[task][1]).get(model_type))
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return an entry of transformers' tables, which may be several classes, as a tuple."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def remote_classes(spec: ModelSpec) -> dict[str, str]:
+    """Return the classes that come with the model, by the name of their auto class, if they may run."""
+    return (spec.config.get("auto_map") or {}) if spec.trust_remote_code else {}
+
+
+def shown(name: str) -> str:
+    """Return a name that fits into a message of one line."""
+    return name if name.isprintable() else repr(name)

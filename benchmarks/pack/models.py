@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.hardware import Hardware
 from autotune.values.workload import Workload
 

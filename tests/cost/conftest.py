@@ -13,8 +13,7 @@ import pytest
 from autotune.cost.family import Family, Shape
 from autotune.cost.profile import Profile
 from autotune.training.build import describe
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}

@@ -12,9 +12,8 @@ from autotune.cost.profiler import profile
 from autotune.cost.rates import rates_by_table
 from autotune.execution.runner import LocalRunner
 from autotune.training.build import build_config
-from autotune.training.heads import default_task
 from autotune.training.inputs import image_text
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.budget import SoakTask
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.estimate import Evaluation

@@ -16,8 +16,7 @@ from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.cost.rates import rates_by_table
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Evaluation
 from autotune.values.model import Task

@@ -6,8 +6,7 @@ import torch
 from autotune.cost.family import Family, Shape
 from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
 
 MIXED = Family(device="cuda", dtype="float32", autocast="bfloat16", attn_implementation="sdpa")

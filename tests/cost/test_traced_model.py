@@ -14,9 +14,8 @@ from autotune.cost.profile import ACTIVATION, total_bytes
 from autotune.cost.traced_model import is_fake, keep_part
 from autotune.errors import InputError
 from autotune.training.build import build_config, build_model
-from autotune.training.heads import default_task
 from autotune.training.random_weights import put_apart
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.catalogue import catalogue
 from autotune.values.model import Task
 

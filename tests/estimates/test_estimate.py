@@ -8,8 +8,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
 from autotune.storage.home import rates_of
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_named, hypothetical
 from autotune.values.config import TrainConfig

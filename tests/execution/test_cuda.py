@@ -11,8 +11,7 @@ from benches import Bench
 from conftest import write_model
 from model_families import FAMILIES
 
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.config import Parallelism
 from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices
 from autotune.values.trial import Measurement, TrialStatus

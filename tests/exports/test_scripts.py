@@ -33,9 +33,8 @@ from autotune.exports.targets import draft
 from autotune.training import recipes
 from autotune.training.arguments import plan
 from autotune.training.build import build_config, build_model
-from autotune.training.heads import HEADS
 from autotune.training.inputs import image_text
-from autotune.training.resolve import resolve
+from autotune.training.resolve import HEADS, resolve
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions

@@ -10,8 +10,7 @@ from tiny_models import on_cpu, tiny
 
 from autotune.errors import InputError
 from autotune.training.build import build_config, describe
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.model import ModelSpec, Task
 
 # Tasks and configs

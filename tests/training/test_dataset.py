@@ -14,7 +14,7 @@ from corpora import USUAL_MODEL, VOCABULARY, config_of, prepared, real, texts, w
 from torch.utils.data import DataLoader
 
 from autotune.training.dataset import IGNORED, RandomSamples, Repeated, token_lengths, training_data
-from autotune.training.heads import HEADS
+from autotune.training.resolve import HEADS
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES
 

@@ -10,8 +10,7 @@ from factories import make_spec
 from tiny_models import NO_DROPOUT, SIZES, T5, TINY, on_cpu, tiny, without_dropout
 
 from autotune.training.build import describe
-from autotune.training.heads import default_task
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
 
 # What the classes offer

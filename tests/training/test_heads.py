@@ -8,8 +8,7 @@ from tiny_models import TINY, tiny
 
 from autotune.errors import InputError
 from autotune.training.build import build_config
-from autotune.training.heads import default_task, head_notes, tasks_of
-from autotune.training.resolve import resolve
+from autotune.training.resolve import default_task, head_notes, resolve, tasks_of
 from autotune.values.model import Task
 
 

@@ -10,8 +10,8 @@ from autotune.training.adapters import adapter_arguments, prepare_model
 from autotune.training.build import build_config, build_model
 from autotune.training.dataset import IGNORED, training_data
 from autotune.training.facts import facts_of
-from autotune.training.heads import default_task
 from autotune.training.inputs import audio_input, fixed_frames, image_text, labels_of, least_frames, takes_sound
+from autotune.training.resolve import default_task
 from autotune.values.model import Task
 from autotune.values.techniques import LoraAdapter
 from autotune.values.workload import Workload

@@ -11,7 +11,6 @@ from transformers import BitsAndBytesConfig
 from autotune.cost.tape import Recorder
 from autotune.training.adapters import adapter_arguments, prepare_model, quantization_arguments
 from autotune.training.build import build_config, build_model
-from autotune.training.heads import HEADS
 from autotune.training.random_weights import (
     BLOCK,
     quantization_of,
@@ -20,6 +19,7 @@ from autotune.training.random_weights import (
     quick_weights,
     whole_weights,
 )
+from autotune.training.resolve import HEADS
 from autotune.values.config import Precision
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import ADAPTERS, is_new_weight

@@ -18,8 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.errors import InputError, UnknownModelError
 from autotune.training.build import build_config, describe
-from autotune.training.heads import check_task, default_task, tasks_of
-from autotune.training.resolve import resolve
+from autotune.training.resolve import check_task, default_task, resolve, tasks_of
 from autotune.values.catalogue import catalogue
 from autotune.values.model import Task
 
