@@ -11,7 +11,6 @@ import functools
 import random
 from typing import Any
 
-from autotune.planning.workload import TRANSCRIPT_LENGTH
 from autotune.value import Value
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.workload import Workload
@@ -212,7 +211,7 @@ def workload_of(case: Case) -> tuple[Workload, Any]:
         model=spec,
         task=task,
         sequence_length=case.length,
-        target_length=TRANSCRIPT_LENGTH if task.takes_audio else case.length,
+        target_length=128 if task.takes_audio else case.length,
         global_batch_size=case.config.per_device_train_batch_size * case.accumulation * ranks,
     )
     return workload, facts

@@ -8,7 +8,7 @@ from typing import Self
 
 import psutil
 
-from autotune.values.hardware import Hardware, used_bytes
+from autotune.values.hardware import Hardware, cuda_used_bytes
 
 INTERVAL_S = 0.05  # a reading takes microseconds; the caching allocator keeps its peak for much longer than this
 
@@ -46,7 +46,8 @@ class MemoryWatch:
     def used_bytes(self) -> int:
         """Return the memory in use now."""
         if not self._hardware.is_cpu:
-            return used_bytes(self._hardware)
+            used, host = cuda_used_bytes(self._hardware.device), psutil.virtual_memory()
+            return int(host.total - host.available) if used is None else used  # None: the device shares the host's
         used = 0
         for process in psutil.Process().children(recursive=True):
             try:
