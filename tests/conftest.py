@@ -58,7 +58,6 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def _imported_stays():
     """Spare each Trainer, which looks for garbage several times, all libraries that are there."""
-    gc.set_threshold(50_000)  # what isn't frozen is little, of which a quarter soon is new
     gc.freeze()
 
 
