@@ -71,7 +71,7 @@ def test_a_trial_that_needs_more_than_the_budget_is_out_of_memory_whatever_other
     result = cuda.run(
         config={"per_device_train_batch_size": 1 << 20},
         workload=benches.misbehaviour("be_crowded_out"),
-        limits={"memory_bytes": 3 * GIB},
+        limits={"memory_bytes": 3 * GIB, "timeout_s": 200},
     )
     assert result.status is TrialStatus.OUT_OF_MEMORY
 

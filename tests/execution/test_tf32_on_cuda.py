@@ -43,8 +43,9 @@ def effects(bench: Any, **config: Any) -> dict[str, str]:
 COMPILED = {"torch_compile_backend": "aot_eager"}
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
+@pytest.mark.parametrize(
+    ("precision", "tf32"), [("fp32", False), ("fp32", True), ("bf16", False), ("pure_bf16", False)]
+)
 def test_a_compiled_trial_has_tf32_on_whatever_was_asked_for(cuda, precision, tf32):
     assert effects(cuda, **COMPILED, precision=precision, tf32=tf32)["tf32"] == "tf32"
 
