@@ -76,18 +76,15 @@ def command_line() -> dict[str, float]:
 def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
     """Return where the time went, by trial and in all, and how the targets were met."""
     rows = [row(trial) for trial in trials]
-    later = [r for r in rows[1:] if r["overhead_s"] is not None]
-    free = [r["overhead_on_a_free_core_s"] for r in later if r["overhead_on_a_free_core_s"] is not None]
-    spent = result.spent
-    typical_s = statistics.median(free) if free else None
+    later = [r["overhead_s"] for r in rows[1:] if r["overhead_s"] is not None]
+    spent, typical_s = result.spent, statistics.median(later) if later else None
     shares = spent.shares() if spent else {}
     outside = sum(shares.get(part, 0.0) for part in ("setting trials up", "starting the search", "between trials"))
     return {
         "spent": spent.model_dump() if spent else None,
         "shares": shares or None,
         "outside_share": outside if spent else None,
-        "trial_overhead_s": statistics.median(r["overhead_s"] for r in later) if later else None,
-        "trial_overhead_on_a_free_core_s": typical_s,
+        "trial_overhead_s": typical_s,
         "targets": {
             "trial": None
             if typical_s is None or result.facts.parameters > SMALL_PARAMETERS
@@ -101,17 +98,13 @@ def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
 
 def row(trial: TrialResult) -> dict[str, Any]:
     """Return where the seconds of a trial went."""
-    phases, measured = trial.outcome.phases, trial.measurement
-    waited = measured.conditions.waited_share if measured and measured.conditions else None
-    overhead_s = trial.overhead_s
+    phases = trial.outcome.phases
     return {
         "number": trial.request.number,
         "purpose": trial.request.purpose,
         "status": trial.status,
         "duration_s": trial.duration_s,
-        "overhead_s": overhead_s,
-        "overhead_on_a_free_core_s": None if overhead_s is None or waited is None else overhead_s * (1 - waited),
-        "waited_share": waited,
+        "overhead_s": trial.overhead_s,
         "process_s": None if phases is None else trial.duration_s - sum(phases.model_dump().values()),
         "phases": phases.model_dump() if phases else None,
     }
@@ -125,9 +118,7 @@ def told(document: dict[str, Any]) -> list[str]:
         lines += [f"starting: {starting}", *(f"{share:6.1%} {what}" for what, share in document["shares"].items())]
         lines.append(f"{document['outside_share']:.1%} outside of steps and checks (target: {MOST_SHARE:.0%})")
     if document["trial_overhead_s"] is not None:
-        free_s = document["trial_overhead_on_a_free_core_s"]
-        free = f", {free_s:.2f} s on a free core" if free_s is not None else ""
-        lines.append(f"{document['trial_overhead_s']:.2f} s a trial beside its steps{free} (target: {MOST_TRIAL_S} s)")
+        lines.append(f"{document['trial_overhead_s']:.2f} s a trial beside its steps (target: {MOST_TRIAL_S} s)")
     return lines
 
 

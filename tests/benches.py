@@ -14,10 +14,11 @@ from autotune.execution.job import Job
 from autotune.execution.launch import Launcher
 from autotune.execution.outcome import Ending
 from autotune.execution.runner import LocalRunner, trial_directory
+from autotune.values.budget import CheckTask, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import ModelSpec, Task
-from autotune.values.trial import Limits, Purpose, TrialRequest, TrialResult
+from autotune.values.trial import Limits, Measurement, Purpose, TrialRequest, TrialResult
 from autotune.values.workload import Workload
 
 # Measuring ends after two steps: the interval is always narrow enough.
@@ -54,10 +55,9 @@ class Asked:
     def run(self, entry: str, **fields: Any) -> tuple[Ending, Path]:
         """Return how a job ended, and its directory."""
         directory = self.send(entry, **fields)
-        reply = self.launcher.reply(60)
-        assert reply is not None
-        assert reply.pop("place") == 0
-        return Ending(**reply), directory
+        place, ending = self.launcher.reply(60)
+        assert place == 0
+        return ending, directory
 
 
 class Lent:
@@ -120,6 +120,17 @@ class Bench:
     def run(self, **fields: Any) -> TrialResult:
         """Run a trial; the arguments are those of `request`."""
         return self.runner.run(self.request(**fields))
+
+    def measured(self, **fields: Any) -> Measurement:
+        """Run a trial that has to complete; the arguments are those of `request`."""
+        result = self.run(**fields)
+        assert isinstance(result.outcome, Measurement), result.outcome
+        return result.outcome
+
+    def check(self, task: CheckTask, **fields: Any) -> TrialResult:
+        """Run a check; the arguments are those of `request`."""
+        purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
+        return self.runner.run(self.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
 
     def misbehave(self, name: str, *, timeout_s: float = 60, **limits: Any) -> TrialResult:
         """Run a trial that does what the function `name` of `misbehaving` does."""

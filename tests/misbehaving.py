@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from autotune.execution.job import PROCESS_FILE
+from autotune.execution.launch import run_trial
 from autotune.execution.outcome import outcome_file
-from autotune.execution.worker import run_trial
 from autotune.value import read_value, write_value
 from autotune.values.trial import Failure, Memory, TrialRequest, TrialStatus
 
@@ -36,13 +36,14 @@ def print_and_end(directory: Path) -> None:
 
 
 def be_killed_while_building(directory: Path) -> None:
-    """As a child that compiles is: `builds.txt` in the run directory gets a line for each begun."""
-    lock = directory.parent / "lock"
-    with (directory.parent / "builds.txt").open("a") as begun:
-        print("waits for ever" if lock.exists() else "builds", file=begun)
-    lock.touch()
-    (directory / "building.txt").write_text(str(lock))
-    os.kill(os.getpid(), signal.SIGKILL)
+    """As a child that compiles is, the first time: `builds.txt` in the run directory has a line for each."""
+    builds = directory.parent / "builds.txt"
+    if not builds.exists():
+        builds.write_text("killed\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    with builds.open("a") as file:
+        print("built", file=file)
+    (directory / "compiled.txt").touch()
 
 
 def tell_the_environment(directory: Path) -> None:
@@ -213,8 +214,8 @@ def use_memory(directory: Path) -> None:
     """Take 100 MiB within a guard of the request's budget, then more than the budget, then more outside the guard."""
     import torch
 
-    from autotune.execution.failures import is_out_of_memory
     from autotune.execution.guard import memory_guard
+    from autotune.execution.outcome import is_out_of_memory
 
     budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
     seen = {}
@@ -401,14 +402,6 @@ def see_another_take_memory(directory: Path) -> None:
 
 
 def be_crowded_out(directory: Path) -> None:
-    """Train while another process leaves 2 GiB of the device; `times.txt` in the run directory has a line for each."""
-    with (directory.parent / "times.txt").open("a") as times:
-        print(directory.name, file=times)
+    """Train while another process leaves 2 GiB of the device."""
     have_another_hold(directory, "torch.cuda.mem_get_info()[0] - (2 << 30)")
     train_usually(directory)
-
-
-def be_crowded_out_once(directory: Path) -> None:
-    if directory.name in (directory.parent / "times.txt").read_text().split():
-        return train_usually(directory)
-    be_crowded_out(directory)

@@ -11,8 +11,8 @@ import socket
 import time
 from pathlib import Path
 
+from autotune.execution.environment import own_rank
 from autotune.execution.outcome import outcome_file
-from autotune.execution.ranks import own_rank
 from autotune.value import write_text, write_value
 from autotune.values.trial import Failure, TrialStatus
 
@@ -35,7 +35,7 @@ def complete(directory: Path) -> None:
 def meet_at_the_port(directory: Path) -> None:
     """Connect to the first rank as torch's store does, which each has to be able to from its first moment on."""
     rank, there = own_rank(), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    if rank.is_first:
+    if rank.number == 0:
         with socket.socket(fileno=int(os.environ["AUTOTUNE_RANK_LISTENER"])) as listener:
             for _ in range(rank.of - 1):
                 listener.accept()[0].sendall(b"welcome")
@@ -101,7 +101,7 @@ def plan(run_directory: Path, rank: int, what: str) -> None:
 
 def behave(directory: Path) -> None:
     """Train; the rank of the plan is prepared by its function first."""
-    from autotune.execution.worker import run_trial
+    from autotune.execution.launch import run_trial
 
     planned = json.loads((directory.parent.parent / PLAN_FILE).read_text())
     if own_rank().number == planned["rank"]:
@@ -111,10 +111,10 @@ def behave(directory: Path) -> None:
 
 def have_less_memory() -> None:
     """The budget is a thirty-second part of the others'."""
-    from autotune.execution import worker
+    from autotune.execution import launch
 
-    guard = worker.memory_guard
-    worker.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 32)
+    guard = launch.memory_guard
+    launch.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 32)
 
 
 def be_killed() -> None:

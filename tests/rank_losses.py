@@ -10,7 +10,7 @@ import torch
 from optimizer_steps import SAMPLES, build, one_step
 from torch import distributed
 
-from autotune.execution.ranks import meet, own_rank
+from autotune.execution.environment import meet, own_rank
 from autotune.training.loss import normalize_loss
 
 CASES_FILE, STEPS_FILE = "cases.json", "steps.pt"
@@ -25,5 +25,5 @@ def take_steps(directory: Path) -> None:
         total = torch.tensor(loss)
         distributed.all_reduce(total)
         steps[name, accumulation] = float(total) / own_rank().of, gradients
-    if own_rank().is_first:
+    if own_rank().number == 0:
         torch.save(steps, directory / STEPS_FILE)

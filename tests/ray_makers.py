@@ -10,7 +10,6 @@ from factories import make_measurement, make_result, product_rate
 
 from autotune.errors import InfrastructureError
 from autotune.execution import launch
-from autotune.execution.ray_nodes import Job
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest, TrialResult
@@ -22,16 +21,15 @@ _LIGHT = "from autotune.execution import launch; launch._preload = lambda device
 NOTES = "notes"
 
 
-def behaving(job: Job) -> Runner:
+def behaving(directory: Path, device: str) -> Runner:
     """Real trials, or misbehaving ones."""
-    return LocalRunner(job.directory, detect("cpu"), entry="misbehaving:behave")
+    return LocalRunner(directory, detect(device), entry="misbehaving:behave")
 
 
-def light(job: Job) -> Runner:
+def light(directory: Path, device: str) -> Runner:
     """Misbehaving trials that train nothing."""
     launch.launch_command = lambda *arguments: [sys.executable, "-P", "-c", _LIGHT, *arguments]
-    runner = behaving(job)
-    return Noting(runner)
+    return Noting(behaving(directory, device))
 
 
 class Noting:
@@ -63,7 +61,7 @@ class Scripted(Runner):
         return result.model_copy(update={"request": request})
 
 
-def scripted(job: Job) -> Runner:
+def scripted(directory: Path, device: str) -> Runner:
     return Scripted()
 
 
@@ -92,9 +90,9 @@ class Dying(Runner):
         raise AssertionError("unreachable")
 
 
-def dying(job: Job) -> Runner:
+def dying(directory: Path, device: str) -> Runner:
     return Dying()
 
 
-def broken(job: Job) -> Runner:
+def broken(directory: Path, device: str) -> Runner:
     raise InfrastructureError("no trial can be run here")

@@ -14,10 +14,10 @@ from typing import Any
 
 def run_trial(directory: Path) -> None:
     """Run the request in `directory` as the worker does."""
-    from autotune.execution import worker
+    from autotune.execution import launch
 
     _let_shard()
-    worker.run_trial(directory)
+    launch.run_trial(directory)
 
 
 def _let_shard() -> None:

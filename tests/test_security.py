@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from autotune.cli import reports
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.execution.environment import launcher_environment
-from autotune.execution.ranks import ADDRESS
+from autotune.execution.environment import ADDRESS, launcher_environment
 from autotune.integrations.dashboard import is_loopback
 from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory

@@ -27,10 +27,10 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
-from autotune.execution.failures import first_line, is_out_of_memory
+from autotune.execution.environment import agree, own_rank, wait_for_all
 from autotune.execution.gradients import randomness_off
 from autotune.execution.guard import MemoryGuard
-from autotune.execution.ranks import agree, own_rank, wait_for_all
+from autotune.execution.outcome import first_line, is_out_of_memory
 from autotune.execution.user_code import theirs
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
@@ -38,7 +38,6 @@ from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakT
 # Batches of an evaluation that the model computes: two, so that one is there while the next comes.
 _COMPUTED = 2
 
-_DRAWS = 8  # of dropout, whose spread is looked at
 _LONGEST_S = 30.0  # reading a large data set must not use up the time of the whole check
 
 
@@ -46,17 +45,11 @@ class CheckError(Exception):
     """Something failed in a check; the message says in what part of it, the cause is chained."""
 
 
-class EvaluationData(NamedTuple):
-    """What there is to evaluate on."""
-
-    longest: Callable[[int], Any]  # gives so many samples, the longest first
-    kept: int | None = None  # samples whose predictions an evaluation keeps, all there are; None: it keeps none
-
-
 class Reading(NamedTuple):
     """How a trial reads its samples."""
 
-    evaluation: EvaluationData | None  # None: there is nothing to evaluate on
+    longest: Any = None  # gives so many samples to evaluate on, the longest first; None: there are none
+    kept: int | None = None  # samples whose predictions an evaluation keeps, all there are; None: it keeps none
     padding_share: Callable[[int], float | None] = lambda steps: None  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
     not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
@@ -114,8 +107,8 @@ def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: Memo
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
-        if reading.evaluation is not None:
-            found = evaluated(task.eval_batch_sizes, trainer, reading.evaluation, guard)
+        if reading.longest is not None:
+            found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
         memory = guard.peak()
         peak = memory.peak_bytes if memory.is_known else None
         soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)
@@ -152,9 +145,9 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look at what was written, when all ranks have written their part."""
-        wait_for_all()
+        wait_for_all(torch.zeros(1))
         self.is_saving = False
-        if own_rank().is_first:
+        if own_rank().number == 0:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             self.bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             shutil.rmtree(folder, ignore_errors=True)
@@ -179,9 +172,9 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
     made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
     batches = [trainer._prepare_inputs(batch) for batch in made]
-    draws = []
-    for draw in range(_DRAWS):
-        torch.manual_seed(task.seed * _DRAWS + draw)
+    draws: list[float] = []
+    for draw in range(8):
+        torch.manual_seed(task.seed * 8 + draw)
         with torch.no_grad(), trainer.compute_loss_context_manager():
             losses = (trainer.compute_loss(trainer.model_wrapped, dict(batch)) for batch in batches)
             draws.append(statistics.fmean(map(float, losses)))
@@ -194,7 +187,7 @@ def keeps_predictions(trainer: Any) -> bool:
     return trainer.compute_metrics is not None and not args.prediction_loss_only and not args.batch_eval_metrics
 
 
-def evaluated(sizes: tuple[int, ...], trainer: Any, data: EvaluationData, guard: MemoryGuard) -> dict[str, Any]:
+def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
     """Return the fields of `Soaked` that say with what evaluation fits: the first batch size that does.
 
     Predictions that fit with no batch size are left out at last, and the result says why. A rank that fails leaves the
@@ -208,9 +201,9 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, data: EvaluationData, guard:
     args.dataloader_drop_last = theirs(args).get("dataloader_drop_last", False)  # a trial's is True
     own: int | None = getattr(args, "eval_accumulation_steps", None)
     # With all predictions, moved to the host after each batch if need be; then without them.
-    steps = [own] if data.kept is None or args.device.type == "cpu" else list(dict.fromkeys((own, 1)))
+    steps = [own] if reading.kept is None or args.device.type == "cpu" else list(dict.fromkeys((own, 1)))
     attempts: list[tuple[int, int | None, int | None]] = []
-    attempts += [(size, step, data.kept) for size in sizes if data.kept for step in steps]
+    attempts += [(size, step, reading.kept) for size in sizes if reading.kept for step in steps]
     attempts += [(size, own, None) for size in sizes]
     failure: str | None = None
     while attempts:
@@ -219,11 +212,11 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, data: EvaluationData, guard:
         found: dict[str, Any] = {"eval_batch_size": size}
         try:
             if kept is None:
-                with patch.object(trainer, "compute_metrics", None) if data.kept else contextlib.nullcontext():
-                    trainer.evaluate(data.longest(_COMPUTED * size * ranks))
+                with patch.object(trainer, "compute_metrics", None) if reading.kept else contextlib.nullcontext():
+                    trainer.evaluate(reading.longest(_COMPUTED * size * ranks))
             else:
                 with _stood_in(trainer) as seen:
-                    trainer.evaluate(data.longest(kept))
+                    trainer.evaluate(reading.longest(kept))
                 found |= {} if accumulation is None else {"eval_accumulation_steps": accumulation}
                 found |= {"predicted_samples": kept, **seen}
             guard.check()

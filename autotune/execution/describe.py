@@ -26,7 +26,7 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_code
 from autotune.execution.gradients import reported_split, split_of_trainer
 from autotune.execution.loop import examined
-from autotune.execution.user_code import CodeError, Overlay, harness, overlaid, reach, theirs
+from autotune.execution.user_code import CodeError, harness, overlaid, reach, theirs
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
@@ -82,10 +82,10 @@ def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Des
     """Run the code until it trains, and return what is found there; code that fails before is refused."""
     # TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
-    overlay = Overlay(lambda own: {**harness(own), **no_tf32, "output_dir": str(directory / "trainer")})
+    laid = {**no_tf32, "output_dir": str(directory / "trainer")}
     output = f"(its output: {directory / 'log.txt'})"
     try:
-        with overlaid(overlay):
+        with overlaid(lambda own: {**harness(own), **laid}):
             return reach(code, data_directory, lambda trainer, _: Training(trainer, code).described(data_directory))
     except CodeError as error:
         raise InputError(f"{error} {output}") from error

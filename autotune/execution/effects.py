@@ -49,9 +49,6 @@ KNOBS = (
 # what they were given, and Falcon's add an fp32 bias to a product in 16 bits.
 _PLAIN = (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward, Conv1D.forward)
 
-# Those of an adapter's arguments that peft resolves to names of its own.
-_RESOLVED = {"target_modules", "target_parameters", "feedforward_modules"}
-
 
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Looks at all knobs but `theirs`, which the user's code decides, and leaves no hook in later steps."""
@@ -271,7 +268,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             return f"{kind}, {sum(biases.values())} biases among {trained} parameters trained"
         _require(trained != total, f"{kind} was asked for, but {trained} of {total} parameters are trained")
         _require(new, f"{kind} was asked for, but no adapter is trained")
-        for name in arguments.keys() - _RESOLVED:  # peft's own config has all that was asked for
+        # Peft's own config has all that was asked for, some of it resolved to names of its own.
+        for name in arguments.keys() - {"target_modules", "target_parameters", "feedforward_modules"}:
             actual, wanted = getattr(self._model.active_peft_config, name), arguments[name]
             _require(actual == wanted, f"{kind} was asked for, but {name} is {actual}, not {wanted}")
         return f"{kind}, {trained} of {total} parameters trained"

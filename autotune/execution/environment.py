@@ -1,14 +1,19 @@
-"""The environment of the processes that run trials: variables set before any import, devices, compiled operators.
+"""The environment of the processes that run trials: variables set before any import, devices, ranks, shared files.
 
 A trial sees its own devices and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
 `cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of
 several ranks sees as many as it has ranks, and rank N is at `cuda:N`.
 
+A trial over several devices has one process for each device. The launcher has imported everything and forks them, which
+takes tens of milliseconds where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer
+would have them meet, at a port that the launcher has held since before they were forked, so that nobody else can take
+it. A group that computes on CUDA can send tensors of the host as well, which decisions need.
+
 DeepSpeed compiles its operators where they are first used: the messages of ranks on a CPU, the optimizer of the host
 for what is offloaded. That takes a minute and more each, and is kept (`TORCH_EXTENSIONS_DIR`). In a trial it would
-count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones wait. So a child
-compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports. The lock of a
-child or a trial that was ended meanwhile is removed, and the child of the next trial goes on.
+count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones would wait. So a
+child compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports. Both
+remove locks that nobody holds.
 
 Libraries that share memory between processes (NCCL between ranks, torch between a data loader and its workers,
 DeepSpeed on the CPU) make files in /dev/shm and remove them themselves, unless they are killed before. Such files stay
@@ -18,6 +23,7 @@ until the machine is restarted, and take its memory: what a trial that was ended
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import importlib
 import os
@@ -28,13 +34,24 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from autotune.execution.ranks import FOREIGN, own_rank
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
 from autotune.values.trial import TrialRequest
+
+# The listening socket of the first rank, open in its process, and how many threads each may use.
+_LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
+ADDRESS = "127.0.0.1"
+
+# Variables of other launchers, by which libraries would take a trial for one of their processes.
+FOREIGN = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", _LISTENER,
+)  # fmt: skip
 
 # See each library's reason. A value that the user has set stays.
 ENVIRONMENT = {
@@ -47,15 +64,10 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
 }
 
-# What a trial has no business with: the URL of the lasting record may hold a password, the token opens a cluster.
-_WITHHELD = ("AUTOTUNE_RECORD", "RAY_AUTH_TOKEN")
-
-# How the libraries call their files in shared memory; anything else is not ours to touch.
-_SHARED_PREFIXES = ("torch_", "nccl-", "deepspeed_")
 SHARED_MEMORY = Path("/dev/shm")
 
 COMPILE_LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well
-_BUILDING = "building.txt"  # beside the child's request: the lock of what is being built
+COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compiled
 
 
 def launcher_environment(
@@ -83,7 +95,9 @@ def launcher_environment(
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
     chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-    shared = {name: value for name, value in present.items() if name not in (*_WITHHELD, *FOREIGN)}
+    # The URL of the lasting record may hold a password, the token opens a cluster.
+    withheld = {"AUTOTUNE_RECORD", "RAY_AUTH_TOKEN", *FOREIGN}
+    shared = {name: value for name, value in present.items() if name not in withheld}
     return {**shared, **chosen, **mark, "CUDA_VISIBLE_DEVICES": visible((device, *others), present)}
 
 
@@ -162,52 +176,41 @@ def operators_of(request: TrialRequest) -> tuple[str, ...]:
 
 def compile_operators(directory: Path) -> None:
     """Compile what the trial of the request in `directory` needs; at once if that has been done."""
-    find_ninja()
+    remove_unused_locks()
     from deepspeed.accelerator import get_accelerator
-    from torch.utils.cpp_extension import _get_build_directory
 
     for name in operators_of(read_value(TrialRequest, directory / "request.json")):
-        builder = get_accelerator().create_op_builder(name)
-        if builder is not None:
-            lock = Path(_get_build_directory(builder.name, verbose=False)) / "lock"
-            with contextlib.suppress(FileNotFoundError):  # a killed builder's, for which torch would wait for ever
-                if time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
-                    lock.unlink()
-            (directory / _BUILDING).write_text(str(lock))
+        if (builder := get_accelerator().create_op_builder(name)) is not None:
             builder.load(verbose=False)
-    (directory / _BUILDING).unlink(missing_ok=True)
-
-
-def find_ninja() -> None:
-    """Put first on the path the ninja that was installed beside DeepSpeed, which need not be there."""
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    (directory / COMPILED_FILE).touch()
 
 
 def tell_deepspeed(device: str) -> None:
     """Tell DeepSpeed that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks for it."""
-    find_ninja()  # where it looks at what it has compiled
+    remove_unused_locks()
     if device == "cpu" and own_rank().is_launched:
         importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
 
 
-def forget_ended_builder(directory: Path) -> bool:
-    """Remove the lock that the child in `directory`, or a trial after it, was ended with; return whether there was one.
+def remove_unused_locks() -> None:
+    """Remove the locks of builders that were killed, for which torch would wait for ever; find the ninja of DeepSpeed.
 
-    That of another process stays: torch keeps the file open for as long as it builds.
+    Torch keeps a lock open for as long as it builds, or looks at what it has built.
     """
-    try:
-        lock = Path((directory / _BUILDING).read_text())
-        if is_left := lock.exists() and is_unused(lock):
-            lock.unlink()
-    except OSError:  # nothing was being built, or another process was faster
-        return False
-    return is_left
+    from torch.utils.cpp_extension import get_default_build_root
+
+    # It was installed beside DeepSpeed, which need not be on the path.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).rglob("lock"):
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            if is_unused(lock) or time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
+                lock.unlink()
 
 
 def shared_files(directory: Path = SHARED_MEMORY) -> set[Path]:
     """Return the libraries' files in shared memory."""
     try:
-        return {file for file in directory.iterdir() if file.name.startswith(_SHARED_PREFIXES)}
+        return {file for file in directory.iterdir() if file.name.startswith(("torch_", "nccl-", "deepspeed_"))}
     except OSError:
         return set()
 
@@ -238,3 +241,107 @@ def is_unused(file: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+class Rank(NamedTuple):
+    """One process of a trial."""
+
+    number: int = 0
+    of: int = 1
+    is_launched: bool = False  # as one of a group, which may have one member
+
+
+def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
+    """Return the variables that torchrun sets for rank `number` of `of` on one machine, and the rank's threads.
+
+    torchrun gives each rank one thread unless OMP_NUM_THREADS is set: the exported command sets it (see
+    `threads_of_rank`).
+
+    Args:
+        number: The rank.
+        of: The number of ranks, all on this machine.
+        port: Where they meet.
+        listener: The open socket that listens there, for the first rank alone.
+    """
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(number)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(of)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(port),
+        _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), of)),
+        **({_LISTENER: str(listener)} if listener is not None else {}),
+    }
+
+
+def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.environ) -> int:
+    """Return the threads of each rank: its share of the cores, or fewer if the user's environment says so."""
+    share, asked = max(1, cores // ranks), present.get(_THREADS, "")
+    return min(share, int(asked)) if asked.isdigit() and int(asked) else share
+
+
+def use_cores(cores: Sequence[int]) -> None:
+    """Bind this process to some cores, and have it use as many threads, or fewer if the user's environment says so."""
+    os.sched_setaffinity(0, cores)
+    threads = threads_of_rank(len(cores), 1)
+    os.environ[_THREADS] = str(threads)
+    if "torch" in sys.modules:  # a fork has the settings of its parent, which were made for all cores
+        import torch
+        from torch._inductor import config
+
+        torch.set_num_threads(threads)
+        config.compile_threads = min(config.compile_threads or 1, len(cores))
+
+
+def own_rank() -> Rank:
+    """Return which rank this process is, by its environment; alone if it is none."""
+    if "LOCAL_RANK" not in os.environ:
+        return Rank()
+    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), is_launched=True)
+
+
+def meet(device: str, *, timeout_s: float) -> None:
+    """Wait for the other ranks, so that collectives work from here on; `timeout_s` is the trial's."""
+    rank = own_rank()
+    if not rank.is_launched:
+        return
+    import torch
+    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+
+    # Beyond the trial's, so that a collective that hangs is reported as a trial that timed out.
+    limit = datetime.timedelta(seconds=timeout_s + 120.0)
+    listener = os.environ.get(_LISTENER)
+    torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        rank.of,
+        rank.number == 0,
+        limit,
+        wait_for_workers=False,
+        master_listen_fd=int(listener) if listener is not None else None,
+    )
+    # Nothing touches the device here: what its context takes is for the memory guard to see.
+    backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
+    init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
+
+
+def agree(decision: bool) -> bool:
+    """Return the first rank's decision, whatever this one's: a collective that only some go into waits for ever."""
+    if not own_rank().is_launched:
+        return decision
+    import torch
+    from torch import distributed
+
+    flag = torch.tensor([int(decision)])
+    distributed.broadcast(flag, src=0)
+    return bool(flag.item())
+
+
+def wait_for_all(tensor: Any) -> None:
+    """Wait until every rank has come here; to sum `tensor`, the libraries open their channels to its device."""
+    if own_rank().is_launched:
+        from torch import distributed
+
+        distributed.all_reduce(tensor)

@@ -14,7 +14,7 @@ time with another seed, and what differs then differs for another reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import set_seed
 
-from autotune.execution.failures import is_out_of_memory
+from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.user_data import first_batch, rows_of, view
 from autotune.training.facts import is_rate
 from autotune.training.loss import leaves_out_first_label, normalize_loss
@@ -52,11 +52,10 @@ class Gradient(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What the measurement showed; all None: the split changes nothing."""
+    """What the measurement showed; both None: the split changes nothing."""
 
     changes: str | None = None  # how the gradient differs, with the figures
     unknown: str | None = None  # why it could not be measured
-    remark: str | None = None  # what is wrong with the gradient whatever the split
 
 
 def gradient_of(
@@ -122,11 +121,6 @@ def _distance(one: Gradient, other: Gradient, same_samples: bool = True) -> floa
     return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
 
-def _weighted(gradients: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
-    elements = sum((w * g.elements for w, g in zip(weights, gradients, strict=True)), torch.tensor(0.0))
-    return Gradient(float(elements.norm()), elements)
-
-
 def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
     """Return the facts with what the measurement showed, and the note for the user.
 
@@ -139,7 +133,7 @@ def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[
         coupled = facts.batch_coupled or (f"{whose}, over the micro-batch perhaps" if whose else None)
         line = f"whether the gradient depends on how a step's samples are split could not be measured: {split.unknown}"
         return facts.model_copy(update={"batch_coupled": coupled}), (line,)
-    return facts, (split.remark,) if split.remark is not None else ()
+    return facts, ()
 
 
 def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: bool, batch_coupled: bool) -> Split:
@@ -174,59 +168,13 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
     try:
         with still(model):
             one, other = _gradient(trainer, [whole]), _gradient(trainer, parts)
-            found = compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
-            if found.changes is not None:
-                return Split(changes=found.changes + _cause(trainer, one, other, parts, rounding))
-            if found.unknown is None and not normalizes:
-                twice = _gradient(trainer, [whole, whole])
-                if _distance(_weighted([one], [2.0]), twice) <= rounding:
-                    return Split(
-                        remark="the loss is a sum over the samples of a step, though your Trainer takes it for one "
-                        "that is divided by their labels: the gradient grows with the global batch; divide by "
-                        "num_items_in_batch"
-                    )
-            return found
+            return compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
     except Exception as error:  # whatever the user's code raises
         if is_out_of_memory(error):
             return Split(unknown=f"{_SAMPLES} samples do not fit the memory")
         return Split(unknown=f"a step of {_SAMPLES} samples failed ({type(error).__name__}: {error})")
     finally:
         model.zero_grad(set_to_none=True)
-
-
-def _cause(trainer: Any, whole: Gradient, split: Gradient, parts: list[Any], rounding: float) -> str:
-    """Return how the micro-batches' own gradients make that of the split step, and what would make both equal.
-
-    Each has '; ' before it, and is '' where none is seen.
-    """
-    alone = [_gradient(trainer, [part]) for part in parts]
-    if any(g.elements.shape != whole.elements.shape for g in (split, *alone)):
-        return ""
-    with patch.object(trainer, "model_accepts_loss_kwargs", True):
-        counts = [trainer._get_num_items_in_batch([part], trainer.args.device) for part in parts]
-    labels = [float(count) for count in counts if count is not None]
-    total, mean = _weighted(alone, [1.0] * len(alone)), _weighted(alone, [1 / len(alone)] * len(alone))
-    last = alone[-1]  # whatever its scale: its labels may have been divided by the step's count
-    cause = ""
-    if last.norm and _distance(split, _weighted([last], [split.norm / last.norm])) <= rounding:
-        cause = "; only the last micro-batch of a step counts: the others are not accumulated"
-    elif _distance(split, total) <= rounding:
-        cause = "; the gradients of micro-batches are added up: the loss is not divided by their number"
-    elif _distance(split, mean) <= rounding and _distance(whole, total) <= rounding:
-        cause = "; the loss is a sum over the micro-batch, and divided by the number of micro-batches all the same"
-    elif _distance(split, mean) <= rounding and sum(labels) > 0:
-        by_labels = _weighted(alone, [count / sum(labels) for count in labels])
-        if _distance(whole, by_labels) <= rounding:
-            cause = (
-                "; the loss is a mean over each micro-batch, however many labels that has: divide the sum over its "
-                "labels by num_items_in_batch"
-            )
-    for scaled in (False, True) if hasattr(type(trainer), "loss_is_scaled_for_ga") else ():
-        with patch.object(trainer, "loss_is_scaled_for_ga", scaled):
-            other = _gradient(trainer, parts)
-        if whole.elements.shape == other.elements.shape and _distance(whole, other) <= rounding:
-            return f"{cause}; with loss_is_scaled_for_ga = {scaled} on your Trainer it does not"
-    return cause
 
 
 def _gradient(trainer: Any, batches: list[Any], seed: int = 0) -> Gradient:

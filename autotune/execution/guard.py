@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from autotune.execution.ranks import open_channels
+from autotune.execution.environment import wait_for_all
 from autotune.units import show_memory
 from autotune.values.conditions import own_used_bytes
 from autotune.values.hardware import (
@@ -45,15 +45,9 @@ from autotune.values.hardware import (
 )
 from autotune.values.trial import Memory, worst_memory
 
-# The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever resident: 9
-# MiB of them in a vision transformer of a million weights.
-_CODE_BYTES = 16 << 20
-
 # Of what CUDA's allocator may have, for what the first step loads before the rest is read again: a guess, since how
 # much that is differs by GPU and build. A step that loads more is over the budget until the cap is set again.
-_HELD_BACK_BYTES, _HELD_BACK_SHARE = 64 << 20, 16
-
-_PAGING_BYTES = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
+_HELD_BACK_BYTES = 64 << 20
 
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
@@ -112,18 +106,18 @@ class CpuGuard(MemoryGuard):
         self._resident_before = self._code_before = 0
         self._limits_before = resource.getrlimit(resource.RLIMIT_DATA)
         self._final: Memory | None = None
-        self._reads_peak = True  # of the present attempt
 
     def __enter__(self) -> Self:
         import torch
 
         # The OpenMP pool's threads are made now: made under the limit, a failure would end the process unheard.
         torch.ones(300, 300) @ torch.ones(300, 300)
-        with contextlib.suppress(OSError):  # a fresh fork's starts there anyway, if a container forbids it
-            _restart_peak()
+        _restart_peak()
         self._resident_before, self._code_before = _status_bytes("VmRSS"), _status_bytes("RssFile")
         soft, hard = self._limits_before
-        limit = _status_bytes("VmData") + self._budget_bytes + _CODE_BYTES
+        # The kernels that oneDNN generates lie in mappings of their own, which count as data and are hardly ever
+        # resident: 9 MiB of them in a vision transformer of a million weights.
+        limit = _status_bytes("VmData") + self._budget_bytes + (16 << 20)
         lowest = min((limit, *(given for given in (soft, hard) if given != resource.RLIM_INFINITY)))
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         return self
@@ -133,9 +127,7 @@ class CpuGuard(MemoryGuard):
 
     def peak(self) -> Memory:
         """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
-        if self._final is not None or not self._reads_peak:
-            return self._final or self._earlier
-        return worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
+        return self._final or worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
         """Return the present growth of the resident set."""
@@ -145,18 +137,10 @@ class CpuGuard(MemoryGuard):
         code = max(0, _status_bytes("RssFile") - self._code_before)
         return max(0, _status_bytes(key) - self._resident_before - code)
 
-    def check(self) -> None:
-        """Fail if the peak is over the budget, as far as it can be read."""
-        if self._reads_peak:
-            super().check()
-
     def begin_anew(self, known: Memory) -> None:
-        """Start again from the present resident set; where a container forbids it, the limit alone is enforced."""
+        """Start again from the present resident set, and what is known of the time before."""
         self._earlier = known
-        try:
-            _restart_peak()
-        except OSError:
-            self._reads_peak = False
+        _restart_peak()
 
     def relax(self) -> None:
         """Lift the limit and let malloc keep what is freed, unless the user's environment says otherwise."""
@@ -177,8 +161,9 @@ def _status_bytes(key: str) -> int:
 
 
 def _restart_peak() -> None:
-    """Let VmHWM start again from the present resident set; see proc(5)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    """Let VmHWM start again from the present resident set (proc(5)); where a container forbids it, it goes on."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class CudaGuard(MemoryGuard):
@@ -208,7 +193,7 @@ class CudaGuard(MemoryGuard):
             self._is_listed = abs(now - self._used_before - own) <= _HELD_BACK_BYTES
         self._capped_beside = self._beside() or 0
         room = self._budget_bytes - self._capped_beside
-        self._cap(room - min(_HELD_BACK_BYTES, room // _HELD_BACK_SHARE))
+        self._cap(room - min(_HELD_BACK_BYTES, room // 16))
         self._cuda.reset_peak_memory_stats(self._device)
         return self
 
@@ -220,7 +205,7 @@ class CudaGuard(MemoryGuard):
         import torch
 
         device, dtypes = self._device, [torch.float32, torch.float16]
-        open_channels(torch.ones(1, device=device))
+        wait_for_all(torch.ones(1, device=device))
         if torch.cuda.get_device_capability(device) >= (8, 0):
             dtypes.append(torch.bfloat16)
         for dtype in dtypes:
@@ -302,4 +287,5 @@ def _paged_bytes() -> int:
     if (functional := sys.modules.get("bitsandbytes.functional")) is None:
         return 0
     states = functional.GlobalPageManager.get_instance().paged_tensors
-    return int(sum(state.nbytes for state in states)) + (_PAGING_BYTES if states else 0)
+    paging_bytes = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
+    return int(sum(state.nbytes for state in states)) + (paging_bytes if states else 0)

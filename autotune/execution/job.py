@@ -33,26 +33,38 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from autotune.execution.environment import forget_unfinished, remove_orphans, shared_files
-from autotune.execution.failures import BoundedLog
+from autotune.execution.environment import (
+    ADDRESS,
+    forget_unfinished,
+    own_rank,
+    rank_environment,
+    remove_orphans,
+    shared_files,
+    use_cores,
+)
 from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
-from autotune.execution.ranks import ADDRESS, own_rank, rank_environment, use_cores
 from autotune.execution.token_ring import ring, take_place
-from autotune.value import Value
+from autotune.value import Value, open_own
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
 
 MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
+ENDS_VARIABLE = "AUTOTUNE_ENDS_AT"  # when the job's time is up, by the monotonic clock, which all processes share
 
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
 _OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
 _GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
+
+
+# Of a log, from its beginning and from its end.
+HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
 
 
 class Job(Value):
@@ -65,6 +77,38 @@ class Job(Value):
     ranks: PositiveInt | None = None
     visible: str = Field(default="", description="CUDA_VISIBLE_DEVICES of its processes")
     cores: tuple[int, ...] = Field(default=(), description="that they are bound to; none: any")
+
+
+class BoundedLog:
+    """A log file of at most `HEAD_BYTES` + `TAIL_BYTES` and a line; what lies between is counted and dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+        self._head_left = HEAD_BYTES
+        self._tail = b""
+        self._dropped_bytes = 0
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._dropped_bytes:
+            self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
+        self._file.write(self._tail)
+        self._file.close()
+
+    def copy_from(self, descriptor: int) -> bool:
+        """Take what the non-blocking `descriptor` holds now; return False at its end or when nothing is there."""
+        try:
+            chunk = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        head, rest = chunk[: self._head_left], chunk[self._head_left :]
+        self._head_left -= len(head)
+        self._file.write(head)
+        self._file.flush()
+        tail = self._tail + rest
+        self._tail = tail[-TAIL_BYTES:]
+        self._dropped_bytes += len(tail) - len(self._tail)
+        return bool(chunk)
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,11 +131,6 @@ class _Running:
     shared: set[Path]  # files in shared memory before it
     has_failure: bool = False
 
-    def longest_s(self) -> float:
-        """Return for how long nothing has to be looked at unless a process ends."""
-        left_s = max(0.0, self.deadline - time.monotonic())
-        return left_s if self.job.ranks is None else min(left_s, _OUTCOMES_EVERY_S)
-
     def timed_out(self) -> bool | None:
         """Return whether it is over by its time limit, or by itself; None: it isn't over.
 
@@ -111,17 +150,13 @@ class _Running:
 
 
 class Jobs:
-    """Runs jobs that come as JSON lines, and tells their ends as JSON lines; for the main thread of the launcher.
+    """Runs the jobs that come by a connection, and sends the place of each and its `Ending`; for the main thread.
 
-    Args:
-        requests: The open file that jobs come from.
-        replies: The open file that fields of their `Ending` go to, with their place.
-        program: Runs an entry in a directory, in the process that it is called in.
+    `program` runs an entry in a directory, in the process that it is called in.
     """
 
-    def __init__(self, requests: int, replies: int, program: Callable[[str, Path], None]) -> None:
-        self._requests, self._replies, self._program = requests, replies, program
-        self._pid = os.getpid()
+    def __init__(self, parent: Connection, program: Callable[[str, Path], None]) -> None:
+        self._parent, self._program, self._pid = parent, program, os.getpid()
         self._running: list[_Running] = []
         self._selector = selectors.DefaultSelector()
         self._exits, self._wake = os.pipe()  # gets a byte when a child ends
@@ -129,26 +164,25 @@ class Jobs:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for file in (self._requests, self._exits):
+        for file in (self._parent.fileno(), self._exits):
             self._selector.register(file, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """Run jobs until no more can come."""
-        unread = b""
         while True:
-            longest_s = min((running.longest_s() for running in self._running), default=None)
-            for key, _ in self._selector.select(longest_s):
+            now = time.monotonic()
+            limits_s = [each.deadline - now if each.job.ranks is None else _OUTCOMES_EVERY_S for each in self._running]
+            for key, _ in self._selector.select(max(0.0, min(limits_s)) if limits_s else None):
                 if key.fd == self._exits:
                     os.read(self._exits, 1 << 12)
-                elif key.fd != self._requests:
+                elif key.data is not None:
                     if not key.data.log.copy_from(key.fd):
                         self._selector.unregister(key.fd)  # every writer has closed it
-                elif chunk := os.read(self._requests, 1 << 16):
-                    *lines, unread = (unread + chunk).split(b"\n")
-                    for line in lines:
-                        self._begin(Job.model_validate_json(line))
                 else:
-                    return
+                    try:
+                        self._begin(self._parent.recv())
+                    except (EOFError, ConnectionError):
+                        return
             for running in list(self._running):
                 if (timed_out := running.timed_out()) is not None:
                     self._end(running, timed_out)
@@ -156,6 +190,7 @@ class Jobs:
     def _begin(self, job: Job) -> None:
         running = _Running(job, [], time.monotonic() + job.timeout_s, time.time(), shared_files())
         self._running.append(running)
+        os.environ[ENDS_VARIABLE] = str(running.deadline)
         sys.stdout.flush()
         sys.stderr.flush()
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
@@ -185,7 +220,7 @@ class Jobs:
                 os.close(end)
             pids, port = [p.pid for p in running.processes], None if listener is None else listener.getsockname()[1]
         for directory in job.directories:
-            begun = {"pid": pids[0], "pids": pids, "port": port, "at": time.monotonic()}  # one clock for all processes
+            begun = {"pid": pids[0], "pids": pids, "port": port}
             (directory / PROCESS_FILE).write_text(json.dumps(begun))
 
     def _become_process(
@@ -203,7 +238,7 @@ class Jobs:
             # Only what is the launcher's own: libraries have open files too, the NVIDIA driver's among them.
             self._selector.close()
             others = (process.output for running in self._running for process in running.processes)
-            for descriptor in (null, output, self._replies, self._exits, self._wake, *others):
+            for descriptor in (null, output, self._parent.fileno(), self._exits, self._wake, *others):
                 os.close(descriptor)
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
             with contextlib.suppress(OSError):  # not every container has it
@@ -253,8 +288,7 @@ class Jobs:
             remove_orphans(running.shared)
             forget_unfinished(since=running.began)
         ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out, unkillable=unkillable)
-        reply = {"place": running.job.place, **ending._asdict()}
-        os.write(self._replies, json.dumps(reply).encode() + b"\n")
+        self._parent.send((running.job.place, ending))
 
 
 def tell_where_it_stands() -> None:
@@ -308,18 +342,8 @@ def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s:
 
 def marked(mark: str) -> list[int]:
     """Return the running processes that carry `mark`, this one excepted."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()  # empty for a zombie
-        except OSError:  # it has ended, or is somebody else's
-            continue
-        if wanted in environment.split(b"\0"):
-            found.append(int(entry.name))
-    return found
+    running = psutil.process_iter(["environ"])  # None for a zombie, and for somebody else's
+    return [p.pid for p in running if (p.info["environ"] or {}).get(MARK_VARIABLE) == mark and p.pid != os.getpid()]
 
 
 def end_marked(mark: str, *, limit_s: float) -> int:

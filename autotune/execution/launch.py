@@ -1,9 +1,11 @@
 """The launcher: a process that imports everything once, touches no device, and forks each trial.
 
 :class:`Launcher` is that process as the parent sees it: started for all places of a search, given jobs, ended with all
-that runs under it. `main` is its own program. Jobs come as JSON lines on stdin, replies go out as JSON lines on a pipe
-of their own, so that libraries may print what they like; see `job`. It isn't the server of `multiprocessing`, which has
-its parent's environment, output and session, imports the parent's main program again, and ends nothing below a child.
+that runs under it. `main` is its own program. It isn't the server of `multiprocessing`, which has its parent's
+environment, output and session, imports the parent's main program again, and ends nothing below a child.
+
+`run_trial` is what each process of a trial runs. Whatever goes wrong in it becomes a :class:`Failure` in its outcome
+file; a process that dies without one is judged by `outcome`.
 
 A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
@@ -19,20 +21,31 @@ import json
 import os
 import pkgutil
 import secrets
-import select
 import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 from unittest.mock import patch
 
-from autotune.errors import InfrastructureError
-from autotune.execution.environment import forget_unfinished, launcher_environment, trial_device
-from autotune.execution.failures import import_failure, read_tail
+from autotune.errors import AutotuneError, InfrastructureError, NoEffectError
+from autotune.execution.environment import (
+    choose_segments,
+    cold_compile_cache,
+    forget_unfinished,
+    launcher_environment,
+    meet,
+    own_rank,
+    trial_device,
+)
+from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.job import (
     END_LIMIT_S,
     MARK_VARIABLE,
@@ -45,17 +58,21 @@ from autotune.execution.job import (
     has_ended,
     tell_where_it_stands,
 )
-from autotune.execution.ranks import own_rank
-from autotune.value import open_own, write_text
+from autotune.execution.outcome import (
+    asked_bytes,
+    first_line,
+    is_out_of_memory,
+    outcome_file,
+    read_tail,
+    shortage,
+)
+from autotune.execution.token_ring import Turns
+from autotune.value import open_own, read_value, write_text, write_value
 from autotune.values.hardware import installed_versions
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
-DEFAULT_ENTRY = "autotune.execution.worker:run_trial"
-
-_OWN_MODULES = (
-    "training.adapters", "training.arguments", "training.build", "training.dataset", "training.loss",
-    "training.random_weights", "execution.checking", "execution.effects", "execution.measure",
-    "execution.noise", "execution.trial", "execution.token_ring", "execution.worker",
-)  # fmt: skip
+DEFAULT_ENTRY = "autotune.execution.launch:run_trial"
 
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
@@ -82,72 +99,64 @@ class Launcher:
         self._mark = secrets.token_hex(8)
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
         self._log_path = run_directory / LOG_FILE
-        self._replies, write_end = os.pipe()
+        self._connection, other_end = Pipe()
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                launch_command("--device", devices[0], "--replies", str(write_end)),
-                stdin=subprocess.PIPE,
+                launch_command("--device", devices[0], "--jobs", str(other_end.fileno())),
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(write_end,),
+                pass_fds=(other_end.fileno(),),
                 env=launcher_environment(devices[0], {MARK_VARIABLE: self._mark}, others=devices[1:]),
                 start_new_session=True,
             )
-        os.close(write_end)
-        self._unread = b""
+        other_end.close()
         self.forkable: bool | None = None  # None: it isn't ready yet
 
     def wait(self, limit_s: float = LAUNCHER_START_S) -> None:
         """Wait until it takes jobs, if it doesn't yet; InfrastructureError says why it did not start."""
         if self.forkable is not None:
             return
-        try:
-            ready = self.reply(min(limit_s, LAUNCHER_START_S))
-        except TimeoutError:
-            ready = None
-        if ready is None:
+        with contextlib.suppress(TimeoutError):
+            self.forkable = self.reply(min(limit_s, LAUNCHER_START_S))
+        if self.forkable is None:
             tail = read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
-        self.forkable = bool(ready["forkable"])
 
     def send(self, job: Job) -> None:
         """Have a job run; if the launcher has died, `reply` tells."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(job.model_dump_json().encode() + b"\n")
-            self._process.stdin.flush()
+            self._connection.send(job)
 
-    def reply(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return how the next job ended; None: the launcher has died. TimeoutError: it said nothing for so long."""
-        deadline = time.monotonic() + timeout_s
-        poll = select.poll()  # unlike select.select it takes any number of a file
-        poll.register(self._replies, select.POLLIN)
-        while b"\n" not in self._unread:
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+    def reply(self, timeout_s: float) -> Any:
+        """Return the place of the next job to end, and its `Ending`.
+
+        None: the launcher has died. TimeoutError: it said nothing for so long.
+        """
+        try:
+            if not self._connection.poll(max(0.0, timeout_s)):
                 raise TimeoutError
-            if not (chunk := os.read(self._replies, 1 << 16)):
-                return None
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            return None
+
+    def has_died(self) -> bool:
+        """Return whether it has ended by itself."""
+        return self._process.poll() is not None
 
     def end(self) -> None:
         """Kill the launcher and all that runs under it."""
         self._process.kill()
         self._process.wait()
         end_marked(self._mark, limit_s=END_LIMIT_S)
-        os.close(self._replies)
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # what was buffered has no reader any more
-            self._process.stdin.close()
+        self._connection.close()
 
 
 def main() -> None:
-    """Serve jobs until stdin ends, or run one job in this very process (``--one DIRECTORY``)."""
+    """Serve jobs until their connection ends, or run one job in this very process (``--one DIRECTORY``)."""
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
     parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
-    parser.add_argument("--replies", type=int, metavar="FD", help="open file that replies go to")
+    parser.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
     parser.add_argument("--fresh", action="store_true", help="never fork: each trial is a fresh interpreter")
     parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
@@ -159,23 +168,38 @@ def main() -> None:
             sys.stdout.flush()
             os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
         return
-    if arguments.replies is None:
-        parser.error("--replies FD is needed to serve jobs")
+    if arguments.jobs is None:
+        parser.error("--jobs FD is needed to serve jobs")
     # From Python 3.12 on: allocators of libraries (pyarrow's jemalloc) have threads, which no trial needs.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     die_with_parent(os.getppid())
     become_subreaper()
-    os.set_inheritable(arguments.replies, False)
-    started = time.monotonic()
+    os.set_inheritable(arguments.jobs, False)
+    parent = Connection(arguments.jobs)
     try:
         forkable = not arguments.fresh and _preload(trial_device(arguments.device))
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows
-    ready = {"forkable": forkable, "import_s": time.monotonic() - started}
-    os.write(arguments.replies, json.dumps(ready).encode() + b"\n")
+    parent.send(forkable)
     forget_unfinished(since=time.time())  # those of earlier searches and trainings
-    Jobs(sys.stdin.fileno(), arguments.replies, _run_here if forkable else _run_afresh).serve()
+    Jobs(parent, _run_here if forkable else _run_afresh).serve()
+
+
+def import_failure(error: BaseException) -> str:
+    """Return why libraries can't be imported: the first of a chain of errors, whose package it is, and what to do."""
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = cause
+    said = f"{type(error).__name__}: {first_line(error)}"
+    names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    # Whose frames are innermost where another package's code fails to load.
+    importing = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
+    package = next((name for name in reversed(names) if name not in importing), None)
+    if package is None or package in ("autotune", "transformers"):
+        return said
+    with contextlib.suppress(PackageNotFoundError):
+        package = f"{package} {version(package)}"
+    return f"{package} can't be imported: {said}; install the build of it for torch {version('torch')}, or uninstall it"
 
 
 def launch_command(*arguments: str) -> list[str]:
@@ -195,8 +219,8 @@ def _preload(device: str) -> bool:
                 importlib.import_module(module)
             except Exception as error:
                 print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
-    for module in _OWN_MODULES:
-        importlib.import_module(f"autotune.{module}")
+    for module in ("launch", "loop"):  # and with them all others that a trial needs
+        importlib.import_module(f"autotune.execution.{module}")
     # What is there by now stays, the packages' versions too: the collections that the Trainer forces would go through
     # all of it in every trial, and copy its pages, which took 0.5 s.
     gc.collect()
@@ -258,6 +282,59 @@ def _run_here(entry: str, directory: Path) -> None:
 
 def _run_afresh(entry: str, directory: Path) -> None:
     os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
+
+
+def run_trial(directory: Path) -> None:
+    """Run the request in `directory` under its memory budget and write the outcome beside it."""
+    request = read_value(TrialRequest, directory / "request.json")
+    if (turns := Turns.here(request.limits.timeout_s)) is not None:
+        turns.begin()
+    stopwatch, rank = Stopwatch("prepare_s"), own_rank().number
+    device, budget_bytes = trial_device(request.device), request.limits.memory_bytes
+    outcome: Outcome
+    with cold_compile_cache(directory, rank) if request.cold_compile else contextlib.nullcontext():
+        guard = memory_guard(device, budget_bytes)
+        try:
+            import torch
+
+            if device != "cpu":
+                choose_segments(request.config.expandable_segments)
+            torch.manual_seed(request.workload.seed)
+            meet(device, timeout_s=request.limits.timeout_s)
+            with guard:
+                from autotune.execution.loop import run_steps
+                from autotune.execution.trial import Trial, run_named_model, run_user_code
+
+                trial = Trial.begun(request, directory, stopwatch, guard, turns)
+                if (step := request.workload.own_step) is not None:
+                    outcome = run_steps(trial, step)
+                elif (code := request.workload.own_code) is not None:
+                    outcome = run_user_code(trial, code)
+                else:
+                    outcome = run_named_model(trial)
+        except Exception as error:
+            outcome = _failure(error, guard, budget_bytes)
+    laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}
+    outcome = outcome.model_copy(update={"phases": Phases(**laps)})
+    write_value(outcome, directory / outcome_file(rank))
+
+
+def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
+    traceback.print_exc()  # into the trial's log
+    memory, in_use = None, None
+    with contextlib.suppress(Exception):  # after a device error every question raises another
+        memory, in_use = guard.peak(), guard.in_use_bytes()
+    if is_out_of_memory(error):
+        status, cause = TrialStatus.OUT_OF_MEMORY, shortage(error, in_use, budget_bytes)
+        with contextlib.suppress(Exception):
+            if guard.is_crowded_out(asked_bytes(error)):
+                cause = f"other processes hold memory of the device that the budget counts on: {cause}"
+                return Failure(status=status, cause=cause, memory=memory, crowded_out=True)
+    elif isinstance(error, NoEffectError | AutotuneError):
+        status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    else:
+        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line(error)}"
+    return Failure(status=status, cause=cause, memory=memory)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from transformers import set_seed
 
 from autotune.errors import InputError
-from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import (
     ROUNDING,
     SHORT_ROUNDING,
@@ -44,6 +43,7 @@ from autotune.execution.gradients import (
     still,
 )
 from autotune.execution.measure import measurement_of
+from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.trial import Trial
 from autotune.execution.user_code import unpickled
 from autotune.execution.user_data import rows_of

@@ -26,7 +26,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from autotune.execution.failures import ran_short
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.outcome import speed_of
 from autotune.execution.token_ring import Turns
@@ -39,9 +38,7 @@ from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 # Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
 EXTRA_DISCARDED_STEPS = 100
 
-# Measured steps from which on the first can be left out and a race be lost; and from which on an interval is believed.
-_ENOUGH = 3
-_LEAST_STEPS = 5
+_ENOUGH = 3  # measured steps from which on the first can be left out and a race be lost
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,7 +62,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
     added_s: float = 0.0  # to the time of each step, for what was worked out of its samples before training
     is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, to be measured
-    stopped_at: int | None = None  # the step after which another callback would have ended training first
     steps_per_turn: int | None = None  # measured steps between those of the other trials
     startup_s: float = 0.0
     first_step_s: float = 0.0
@@ -102,8 +98,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         """Mark the end of a step; end training when enough is known, and not before: other callbacks come first."""
         self._previous_end = self.clock.mark()
         self._marks.append(self._previous_end)
-        if control.should_training_stop and state.global_step < state.max_steps:
-            self.stopped_at = self.stopped_at or state.global_step
+        if control.should_training_stop and state.global_step < state.max_steps:  # another callback of the user's code
             control.should_training_stop = False
         if not self.first_step_s:
             self.clock.settle()
@@ -198,7 +193,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         look_s = (self._next_look - len(times)) * took_s / len(self._records)  # until the next look
         if took_s >= self.limits.measure_time_s or now + look_s > self.ends_at:
             return True
-        if len(times) >= _LEAST_STEPS and relative_half_width(times) <= self.limits.relative_interval:
+        if len(times) >= 5 and relative_half_width(times) <= self.limits.relative_interval:
             return True
         beaten_s = self.limits.beaten_step_s if len(times) >= _ENOUGH else None
         return beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
@@ -252,6 +247,11 @@ def measurement_of(
 
     `loss` is the mean over all steps, `data_wait_share` the part of their time that they wait for data; None: unknown.
     """
+    warnings: tuple[str, ...] = ()
+    if retries := timer.alloc_retries:
+        often = "once" if retries == 1 else f"{retries} times"
+        told = "ran short {} while it was measured, and gave its cache back: it is too near the budget"
+        warnings = (f"the allocator {told.format(often)}",)
     return Measurement(
         **speed_of(timer.step_times_s(), request),
         accumulation_steps=request.accumulation_steps,
@@ -262,7 +262,7 @@ def measurement_of(
         data_wait_share=data_wait_share,
         loss=loss,
         alloc_retries=timer.alloc_retries,
-        warnings=ran_short(timer.alloc_retries),
+        warnings=warnings,
         effects=effects,
         conditions=timer.conditions and timer.conditions.with_waits(data_wait_share),
     )

@@ -21,37 +21,15 @@ from autotune.values.hardware import Hardware
 
 LOOK_S = 1.0  # a look at a machine that may be busy: the kernel counts in hundredths of a second
 _LOOKS = 4
-_TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat, in a second
 
 
 class Counters(NamedTuple):
     """Seconds since some moment, of the cores that this process may use."""
 
-    wall_s: float
-    busy_s: float  # of these cores, whoever used them
+    cores_s: float  # that they could have worked
+    busy_s: float  # that they worked, for whoever
     stolen_s: float
     own_s: float  # processor time of this process and its children
-    waited_s: float | None  # of the training thread, ready but without a core
-    cores: int
-
-
-def between(before: Counters, after: Counters) -> Conditions:
-    """Return the conditions of the time between two readings."""
-    wall_s = after.wall_s - before.wall_s
-    cores_s = wall_s * after.cores
-    if wall_s <= 0:
-        return Conditions()
-    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    waited = None if after.waited_s is None or before.waited_s is None else after.waited_s - before.waited_s
-    return Conditions(
-        others_share=_share(others_s, cores_s),
-        stolen_share=_share(after.stolen_s - before.stolen_s, cores_s),
-        waited_share=None if waited is None else _share(waited, wall_s),
-    )
-
-
-def _share(part: float, whole: float) -> float:
-    return round(min(1.0, max(0.0, part / whole)), 4)
 
 
 class HostWatch:
@@ -74,7 +52,13 @@ class HostWatch:
     def conditions(self) -> Conditions:
         """Return what the counters gained."""
         after = counters(self._own)
-        return Conditions() if self._before is None or after is None else between(self._before, after)
+        if self._before is None or after is None:
+            return Conditions()
+        cores_s, busy_s, stolen_s, own_s = (b - a for a, b in zip(self._before, after, strict=True))
+        if cores_s <= 0:
+            return Conditions()
+        others, stolen = (round(min(1.0, max(0.0, part / cores_s)), 4) for part in (busy_s - own_s, stolen_s))
+        return Conditions(others_share=others, stolen_share=stolen)
 
 
 def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counters | None:
@@ -83,9 +67,9 @@ def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counter
     `own` is the process that counts, with all below it, as the trial's; this one by default.
     """
     try:
-        lines = (line.split() for line in stat.read_text().splitlines())
+        lines, ticks_s = (line.split() for line in stat.read_text().splitlines()), 1 / os.sysconf("SC_CLK_TCK")
         # Under their numbers: processors that are offline have no line.
-        by_core = {name: [int(ticks) / _TICKS for ticks in rest] for name, *rest in lines if name.startswith("cpu")}
+        by_core = {name: [int(ticks) * ticks_s for ticks in rest] for name, *rest in lines if name.startswith("cpu")}
         times = [seconds for core in os.sched_getaffinity(0) if (seconds := by_core.get(f"cpu{core}")) is not None]
         process = psutil.Process(own)
         own_s = 0.0
@@ -95,46 +79,35 @@ def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counter
                 own_s += spent.user + spent.system + spent.children_user + spent.children_system
     except (OSError, ValueError, psutil.Error):
         return None
-    waited_s = None
-    with contextlib.suppress(OSError, ValueError, IndexError):  # Linux: second field, in ns
-        waited_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     return Counters(
-        wall_s=time.monotonic(),
+        cores_s=time.monotonic() * len(times),
         busy_s=sum(user + nice + system + irq + softirq for user, nice, system, _, _, irq, softirq, *_ in times),
         stolen_s=sum(seconds[7] for seconds in times),
         own_s=own_s,
-        waited_s=waited_s,
-        cores=len(times),
     )
 
 
 class NvmlWatch:
-    """Clock, temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
+    """Temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
 
     It takes NVML's handle of the device and the module pynvml.
     """
 
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
-        self._handle = handle
-        self._nvml = nvml
-        self._host = HostWatch(ranks=ranks)
-        self._looks = 0
-        self._clocks: list[float] = []
-        self._temperatures: list[float] = []
-        self._busy: list[float] = []
-        self._reasons: Counter[str] = Counter()
+        self._handle, self._nvml, self._host = handle, nvml, HostWatch(ranks=ranks)
+        self.begin()
 
     def begin(self) -> None:
         """Forget what was seen and begin anew."""
-        self._looks, self._clocks, self._temperatures, self._reasons, self._busy = 0, [], [], Counter(), []
+        self._looks, self._reasons = 0, Counter[str]()
+        self._temperatures: list[float] = []
+        self._busy: list[float] = []
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for clock, temperature, reasons and utilization; what the driver doesn't know is left out."""
+        """Ask for temperature, reasons and utilization; what the driver doesn't know is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
-        with contextlib.suppress(nvml.NVMLError):
-            self._clocks.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
         with contextlib.suppress(nvml.NVMLError):
             self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
         with contextlib.suppress(nvml.NVMLError):
@@ -146,13 +119,10 @@ class NvmlWatch:
     def conditions(self) -> Conditions:
         """Return what was seen of the GPU, and of the host beside it."""
         found: dict[str, Any] = {
-            "clock_mhz": statistics.fmean(self._clocks) if self._clocks else None,
             "temperature_c": max(self._temperatures, default=None),
             "idle_share": round(1 - statistics.fmean(self._busy), 4) if self._busy else None,
             "throttled": {name: round(seen / self._looks, 4) for name, seen in self._reasons.items()},
         }
-        with contextlib.suppress(self._nvml.NVMLError):
-            found["max_clock_mhz"] = float(self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
         return self._host.conditions().model_copy(update=found)
 
 

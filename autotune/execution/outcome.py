@@ -9,6 +9,9 @@ makes up for. Memory is that of the worst rank. Samples are counted over all ran
 
 A rank that fails takes the others with it: they lose a connection, or are killed while they wait. The cause is the
 failure that was noticed first; of two noticed at the same moment, one that speaks of a lost peer is the consequence.
+
+Failed allocations are recognised in any disguise. Of an error one short line is said; the library's own words are in
+the log of the trial's process, whose end is read.
 """
 
 from __future__ import annotations
@@ -19,18 +22,43 @@ import math
 import re
 import signal
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.execution.failures import is_out_of_memory_log, place_in, read_tail
-from autotune.units import show_memory
+from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
+
+# What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
+_ALLOCATION_MESSAGES = (
+    "defaultcpuallocator: can't allocate memory",
+    "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
+    "could not create a primitive",
+    "cuda out of memory",
+    "cuda error: out of memory",  # a library's own allocation, beside torch's
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "[errno 12]",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "memoryerror",  # wrapped by the compilers' own exceptions
+)
+
+# Last words of processes that end without raising, seen under the same limit.
+_FATAL_MESSAGES = (
+    "libgomp: thread creation failed: resource temporarily unavailable",
+    "cannot allocate memory for thread-local data: abort",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+)
+
+# torch's CUDA allocator says '2.00 GiB', the one of the CPU '8388608 bytes', numpy 'Unable to allocate 2.00 GiB'.
+_ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)", re.IGNORECASE)
 
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
@@ -88,12 +116,20 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     measurements = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
     if len(measurements) == len(outcomes):
         return _merged(measurements, request)
-    rank, failure = _first_failure(outcomes, ending)
+    failures = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
+    noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank in failures}
+
+    def is_consequence(rank: int) -> bool:  # it lost a peer, or was killed while it waited
+        text, has_crashed = failures[rank].cause.lower(), failures[rank].status is TrialStatus.CRASHED
+        return noticed[rank] is None or (has_crashed and any(words in text for words in _LOST_PEER))
+
+    culprits = [rank for rank in failures if not is_consequence(rank)] or list(failures)
+    rank = min(culprits, key=lambda rank: (math.inf if (at := noticed[rank]) is None else at, rank))
+    failure = failures[rank]
     if ending.launcher_died:
         return failure
-    if failure.status is TrialStatus.TIMED_OUT:
-        return failure.model_copy(update={"cause": failure.cause + _where_they_stood(directory, outcomes)})
-    return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
+    who = "" if failure.status is TrialStatus.TIMED_OUT else f"rank {rank}: "
+    return failure.model_copy(update={"cause": f"{who}{failure.cause}"})
 
 
 def recovered(directory: Path) -> TrialResult | None:
@@ -120,14 +156,14 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     log = directory / log_file(rank)
     tail = read_tail(log)
     deep = read_tail(log, lines=1000, size=1 << 16)  # a library's last words, which tracebacks may follow
-    out_of_memory = is_out_of_memory_log(deep)
+    out_of_memory = any(message in deep.lower() for message in _FATAL_MESSAGES)
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         code = ending.returncodes[rank] if ending.returncodes else None
         # Python's faulthandler ends a process that keeps the token of those that run in turn (`token_ring`).
         if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
-            cause = f"it hung in {place_in(deep) or 'its turn'}, and kept the others that ran in turn with it waiting"
+            cause = "it hung, and kept the others that ran in turn with it waiting; its log has its stack"
             return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
         return _death(ending, code, request, tail, out_of_memory=out_of_memory)
     except (OSError, ValidationError):
@@ -145,7 +181,11 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
 
 
 def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
-    status = TrialStatus.CRASHED
+    status, how = TrialStatus.CRASHED, "it could not be ended" if code is None else f"exit code {code}"
+    if code is not None and code < 0:
+        how = f"killed by signal {-code}"
+        with contextlib.suppress(ValueError):  # a real-time signal
+            how = f"killed by {signal.Signals(-code).name}"
     if ending.timed_out:
         status, cause = TrialStatus.TIMED_OUT, f"no result within {request.limits.timeout_s:.0f} s"
     elif ending.launcher_died:
@@ -156,37 +196,12 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
         # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
         code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
     ):
-        status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({_exit(code)})"
+        status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({how})"
     elif code is not None and code < 0:
-        cause = _exit(code)
+        cause = how
     else:
-        cause = f"ended without a result ({_exit(code)})"
+        cause = f"ended without a result ({how})"
     return Failure(status=status, cause=cause, log_tail=tail)
-
-
-def _exit(returncode: int | None) -> str:
-    if returncode is None:
-        return "it could not be ended"
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    with contextlib.suppress(ValueError):  # a real-time signal
-        return f"killed by {signal.Signals(-returncode).name}"
-    return f"killed by signal {-returncode}"
-
-
-def _first_failure(outcomes: Sequence[Outcome], ending: Ending) -> tuple[int, Failure]:
-    failures = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
-    noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank, _ in failures}
-
-    def is_consequence(rank: int, failure: Failure) -> bool:  # it lost a peer, or was killed while it waited
-        text = failure.cause.lower()
-        lost = failure.status is TrialStatus.CRASHED and any(words in text for words in _LOST_PEER)
-        return lost or noticed[rank] is None
-
-    by_themselves = [found for found in failures if not is_consequence(*found)]
-    return min(
-        by_themselves or failures, key=lambda found: (math.inf if (at := noticed[found[0]]) is None else at, found[0])
-    )
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
@@ -227,20 +242,6 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
     )
 
 
-def _where_they_stood(directory: Path, outcomes: Sequence[Outcome]) -> str:
-    """Return at which call each rank without a measurement stood at the time limit, those at the same call together."""
-    standing: dict[str, list[int]] = {}
-    for rank, outcome in enumerate(outcomes):
-        tail = read_tail(directory / log_file(rank), lines=200, size=1 << 15)
-        if isinstance(outcome, Failure) and (place := place_in(tail)):
-            standing.setdefault(place, []).append(rank)
-    lines = []
-    for place, ranks in standing.items():
-        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-        lines.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more} stood in {place}")
-    return f"; {', '.join(lines)}" if lines else ""
-
-
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     """Return how many processes the host's out-of-memory killer has ended since boot."""
     with contextlib.suppress(OSError):
@@ -248,3 +249,58 @@ def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error`, or one that caused it, is an allocation that failed."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        text = str(current).lower()
+        if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
+            return True
+        if any(message in text for message in _ALLOCATION_MESSAGES):
+            return True
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error; of a failed allocation, how much was asked for."""
+    text = str(error).strip()
+    asked = _ASKED.search(text)
+    if asked is not None:
+        amount = asked[1]
+        return f"{show_memory(int(amount.split()[0])) if amount.endswith('bytes') else amount} were asked for"
+    worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
+    line = next(worded, type(error).__name__)
+    return textwrap.shorten(line, 200, placeholder=" ...")
+
+
+def asked_bytes(error: BaseException) -> int:
+    """Return how much a failed allocation asked for; 0: it doesn't say."""
+    asked = _ASKED.search(str(error))
+    return parse_memory(asked[1].removesuffix(" bytes")) if asked is not None else 0
+
+
+def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) -> str:
+    """Return the cause of a trial that ran out of memory, with what was in use of the budget, if that is known."""
+    said = first_line(error)
+    if "budget" in said:
+        return said
+    in_use = "" if in_use_bytes is None else f" with {show_memory(in_use_bytes)} in use"
+    return f"{said}{in_use}; the budget is {show_memory(budget_bytes)}"
+
+
+def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
+    """Return the last lines of a log, undecodable bytes replaced; empty if there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    plain = text.replace("\r", "\n").replace("\t", "    ")  # a progress bar returns to the start of its line
+    printable = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in plain)
+    return "\n".join([line for line in printable.split("\n") if line.strip()][-lines:])

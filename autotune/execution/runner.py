@@ -13,17 +13,16 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, forget_ended_builder, operators_of, visible
-from autotune.execution.failures import read_tail
-from autotune.execution.job import END_LIMIT_S, PROCESS_FILE, Job
+from autotune.execution.environment import COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
+from autotune.execution.job import END_LIMIT_S, Job
 from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, Launcher, end_what_was_left
-from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome
+from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome, read_tail
 from autotune.execution.places import Place, check_disk, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware
@@ -45,7 +44,6 @@ IDLE_LIMIT_S = 10.0
 _EPOCH_S = time.time() - time.monotonic()
 
 _DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
-_ANSWERS: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
 
 
 class Runner(abc.ABC):
@@ -98,8 +96,6 @@ class _Running(NamedTuple):
     deadline: float
     idle_bytes: Sequence[int]  # of each device of the place, before it began
     oom_kills: int
-    runs_again: bool
-    is_resent: bool = False
 
 
 class LocalRunner(Runner):
@@ -166,8 +162,6 @@ class LocalRunner(Runner):
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         """Run trials of one process each at the first place, all alive at once and computing in turn.
 
-        They run again, once, if one of them finds that others have filled the device; then it tells nothing of memory.
-
         Raises:
             InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
@@ -175,7 +169,7 @@ class LocalRunner(Runner):
         self._begin(0, requests)
         return self._ended()
 
-    def _begin(self, place: int, requests: Sequence[TrialRequest], *, again: bool = False) -> None:
+    def _begin(self, place: int, requests: Sequence[TrialRequest]) -> None:
         """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
         check_disk(self._run_directory)
         self.ends_at = math.inf
@@ -185,59 +179,34 @@ class LocalRunner(Runner):
             write_value(request, directory / "request.json")
         self.start()
         timeout_s = max(request.limits.timeout_s for request in requests)
-        for request in requests:  # operators that none of the earlier trials needed
-            if not self._compiled.issuperset(operators_of(request)):
-                limit_s = min(COMPILE_LIMIT_S, timeout_s)
-                if not forget_ended_builder(self.ask("operators", _COMPILE, request, timeout_s=limit_s, place=place)):
-                    self._compiled.update(operators_of(request))
-        self._send(place, directories, self._entry, timeout_s, requests=requests, runs_again=again)
+        for request in requests:
+            if not self._compiled.issuperset(needed := operators_of(request)):
+                self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
+                if (self._run_directory / "operators" / COMPILED_FILE).exists():
+                    self._compiled.update(needed)
+        self._send(place, directories, self._entry, timeout_s, requests=requests)
 
     def _ended(self) -> list[TrialResult]:
         """Return the results of the trials that end next, on disk."""
-        while True:
-            place, running, ending = self._wait_for(tuple(self._running))
-            results = self._judged(place, running, ending)
-            # Others held what was free when the search began; a larger budget never was.
-            crowded = [
-                result.outcome.kind == "failure"
-                and result.outcome.crowded_out
-                and result.request.limits.memory_bytes <= self._hardware.free_bytes
-                for result in results
-            ]
-            if not any(crowded) or running.runs_again:
-                break
-            self._begin(place, running.requests, again=True)
-        again = "it ran again: other processes held memory of the device that the budget counts on"
-        for number, result in enumerate(results):
-            update: dict[str, Any] = {"warnings": (*result.warnings, again)} if running.runs_again else {}
-            if crowded[number]:
-                update["outcome"] = result.outcome.model_copy(update={"status": TrialStatus.CRASHED})
-            results[number] = result.model_copy(update=update)
-            write_value(results[number], trial_directory(self._run_directory, result.request.number) / "result.json")
-        return results
-
-    def _judged(self, place: int, running: _Running, ending: Ending) -> list[TrialResult]:
+        place, running, ending = self._wait_for(tuple(self._running))
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
-        if any(map(operators_of, running.requests)):  # what is noted there was noted by a child of this process
-            forget_ended_builder(self._run_directory / "operators")  # the trial may have gone on with it
         warnings = self._wait_until_idle(place, running.idle_bytes)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
             warnings = (held, *warnings)
-        common = {
-            "duration_s": time.monotonic() - running.started,
-            "began": _EPOCH_S + running.started,
-            "warnings": warnings,
-            "place": self._places[place].shown,
-        }
-        results = []
+        duration_s, began, results = time.monotonic() - running.started, _EPOCH_S + running.started, []
         for number, (request, directory) in enumerate(zip(running.requests, running.job.directories, strict=True)):
             codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
             if outcome.kind == "failure":
                 check_disk(self._run_directory)  # which would explain it
+                # Others held what was free when the search began, so it tells nothing of memory.
+                if outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
+                    outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
             shutil.rmtree(directory / "trainer", ignore_errors=True)
-            results.append(TrialResult(request=request, outcome=outcome, **common))
+            common = {"duration_s": duration_s, "warnings": warnings, "place": self._places[place].shown}
+            results.append(TrialResult(request=request, outcome=outcome, began=began, **common))
+            write_value(results[-1], directory / "result.json")
         return results
 
     def describe(self, request: DescribeRequest) -> Description:
@@ -263,7 +232,8 @@ class LocalRunner(Runner):
 
     def _description(self, directory: Path) -> Description:
         try:
-            answer = _ANSWERS.validate_json((directory / "description.json").read_bytes())
+            answers: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
+            answer = answers.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             check_disk(self._run_directory)  # which would explain it
             logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
@@ -287,7 +257,9 @@ class LocalRunner(Runner):
         return directory
 
     def launch(self) -> Launcher:
-        """Begin to start the launcher, whose seconds can be used otherwise until `start`."""
+        """Begin to start the launcher, if none lives; until `start`, its seconds can be used otherwise."""
+        if self._launcher is not None and self._launcher.has_died() and not self._running:
+            self.close()
         if self._launcher is None:
             devices = [device for place in self._places for device in place.devices]
             self._launcher = Launcher(self._run_directory, list(dict.fromkeys(devices)))
@@ -321,7 +293,6 @@ class LocalRunner(Runner):
         timeout_s: float,
         *,
         requests: Sequence[TrialRequest] = (),
-        runs_again: bool = False,
     ) -> None:
         """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
         where, ranks, launcher = self._places[place], requests[0].ranks if requests else None, self.start()
@@ -336,46 +307,35 @@ class LocalRunner(Runner):
         )
         idle_bytes, started = where.used_bytes(), time.monotonic()
         deadline = started + timeout_s + LAUNCHER_GRACE_S
-        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), runs_again)
+        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills())
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:
-        """Wait until a job at one of `places` has ended, and return how; a launcher that hangs or dies ends them all.
-
-        A job that the launcher had not begun when it died is run by the next one, once.
-        """
+        """Wait until a job at one of `places` has ended, and return how; a launcher that hangs or dies ends all."""
         while not (ended := self._endings.keys() & places):
+            assert self._launcher is not None
             try:
                 first = min(running.deadline for running in self._running.values())
-                reply = self.start().reply(first - time.monotonic())
+                reply = self._launcher.reply(first - time.monotonic())
             except TimeoutError:
-                self._end_all(is_dead=False)
+                self._end_all(time.monotonic())
             except BaseException:  # Ctrl-C
                 self.close()
                 raise
             else:
                 if reply is None:
-                    self._end_all(is_dead=True)
+                    self._end_all(-math.inf)
                 else:
-                    place = reply.pop("place")
-                    self._endings[place] = Ending(**reply)
+                    self._endings[reply[0]] = reply[1]
         place = min(ended)
         return place, self._running.pop(place), self._endings.pop(place)
 
-    def _end_all(self, *, is_dead: bool) -> None:
-        """End the launcher, which is dead or has fallen silent, and all jobs but those that it had not begun."""
-        running, endings, now = self._running, self._endings, time.monotonic()
+    def _end_all(self, now: float) -> None:
+        """End the launcher, which is silent or dead, and all jobs; those whose time is up `now` timed out."""
+        running, endings = self._running, self._endings
         self.close()
-        self._running, self._endings = running, endings
-        for place, each in running.items():
-            if place in endings:
-                continue
-            if is_dead and not each.is_resent and not (each.job.directories[0] / PROCESS_FILE).exists():
-                running[place] = each._replace(is_resent=True, deadline=now + each.job.timeout_s + LAUNCHER_GRACE_S)
-                self.start().send(each.job)
-            else:
-                timed_out = not is_dead and each.deadline <= now
-                endings[place] = Ending(timed_out=timed_out, launcher_died=True)
+        lost = {n: Ending(timed_out=each.deadline <= now, launcher_died=True) for n, each in running.items()}
+        self._running, self._endings = running, {**lost, **endings}
 
     def _wait_until_idle(self, place: int, idle_bytes: Sequence[int]) -> tuple[str, ...]:
         """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""

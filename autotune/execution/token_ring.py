@@ -33,9 +33,7 @@ from autotune.values.trial import Limits
 # The reading end, the writing end, the place in the ring and its length, in the environment of a process.
 VARIABLE = "AUTOTUNE_TURNS"
 
-# Rounds that are measured, the first of them left out: at the least, unless the time is up, and at the most. From
-# twelve pairs on, the interval stands one that is disturbed.
-_LEAST_ROUNDS, _MOST_ROUNDS = 12, 200
+_MOST_ROUNDS = 200  # that are measured
 
 
 @dataclass
@@ -153,7 +151,7 @@ class Turns:
             return True
         if took_s >= limits.measure_time_s * len(counted[0]):
             return True
-        if len(counted) < _LEAST_ROUNDS:
+        if len(counted) < 12:  # from then on the interval stands one pair that is disturbed
             return False
         ratios = (paired_ratio([[(turn[0], turn[n]) for turn in counted]]) for n in range(1, len(counted[0])))
         # The 95 % interval of each is no wider than twice what is asked for.

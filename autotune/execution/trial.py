@@ -7,12 +7,9 @@ model that it has made becomes the configuration's.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import math
 import os
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,17 +22,16 @@ from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution import checking, noise
-from autotune.execution.checking import EvaluationData, Reading, arguments_of, keeps_predictions
+from autotune.execution.checking import Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
-from autotune.execution.environment import tell_deepspeed, trial_device
-from autotune.execution.failures import is_out_of_memory
+from autotune.execution.environment import agree, own_rank, tell_deepspeed, trial_device
 from autotune.execution.guard import MemoryGuard
-from autotune.execution.job import PROCESS_FILE
+from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.noise import CudaClock, HostClock
-from autotune.execution.ranks import agree, own_rank
+from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.token_ring import Turns
-from autotune.execution.user_code import Overlay, fitted, harness, overlaid, reach, strayed, theirs
+from autotune.execution.user_code import fitted, harness, overlaid, reach, strayed, theirs
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, laid_over, parallel_variables, plan
@@ -80,13 +76,7 @@ class Trial(NamedTuple):
             limits = limits.model_copy(update={"discarded_steps": least})
         ends_at = math.inf
         if task is None:  # measuring ends before the process is killed, with a moment for what follows it
-            # A process that isn't forked imports the libraries before the stopwatch begins, after its job has written a
-            # file.
-            importing_s, limit_s = 0.0, limits.timeout_s
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                launched_s = time.monotonic() - json.loads((directory / PROCESS_FILE).read_bytes())["at"]
-                importing_s = max(0.0, launched_s - (time.perf_counter() - stopwatch.started_at))
-            ends_at = stopwatch.started_at - importing_s + limit_s - min(2.0, 0.1 * limit_s)
+            ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
         timer = StepTimer(
             limits,
             request.accumulation_steps,
@@ -159,13 +149,6 @@ def trained(
     measurement = measurement_of(
         request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()
     )
-    if timer.stopped_at is not None:
-        own = (type(c) for c in trainer.callback_handler.callbacks)
-        names = [kind.__name__ for kind in own if not kind.__module__.startswith(("transformers.", "autotune."))]
-        said = (
-            f"a callback of your code ({' or '.join(names)}) ends training after step {timer.stopped_at}; trials go on"
-        )
-        found["warnings"] = (*measurement.warnings, said)
     return measurement.model_copy(update=found)
 
 
@@ -204,11 +187,11 @@ def run_named_model(trial: Trial) -> Outcome:
     rows, model_config = trainer.train_dataset, trainer.model.config
     if recipe is not None:
         if recipe.kind.generates:
-            reading = Reading(None, not_evaluated="not evaluated, which would generate completions")
+            reading = Reading(not_evaluated="not evaluated, which would generate completions")
         elif trial.request.config.precompute_ref_log_probs:
-            reading = Reading(None, not_evaluated="not evaluated: the reference ran before training")
+            reading = Reading(not_evaluated="not evaluated: the reference ran before training")
         else:  # on the samples that it trains on, the longest first
-            reading = Reading(EvaluationData(lambda samples: rows.select([i % len(rows) for i in range(samples)])))
+            reading = Reading(lambda samples: rows.select([i % len(rows) for i in range(samples)]))
         count = StepCount(trainer, recipe, per_step)
         outcome = trained(trial, probe, trainer, trainer.train, reading)
         if isinstance(outcome, Measurement):
@@ -220,8 +203,10 @@ def run_named_model(trial: Trial) -> Outcome:
         timed = np.arange(min(STEPS_TO_PEAK * per_step, last - per_step), last)
         return padding_share(token_lengths(rows, timed), trial.request.config, per_step)
 
-    longest = EvaluationData(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
-    return trained(trial, probe, trainer, trainer.train, Reading(longest, padding))
+    def longest(samples: int) -> Any:
+        return data_of(trial, model_config, samples, longest_first=samples)[0]
+
+    return trained(trial, probe, trainer, trainer.train, Reading(longest, padding_share=padding))
 
 
 def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
@@ -349,11 +334,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome
 
-    overlay = Overlay(
-        lambda own: {**harness(own), **wanted},
-        lambda model: fitted(model, mapping, code),
-    )
-    with overlaid(overlay):
+    with overlaid(lambda own: {**harness(own), **wanted}, lambda model: fitted(model, mapping, code)):
         return reach(code, trial.data_directory, on_train)
 
 
@@ -370,15 +351,15 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
         set_seed(trial.request.task.seed)
     saves = theirs(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
-    found, evaluation = trainer.eval_dataset, None
+    found, reading = trainer.eval_dataset, Reading(not_saved=not_saved)
     sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]
     if (largest := max(sized, key=len, default=None)) is not None and len(largest):
         kept = len(largest) if keeps_predictions(trainer) else None
-        evaluation = EvaluationData(lambda samples: view(largest, longest_of(largest, samples)), kept)
+        reading = Reading(lambda samples: view(largest, longest_of(largest, samples)), kept, not_saved=not_saved)
     if not code.reorders:
-        return Reading(evaluation, not_saved=not_saved)
+        return reading
     samples = trial.max_steps * trial.samples_per_step
     trainer.train_dataset, padding_share = ordered(
         trial.request, trainer.train_dataset, trial.data_directory, samples=samples
     )
-    return Reading(evaluation, padding_share, not_saved)
+    return reading._replace(padding_share=padding_share)

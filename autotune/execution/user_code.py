@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import torch
@@ -44,14 +44,6 @@ Found = TypeVar("Found")
 # Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
 _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
-# Of peft's arguments those that say where an adapter came from, or how its values begin.
-_NOT_THE_STEP = frozenset(
-    {
-        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
-        "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
-    }
-)  # fmt: skip
-
 
 class _Reached(BaseException):
     """Unwinds the user's code once its training is over; no error of it or of ours."""
@@ -59,14 +51,6 @@ class _Reached(BaseException):
 
 class CodeError(InputError):
     """The user's code ended before it trained; the message says how."""
-
-
-class Overlay(NamedTuple):
-    """What is laid over a user's code."""
-
-    arguments: Callable[[Any], dict[str, Any]]  # from the arguments as the code has them
-    fit: Callable[[Any], Any] = lambda model: model  # from a model as the code made it to the one that is trained
-    made: Callable[[Any], None] = lambda trainer: None  # called with a Trainer when it is made
 
 
 def harness(arguments: Any) -> dict[str, Any]:
@@ -96,23 +80,32 @@ def strayed(arguments: Any) -> list[str]:
 
 
 @contextmanager
-def overlaid(overlay: Overlay) -> Iterator[None]:
-    """Have every TrainingArguments and every Trainer that is made inside take what is laid over it."""
+def overlaid(
+    arguments: Callable[[Any], dict[str, Any]],
+    fit: Callable[[Any], Any] = lambda model: model,
+    made: Callable[[Any], None] = lambda trainer: None,
+) -> Iterator[None]:
+    """Have every TrainingArguments and every Trainer that is made inside take what is laid over it.
+
+    Args:
+        arguments: From TrainingArguments as the code has them to what is laid over them.
+        fit: From a model as the code made it to the one that is trained.
+        made: Called with a Trainer when it is made.
+    """
     post_init, init = TrainingArguments.__post_init__, Trainer.__init__
     signature = inspect.signature(init)
 
-    def lay(arguments: Any, *, is_last: bool = False) -> None:
-        laid = overlay.arguments(arguments)
-        given = {name: v for name, v in laid.items() if hasattr(arguments, name)}
+    def lay(given_to: Any, *, is_last: bool = False) -> None:
+        given = {name: v for name, v in arguments(given_to).items() if hasattr(given_to, name)}
         if not is_last:  # code may read it, and then give no evaluation data to its Trainer
             given.pop("eval_strategy", None)
-        written = as_written(arguments)
-        own = vars(arguments).setdefault(_THEIRS, {})
+        written = as_written(given_to)
+        own = vars(given_to).setdefault(_THEIRS, {})
         for name, value in given.items():
-            own[name] = written.get(name, getattr(arguments, name))
-            setattr(arguments, name, value)
-        post_init(arguments)
-        vars(arguments)[_LAID] = {name: getattr(arguments, name) for name in given}
+            own[name] = written.get(name, getattr(given_to, name))
+            setattr(given_to, name, value)
+        post_init(given_to)
+        vars(given_to)[_LAID] = {name: getattr(given_to, name) for name in given}
 
     @functools.wraps(init)
     def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -121,16 +114,16 @@ def overlaid(overlay: Overlay) -> Iterator[None]:
         if given.get("args") is not None:
             lay(given["args"], is_last=True)
         if given.get("model") is not None:
-            given["model"] = overlay.fit(given["model"])
+            given["model"] = fit(given["model"])
         elif (model_init := given.get("model_init")) is not None:
 
             @functools.wraps(model_init)  # the Trainer reads the signature
             def fitted(*args: Any) -> Any:
-                return overlay.fit(model_init(*args))
+                return fit(model_init(*args))
 
             given["model_init"] = fitted
         init(*bound.args, **bound.kwargs)
-        overlay.made(trainer)
+        made(trainer)
 
     with patch.object(TrainingArguments, "__post_init__", lay), patch.object(Trainer, "__init__", make):
         yield
@@ -250,7 +243,11 @@ def adapter(model: Any) -> OwnAdapter | None:
         value = getattr(config, name, None)
         return sorted(value) if isinstance(value, set) else getattr(value, "value", value)  # of an enumeration's member
 
-    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - _NOT_THE_STEP
+    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - {
+        # They say where an adapter came from, or how its values begin.
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
+        "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
+    }  # fmt: skip
     try:
         usual, given = type(configs[0])(), {name: plain(configs[0], name) for name in ("peft_type", *sorted(names))}
         told = {n: value for n, value in given.items() if n == "peft_type" or value != plain(usual, n)}

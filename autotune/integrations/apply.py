@@ -52,7 +52,7 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
 
 def run(code: OwnCode, result: ResultData) -> None:
     """Run the script to its end with the answer that is applied to it."""
-    from autotune.execution.user_code import Overlay, as_written, counts_of, fitted, overlaid, run_script
+    from autotune.execution.user_code import as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.arguments import laid_over, plan
     from autotune.values.hardware import detect
@@ -79,7 +79,7 @@ def run(code: OwnCode, result: ResultData) -> None:
             return arguments
         return arguments | {name: own[name] for name in _SPLIT if name in own}
 
-    with overlaid(Overlay(laid, fit, made)):
+    with overlaid(laid, fit, made):
         run_script(code)
 
 

@@ -185,12 +185,9 @@ def _details(result: TrialResult) -> Iterator[str]:
     if (measured := result.measurement) is None:
         return
     if (seen := measured.conditions) is not None:
-        highest = f" of {seen.max_clock_mhz:.0f}" if seen.max_clock_mhz is not None else ""
         shown = {
             "other processes": (seen.others_share, "{:.1%}"),
             "the hypervisor": (seen.stolen_share, "{:.1%}"),
-            "waiting for a core": (seen.waited_share, "{:.1%}"),
-            "clock": (seen.clock_mhz, "{:.0f}" + highest + " MHz"),
             "GPU idle": (seen.idle_share, "{:.0%}"),
             "": (seen.temperature_c, "{:.0f} °C"),
         }

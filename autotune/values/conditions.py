@@ -1,4 +1,4 @@
-"""Disturbances of a measurement: other processes, a throttled GPU, a slow clock; and which deserve a warning.
+"""Disturbances of a measurement: other processes, a throttled GPU; and which deserve a warning.
 
 `autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here names the processes
 that keep a machine busy, `own_used_bytes` tells the memory of our own.
@@ -31,15 +31,12 @@ QUIET_SHARE = 0.10
 class Conditions(Value):
     """The machine while a trial's steps were measured. None: can't be read."""
 
+    retired = frozenset({"waited_share", "clock_mhz", "max_clock_mhz"})
+
     others_share: float | None = Field(
         default=None, description="share of the time of the trial's cores that other processes used"
     )
     stolen_share: float | None = Field(default=None, description="share of these cores' time that a hypervisor took")
-    waited_share: float | None = Field(
-        default=None, description="share of the measured time that the training thread waited for a core"
-    )
-    clock_mhz: float | None = Field(default=None, description="GPU: mean clock of the multiprocessors over the samples")
-    max_clock_mhz: float | None = Field(default=None, description="GPU: highest clock of the multiprocessors")
     throttled: dict[str, float] = Field(
         default_factory=dict, description="GPU: share of the samples in which it was throttled, by reason"
     )
@@ -81,9 +78,6 @@ class Conditions(Value):
         ):
             if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
                 lines.append(f"{what.format(f'{share:.0%}')} while it was measured")
-        clock, highest = self.clock_mhz, self.max_clock_mhz
-        if clock is not None and highest is not None and not self.throttled and clock < 0.85 * highest:
-            lines.append(f"the GPU ran at {clock:.0f} of {highest:.0f} MHz without saying why")
         return tuple(lines)
 
 
@@ -97,7 +91,7 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
     }
     for field in Conditions.model_fields.keys() - worst.keys():
         seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
-        worst[field] = (min if field == "clock_mhz" else max)(seen, default=None)
+        worst[field] = max(seen, default=None)
     return Conditions.model_validate(worst)
 
 

@@ -17,34 +17,28 @@ from transformers import Trainer, TrainingArguments
 from autotune.execution.checking import (
     CheckError,
     CheckpointSaver,
-    EvaluationData,
     Reading,
     around_training,
     evaluated,
     findings,
     keeps_predictions,
 )
-from autotune.execution.failures import is_out_of_memory
 from autotune.execution.gradients import randomness_off
+from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.trial import Trial, data_of
 from autotune.training.build import build_config
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Memory, Purpose, TrialStatus
+from autotune.values.trial import Memory, TrialStatus
 
 MIB = 1 << 20
 NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
 
 
-def check(bench, task, **fields):
-    purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
-    return bench.runner.run(bench.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
-
-
 def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench):
-    result = check(bench, SoakTask(eval_batch_sizes=(16, 8)), config={"dataloader_num_workers": 1})
+    result = bench.check(SoakTask(eval_batch_sizes=(16, 8)), config={"dataloader_num_workers": 1})
     assert result.status is TrialStatus.COMPLETED, result.outcome
     soaked = result.outcome.soaked
     assert (soaked.eval_batch_size, soaked.not_saved) == (16, None)
@@ -63,9 +57,9 @@ def wide(wide_llama):
 def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):
     """A little more than the budget: the limit alone lets it pass."""
     fields = {"workload": wide, "config": {"per_device_train_batch_size": 1}}
-    roomy = check(bench, SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
+    roomy = bench.check(SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
     little_less = roomy.outcome.memory.peak_bytes - 8 * MIB
-    result = check(bench, SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
+    result = bench.check(SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert result.outcome.soaked.eval_batch_size == 2
     assert result.outcome.memory.peak_bytes < little_less
@@ -119,15 +113,13 @@ class Device(Guard):
 )
 def test_the_peak_of_a_soak_is_that_of_training_or_of_the_evaluation_that_fitted(sizes, fits, peak):
     device = Device()
-    found = findings(
-        SoakTask(eval_batch_sizes=sizes), device, Reading(EvaluationData(range), lambda steps: None), device
-    )
+    found = findings(SoakTask(eval_batch_sizes=sizes), device, Reading(range), device)
     assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
 
 
 def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):
     limits = {"memory_bytes": 600 * MIB}
-    result = check(bench, SoakTask(eval_batch_sizes=(64,)), workload=wide, limits=limits)
+    result = bench.check(SoakTask(eval_batch_sizes=(64,)), workload=wide, limits=limits)
     assert result.status is TrialStatus.OUT_OF_MEMORY
     assert result.outcome.cause.startswith("while evaluating with a batch of 64: ")
 
@@ -135,7 +127,7 @@ def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):
 def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
     task = LossTask(steps=10, pass_steps=2, seed=1)
     same = {"workload": {"global_batch_size": 4}, "limits": NO_END}
-    whole, split = (check(bench, task, config={"per_device_train_batch_size": size}, **same).outcome for size in (4, 1))
+    whole, split = (bench.check(task, config={"per_device_train_batch_size": size}, **same).outcome for size in (4, 1))
     assert split.accumulation_steps == 4
     assert len(whole.curve.losses) == 10
     assert split.curve.losses == pytest.approx(whole.curve.losses, rel=1e-5)
@@ -270,8 +262,9 @@ def make(tmp_path):
     return made
 
 
-def data(kept=30):
-    return EvaluationData(lambda samples: [ROWS[n % len(ROWS)] for n in range(samples)], kept)
+def check_evaluation(sizes, trainer, kept=30, guard=None):
+    reading = Reading(lambda samples: [ROWS[n % len(ROWS)] for n in range(samples)], kept)
+    return evaluated(sizes, trainer, reading, guard or Guard())
 
 
 @pytest.mark.parametrize(
@@ -289,7 +282,7 @@ def data(kept=30):
 def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_batches(make, fields, shape, found):
     seen, trainer = [], make(**fields)
     trainer.compute_metrics = lambda predicted: seen.append((predicted.predictions.shape, len(predicted[1]))) or {}
-    assert evaluated((4, 2), trainer, data(), Guard()) == {"eval_batch_size": 4, "predicted_samples": 30, **found}
+    assert check_evaluation((4, 2), trainer) == {"eval_batch_size": 4, "predicted_samples": 30, **found}
     assert seen == [(shape, 30)]
     assert trainer.model.calls == 2
 
@@ -299,7 +292,7 @@ def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):
     assert not keeps_predictions(trainer)
     assert not keeps_predictions(make(prediction_loss_only=True))
     assert keeps_predictions(make())
-    assert evaluated((4,), trainer, data(kept=None), Guard()) == {"eval_batch_size": 4, "metrics_failed": None}
+    assert check_evaluation((4,), trainer, kept=None) == {"eval_batch_size": 4, "metrics_failed": None}
     assert trainer.model.calls == 2
 
 
@@ -307,7 +300,7 @@ def test_metrics_that_fail_refuse_nothing_and_are_told(make):
     def failing(predicted):
         raise LookupError("no such tokenizer")
 
-    found = evaluated((4,), make(metrics=failing), data(), Guard())
+    found = check_evaluation((4,), make(metrics=failing))
     assert (found["predicted_samples"], found["metrics_failed"]) == (30, "LookupError: no such tokenizer")
 
 
@@ -333,7 +326,7 @@ class Loop:
 
 def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host(make):
     loop, guard = Loop(room=8), Guard()
-    found = evaluated((16, 8), loop, data(), guard)
+    found = check_evaluation((16, 8), loop, guard=guard)
     assert (found["eval_batch_size"], found["eval_accumulation_steps"], found["predicted_samples"]) == (8, 1, 30)
     assert [(size, steps) for size, steps, _ in loop.tried] == [(16, None), (16, 1), (8, None), (8, 1)]
     assert guard.given_up == 3
@@ -342,14 +335,14 @@ def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host(make):
 @pytest.mark.parametrize(("device", "tries"), [("cuda", 2), ("cpu", 1)])
 def test_predictions_that_fit_nowhere_are_left_out_and_told(device, tries):
     loop = Loop(room=0, device=device)
-    found = evaluated((4,), loop, data(), Guard())
+    found = check_evaluation((4,), loop)
     assert found == {"eval_batch_size": 4, "metrics_failed": "out of memory: CUDA out of memory"}
     assert [kept for _, _, kept in loop.tried] == [30] * tries + [8]
 
 
 def test_a_data_set_that_takes_too_long_to_read_is_left_out_and_told(make, monkeypatch):
     monkeypatch.setattr("autotune.execution.checking._LONGEST_S", 0.0)
-    found = evaluated((4,), make(), data(), Guard())
+    found = check_evaluation((4,), make())
     told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
     assert found == {"eval_batch_size": 4, "metrics_failed": told}
 
@@ -358,7 +351,7 @@ def test_evaluation_that_fails_without_metrics_too_is_a_failed_check(make):
     trainer = make()
     trainer.prediction_step = lambda *args, **kwargs: np.zeros(1)[3]
     with pytest.raises(CheckError, match="while evaluating with a batch of 4: index 3"):
-        evaluated((4,), trainer, data(), Guard())
+        check_evaluation((4,), trainer)
 
 
 class Wide(Net):
@@ -376,7 +369,7 @@ def test_an_allocator_too_small_for_all_predictions_has_room_for_those_of_a_batc
     trainer = Trainer(Wide(), args, eval_dataset=ROWS, compute_metrics=lambda predicted: {"rows": len(predicted[0])})
     torch.cuda.set_per_process_memory_fraction((96 << 20) / torch.cuda.mem_get_info()[1])
     try:
-        found = evaluated((4, 2), trainer, data(), Guard())
+        found = check_evaluation((4, 2), trainer)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert (found["eval_batch_size"], found["eval_accumulation_steps"]) == (4, 1)

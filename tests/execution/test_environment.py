@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import importlib
+import importlib.util
 import mmap
 import os
 import sys
@@ -15,19 +16,28 @@ from factories import make_config, make_request
 
 from autotune.execution.environment import (
     ENVIRONMENT,
+    FOREIGN,
+    Rank,
+    agree,
     cold_compile_cache,
-    forget_ended_builder,
     forget_unfinished,
     launcher_environment,
     operators_of,
+    own_rank,
+    rank_environment,
     remove_orphans,
+    remove_unused_locks,
     shared_files,
+    threads_of_rank,
+    trial_device,
+    visible,
+    wait_for_all,
 )
 from autotune.values.config import Parallelism
 
 
 @pytest.mark.parametrize(
-    ("device", "visible", "expected"),
+    ("device", "there", "expected"),
     [
         ("cpu", None, ""),
         ("cpu", "0,1", ""),
@@ -40,8 +50,8 @@ from autotune.values.config import Parallelism
         ("cuda:0", "MIG-5f0c4a", "MIG-5f0c4a"),
     ],
 )
-def test_a_trial_sees_the_device_of_the_search_alone(device, visible, expected):
-    present = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+def test_a_trial_sees_the_device_of_the_search_alone(device, there, expected):
+    present = {} if there is None else {"CUDA_VISIBLE_DEVICES": there}
     assert launcher_environment(device, {}, present)["CUDA_VISIBLE_DEVICES"] == expected
 
 
@@ -86,15 +96,14 @@ def test_deepspeed_compiles_the_messages_of_a_cpu_and_the_optimizer_of_what_is_o
     assert operators_of(make_request(config, device=device)) == operators
 
 
-def test_the_lock_of_an_ended_builder_is_removed_unless_a_process_holds_it(tmp_path):
-    lock = tmp_path / "lock"
-    assert not forget_ended_builder(tmp_path)
-    (tmp_path / "building.txt").write_text(str(lock))
-    assert not forget_ended_builder(tmp_path)
-    with lock.open("w"):
-        assert not forget_ended_builder(tmp_path)
+def test_a_lock_of_torchs_builders_is_removed_unless_a_process_holds_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    (tmp_path / "cpu_adam").mkdir()
+    with (lock := tmp_path / "cpu_adam" / "lock").open("w"):
+        remove_unused_locks()
         assert lock.exists()
-    assert forget_ended_builder(tmp_path)
+    remove_unused_locks()
     assert not lock.exists()
 
 
@@ -139,3 +148,60 @@ def test_new_files_of_the_libraries_in_shared_memory_are_removed_once_nobody_use
     remove_orphans(before, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == stay
     assert shared_files(tmp_path / "none") == set()
+
+
+@pytest.fixture
+def _no_rank(monkeypatch):
+    for name in (*FOREIGN, "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_rank")
+def test_a_plain_process_is_alone_and_decides_alone():
+    assert own_rank() == Rank(0, 1, is_launched=False)
+    assert (agree(True), agree(False)) == (True, False)
+    wait_for_all(None)  # for nobody
+
+
+@pytest.mark.usefixtures("_no_rank")
+def test_a_rank_knows_itself_by_its_environment(monkeypatch):
+    for name, value in rank_environment(2, 4, 29500).items():
+        monkeypatch.setenv(name, value)
+    assert own_rank() == Rank(2, 4, is_launched=True)
+
+
+def test_the_environment_is_that_of_torchrun():
+    """All that torch 2.13's agent sets for a worker, but for what is about its own restarts and its store."""
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    source = (torch / "distributed/elastic/agent/server/local_elastic_agent.py").read_text()
+    made = rank_environment(1, 2, 29500)
+    names = [name for kind in ("", "LOCAL_", "GROUP_", "ROLE_") for name in (f"{kind}RANK", f"{kind}WORLD_SIZE")]
+    assert [name for name in names if f'"{name}"' not in source] == []
+    assert [name for name in names if name not in made] == []
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"], made["LOCAL_RANK"]) == ("127.0.0.1", "29500", "1")
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "asked", "threads"),
+    [(8, 2, None, 4), (2, 2, None, 1), (2, 4, None, 1), (7, 2, None, 3), (8, 2, "1", 1), (8, 2, "6", 4), (8, 2, "", 4)],
+)
+def test_ranks_share_the_cores(cores, ranks, asked, threads):
+    assert threads_of_rank(cores, ranks, {} if asked is None else {"OMP_NUM_THREADS": asked}) == threads
+
+
+def test_what_another_launcher_has_set_does_not_reach_a_trial():
+    made = launcher_environment("cpu", {}, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOME": "/home"})
+    assert not set(made) & set(FOREIGN)
+    assert made["HOME"] == "/home"
+
+
+@pytest.mark.usefixtures("_no_rank")
+def test_each_rank_has_its_device_of_those_that_the_trial_sees(monkeypatch):
+    made = launcher_environment("cuda:2", {}, {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}, others=("cuda:0", "cuda:3"))
+    assert made["CUDA_VISIBLE_DEVICES"] == "5,3,6"
+    assert visible(("cuda:2", "cuda:0"), {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}) == "5,3"
+    for rank in (0, 1):
+        for name, value in rank_environment(rank, 2, 1234).items():
+            monkeypatch.setenv(name, value)
+        assert trial_device("cuda:2") == f"cuda:{rank}"
+        assert trial_device("cpu") == "cpu"

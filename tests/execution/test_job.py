@@ -16,8 +16,7 @@ import pytest
 from benches import Asked
 from misbehaving import FLOOD_BYTES
 
-from autotune.execution.failures import HEAD_BYTES, TAIL_BYTES
-from autotune.execution.job import MARK_VARIABLE, end_marked, marked
+from autotune.execution.job import HEAD_BYTES, MARK_VARIABLE, TAIL_BYTES, BoundedLog, end_marked, marked
 from autotune.execution.outcome import Ending
 
 WELL = Ending(returncodes=[0], failed_at=[None])
@@ -108,7 +107,7 @@ def test_grandchildren_of_a_child_that_hangs_end_too_and_none_of_another_job(for
     assert len(left) == len(others) == 3
     assert [pid for pid in left if is_running(pid)] == []
     assert [pid for pid in others if not is_running(pid)] == []
-    assert forking.launcher.reply(60) == {"place": 1, **KILLED._asdict()}
+    assert forking.launcher.reply(60) == (1, KILLED)
     assert [pid for pid in others if is_running(pid)] == []
 
 
@@ -120,6 +119,17 @@ def test_a_flood_leaves_a_log_of_bounded_size_with_its_first_and_last_line(asked
     assert (lines[0], lines[-1]) == ("the first line", "the last line")
     left_out = next(line for line in lines if "bytes left out" in line)
     assert int(left_out.split()[1]) > FLOOD_BYTES - HEAD_BYTES - TAIL_BYTES
+
+
+@pytest.mark.parametrize(("excess", "left_out"), [(0, b""), (1, b"\n[... 1 bytes left out ...]\n")])
+def test_a_log_leaves_out_what_lies_between_its_head_and_its_tail(tmp_path, excess, left_out):
+    (tmp_path / "written").write_bytes(b"h" * HEAD_BYTES + b"m" * excess + b"t" * TAIL_BYTES)
+    with (tmp_path / "written").open("rb") as file:
+        log = BoundedLog(tmp_path / "log.txt")
+        while log.copy_from(file.fileno()):
+            pass
+        log.close()
+    assert (tmp_path / "log.txt").read_bytes() == b"h" * HEAD_BYTES + left_out + b"t" * TAIL_BYTES
 
 
 def test_a_core_file_is_never_written(asked):

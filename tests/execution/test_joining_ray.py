@@ -7,62 +7,66 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution import ray_pool
-from autotune.execution.ray_nodes import scratch
-from autotune.execution.ray_pool import joined
+from autotune.execution.ray_pool import joined, scratch
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch, tmp_path):
     """No cluster and no token of whoever runs the tests."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *ray_pool._ENVIRONMENT):
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED",
+                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # fmt: skip
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MachineError, match=r"pip install 'autotune-train\[ray\]'"), joined(None):
+@pytest.fixture
+def _installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(InputError, match="expected auto, or host:port"), joined(address):
         pass
 
 
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
-def test_what_is_no_address_is_refused(address):
-    with pytest.raises(InputError, match="expected auto, or host:port"):
-        ray_pool._check_address(address)
-
-
+@pytest.mark.usefixtures("_installed")
 def test_an_address_where_nobody_listens_is_refused_at_once():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # taken, and nobody listens
-        with pytest.raises(InfrastructureError, match="nobody answers there"):
-            ray_pool._check_address(f"127.0.0.1:{unused.getsockname()[1]}")
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(InfrastructureError, match=f"the cluster at {address} can't be joined"), joined(address):
+            pass
 
 
-def test_a_token_is_shown_where_there_is_one(tmp_path, monkeypatch):
-    ray_pool._check_address(None)  # which is left to ray
-    assert ray_pool._authentication() == {}
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        with monkeypatch.context() as set_by_user:
-            set_by_user.setenv(name, "secret")
-            assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("secret")
-    assert ray_pool._authentication() == {"RAY_AUTH_MODE": "token"}
-
-
-def test_what_the_user_says_of_authentication_stays(monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({}, None),
+        ({"RAY_AUTH_TOKEN": "secret"}, "token"),
+        ({"RAY_AUTH_TOKEN_PATH": "secret"}, "token"),
+        ({"a file": "secret"}, "token"),
+        ({"RAY_AUTH_TOKEN": "secret", "RAY_AUTH_MODE": "disabled"}, "disabled"),  # what the user says
+    ],
+)
+def test_a_token_is_shown_where_there_is_one(tmp_path, monkeypatch, given, mode):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    with pytest.raises(MachineError), joined(None):
+    for name, value in given.items():
+        if name == "a file":
+            (tmp_path / ".ray").mkdir()
+            (tmp_path / ".ray" / "auth_token").write_text(value)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(MachineError, match=r"pip install 'autotune-train\[ray\]'"), joined(None):
         pass
-    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+    assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
 def test_a_node_keeps_trials_in_a_directory_of_this_user_alone(tmp_path, monkeypatch):

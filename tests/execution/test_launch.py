@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 
@@ -17,10 +16,9 @@ def made(tmp_path, light_launchers) -> Iterator[Asked]:
     asked.launcher.end()
 
 
-def test_it_ends_when_its_parent_closes_its_stdin(made):
-    process = made.launcher._process
-    process.stdin.close()
-    assert process.wait(timeout=60) == 0
+def test_it_ends_when_its_parent_closes_the_connection(made):
+    made.launcher._connection.close()
+    assert made.launcher._process.wait(timeout=60) == 0
 
 
 def test_a_child_sees_only_the_devices_of_its_job(made):
@@ -28,12 +26,12 @@ def test_a_child_sees_only_the_devices_of_its_job(made):
     assert "CUDA_VISIBLE_DEVICES='1'" in (directory / "log.txt").read_text()
 
 
-def test_a_child_cannot_reach_the_pipe_of_the_replies(made):
+def test_a_child_cannot_reach_the_connection(made):
     """A grandchild that outlives a killed launcher would otherwise keep the parent waiting."""
     _, directory = made.run("misbehaving:tell_its_open_files")
     log = (directory / "log.txt").read_text()
     assert "pipe" in log
-    assert f"pipe:[{os.fstat(made.launcher._replies).st_ino}]" not in log
+    assert "socket" not in log
 
 
 @pytest.fixture(scope="module")

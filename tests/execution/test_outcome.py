@@ -1,4 +1,4 @@
-"""What a trial's end means, by what its process or its ranks left behind."""
+"""What a trial's end means, by what its process or its ranks left behind: outcomes, errors, logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_failure, make_limits, make_measurement, make_request
 
-from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome, outcome_file, outcome_of
+from autotune.execution.checking import CheckError
+from autotune.execution.outcome import (
+    Ending,
+    first_line,
+    host_oom_kills,
+    is_out_of_memory,
+    log_file,
+    merged_outcome,
+    outcome_file,
+    outcome_of,
+    read_tail,
+    shortage,
+)
 from autotune.value import write_value
 from autotune.values.conditions import Conditions
 from autotune.values.config import Parallelism
@@ -136,7 +148,7 @@ def test_times_are_those_of_the_slowest_rank(tmp_path):
 
 
 def test_what_several_ranks_measured_is_one_measurement(tmp_path):
-    watched = Conditions(clock_mhz=900, waited_share=0.0)
+    watched = Conditions(idle_share=0.1)
     one = rank(peak=300, loss=1.0, startup_s=1, first_step_s=4, data_wait_share=0.1, conditions=watched)
     hot = Conditions(throttled={"heat": 0.5})
     found = merged(
@@ -144,7 +156,7 @@ def test_what_several_ranks_measured_is_one_measurement(tmp_path):
     )
     assert (found.memory, found.loss) == (Memory(resident_bytes=400), 1.5)
     assert (found.startup_s, found.first_step_s, found.data_wait_share) == (2, 4, 0.2)
-    assert found.conditions == Conditions(clock_mhz=900, waited_share=0.0, throttled={"heat": 0.5})
+    assert found.conditions == Conditions(idle_share=0.1, throttled={"heat": 0.5})
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -191,15 +203,151 @@ def test_one_rank_that_fails_fails_the_trial(tmp_path, outcomes, ending, status,
     assert found.cause.startswith(cause)
 
 
-STACK = 'Stack (most recent call first):\n  File "/lib/{}", line 7 in {}\n  File "/lib/trainer.py", line 9 in train\n'
+MIB, GIB = 1 << 20, 1 << 30
+# torch 2.11, under a cap of 8 GiB on a device of 80.
+CUDA = (
+    "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 80.00 GiB of which 72.42 GiB is "
+    "free. Including non-PyTorch memory, this process has 7.58 GiB memory in use. 7.16 GiB allowed; Of the allocated "
+    "memory 7.08 GiB is allocated by PyTorch, and 56.14 MiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "8388608 bytes. Error code 12 (Cannot allocate memory)"
+)
 
 
-def test_at_the_time_limit_it_is_said_where_each_rank_stood(tmp_path):
-    for number, (file, name) in enumerate([("dist.py", "wait"), ("mine.py", "nap"), ("dist.py", "wait")]):
-        log = tmp_path / (f"log-{number}.txt" if number else "log.txt")
-        log.write_text("training\n" + STACK.format(file, name))
-    found = merged(tmp_path, None, None, None, codes=[-9] * 3, failed_at=[None] * 3, timed_out=True)
-    assert found.status is TrialStatus.TIMED_OUT
-    assert found.cause == (
-        "no result within 90 s; ranks 0, 2 stood in wait (dist.py:7), rank 1 stood in nap (mine.py:7)"
-    )
+@pytest.mark.parametrize(
+    ("error", "in_use", "cause"),
+    [
+        (RuntimeError(CUDA), 8 * GIB - MIB, "64.00 MiB were asked for with 8.00 GiB in use; the budget is 8.00 GiB"),
+        (RuntimeError(CPU), 100 * MIB, "8 MiB were asked for with 100 MiB in use; the budget is 8.00 GiB"),
+        (RuntimeError(CPU), None, "8 MiB were asked for; the budget is 8.00 GiB"),
+        (MemoryError(), 7 * GIB, "MemoryError with 7.00 GiB in use; the budget is 8.00 GiB"),
+        (
+            MemoryError("needed 9.00 GiB, more than the budget of 8.00 GiB"),
+            9 * GIB,
+            "needed 9.00 GiB, more than the budget of 8.00 GiB",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            7 * GIB,
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)` with 7.00 GiB in use; the "
+            "budget is 8.00 GiB",
+        ),
+        (  # where a check ran out comes first
+            CheckError(f"while evaluating with a batch: {first_line(RuntimeError(CUDA))}"),
+            7 * GIB,
+            "while evaluating with a batch: 64.00 MiB were asked for with 7.00 GiB in use; the budget is 8.00 GiB",
+        ),
+    ],
+    ids=["cuda", "cpu", "unknown", "python", "over", "library", "check"],
+)
+def test_what_was_asked_for_and_what_was_in_use_are_told_with_the_budget(error, in_use, cause):
+    assert shortage(error, in_use, 8 * GIB) == cause
+
+
+def test_a_long_line_ends_between_words():
+    told = first_line(RuntimeError("a library that talks and talks " * 20 + "\nand more"))
+    assert len(told) <= 200
+    assert told.removesuffix(" ...").split()[-1] in ("talks", "and", "library", "that", "a")
+
+
+def raised(error: BaseException, *, cause: BaseException | None = None, during: BaseException | None = None):
+    """Return `error` as it is after having been raised from `cause`, or while `during` was handled."""
+    try:
+        if during is None:
+            raise error from cause
+        try:
+            raise during
+        except type(during):
+            raise error  # noqa: B904
+    except type(error) as caught:
+        return caught
+
+
+class OutOfMemoryError(RuntimeError):
+    """By its name, as torch.OutOfMemoryError."""
+
+
+class InductorError(RuntimeError):
+    """A compiler's wrapper."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(CPU),
+        RuntimeError("could not execute a primitive"),
+        RuntimeError("could not create a primitive"),
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("std::bad_alloc"),
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        InductorError("MemoryError: "),
+        raised(InductorError("while compiling"), cause=MemoryError()),
+        raised(ValueError("on top of it"), during=RuntimeError(CPU)),
+        raised(InductorError("outer"), cause=raised(InductorError("inner"), during=MemoryError())),
+    ],
+    ids=lambda e: f"{type(e).__name__}-{str(e)[:30]}",
+)
+def test_a_failed_allocation_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
+        ValueError("fp16 needs an accelerator"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
+        OSError(28, "No space left on device"),
+        raised(KeyError("a"), cause=ValueError("b")),
+    ],
+    ids=str,
+)
+def test_another_error_is_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_errors_that_refer_to_each_other_are_looked_at_once():
+    first, second = ValueError("1"), ValueError("2")
+    first.__context__, second.__context__ = second, first
+    assert not is_out_of_memory(first)
+
+
+def test_the_real_error_of_torch_is_recognised():
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+
+
+def test_a_message_in_a_frame_is_told_by_its_first_words():
+    assert first_line(LookupError("\n******\n  Resource punkt not found.\n******")) == "Resource punkt not found."
+    assert first_line(ValueError("***")) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "tail"),
+    [
+        (b"1\n2\n3\n4\n", {"lines": 2}, "3\n4"),
+        (b"x" * 10_000 + b"\nend\n", {"size": 10}, "xxxxx\nend"),
+        (b"1\n\n  \n2\n\n", {"lines": 2}, "1\n2"),
+        (b"\x1b[31mred\xff\x00\n", {}, "\ufffd[31mred\ufffd\ufffd"),
+        (b"\tat line 3\n 50%\r100%\n", {}, "    at line 3\n 50%\n100%"),  # a progress bar returns
+    ],
+    ids=["last lines", "end of a long log", "no empty lines", "unprintable", "tabs and progress bars"],
+)
+def test_the_tail_is_the_last_lines_as_they_can_be_shown(tmp_path, content, options, tail):
+    (tmp_path / "log.txt").write_bytes(content)
+    assert read_tail(tmp_path / "log.txt", **options) == tail
+
+
+def test_a_log_that_is_missing_or_no_file_has_an_empty_tail(tmp_path):
+    assert read_tail(tmp_path / "none.txt") == ""
+    assert read_tail(tmp_path) == ""

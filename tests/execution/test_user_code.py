@@ -18,7 +18,7 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, Trai
 from autotune.cost.family import family_of
 from autotune.errors import InputError
 from autotune.execution import user_code
-from autotune.execution.user_code import CodeError, Overlay, harness, overlaid, reach, strayed, theirs
+from autotune.execution.user_code import CodeError, harness, overlaid, reach, strayed, theirs
 from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.arguments import plan
 from autotune.training.baseline import UserArguments, baseline_config
@@ -42,7 +42,7 @@ def in_place(tmp_path, monkeypatch):
 
 
 def overlay(fit=lambda model: model, made=lambda trainer: None, **arguments):
-    return Overlay(lambda _: arguments, fit, made)
+    return overlaid(lambda _: arguments, fit, made)
 
 
 def script_of(tmp_path, text, *arguments):
@@ -75,7 +75,7 @@ class Eager(TrainingArguments):
 
 
 def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
-    with overlaid(overlay(per_device_train_batch_size=2, bf16=True)):
+    with overlay(per_device_train_batch_size=2, bf16=True):
         args = TrainingArguments("out", per_device_train_batch_size=16, learning_rate=0.5, use_cpu=True)
     assert (args.per_device_train_batch_size, args.mixed_precision, args.learning_rate) == (2, "bf16", 0.5)
     assert theirs(args) == {"per_device_train_batch_size": 16, "bf16": False}
@@ -83,7 +83,7 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
 
 
 def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it_makes_its_trainer():
-    with overlaid(overlay(per_device_train_batch_size=4, bf16=False)):
+    with overlay(per_device_train_batch_size=4, bf16=False):
         args = Eager("out", use_cpu=True)
         args.gradient_accumulation_steps = 3
         assert args.per_device_train_batch_size == 32
@@ -96,7 +96,7 @@ def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it
 
 
 def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them():
-    with overlaid(Overlay(harness)):
+    with overlaid(harness):
         args = TrainingArguments("out", eval_strategy="steps", eval_steps=2, use_cpu=True)
         rows = [{"x": torch.ones(2), "labels": torch.tensor(0)}] * 2 if args.eval_strategy != "no" else None
         trainer = Trainer(model=Tiny(), args=args, train_dataset=[1], eval_dataset=rows)
@@ -112,7 +112,7 @@ def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
         fitted.append(type(model))
         return model
 
-    with overlaid(overlay(fit=fit)):
+    with overlay(fit=fit):
         trainer_of(TrainingArguments("out", use_cpu=True))
         Trainer(model_init=lambda: Tiny(), args=TrainingArguments("out", use_cpu=True), train_dataset=[1])
     assert fitted == [Tiny, Tiny]
@@ -120,7 +120,7 @@ def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
 
 @pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "linear"])
 def test_a_schedule_that_waits_for_evaluations_is_not_waited_for(schedule):
-    with overlaid(Overlay(harness)):
+    with overlaid(harness):
         args = TrainingArguments("out", use_cpu=True, lr_scheduler_type=schedule, eval_strategy="epoch")
     assert args.lr_scheduler_type == ("linear" if schedule == "linear" else "constant")
 

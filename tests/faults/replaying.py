@@ -28,7 +28,7 @@ from autotune import api
 from autotune.errors import AutotuneError
 from autotune.execution.job import Job
 from autotune.execution.launch import MARK_FILE
-from autotune.execution.outcome import outcome_file
+from autotune.execution.outcome import Ending, outcome_file
 from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedSearch
 from autotune.value import read_value, write_value
@@ -106,14 +106,17 @@ class ReplayLauncher:
     def send(self, job: Job) -> None:
         self._jobs.append(job)
 
-    def reply(self, timeout_s: float) -> dict[str, Any]:
+    def has_died(self) -> bool:
+        return False
+
+    def reply(self, timeout_s: float) -> tuple[int, Ending]:
         job = self._jobs.pop(0)
         for directory in job.directories:
             if job.entry.endswith(":run_trial"):
                 self._trial(directory)
             else:
                 _asked(job.entry, directory)
-        return {"place": job.place, "returncodes": [0 for _ in job.directories]}
+        return job.place, Ending(returncodes=[0 for _ in job.directories])
 
     def _trial(self, directory: Path) -> None:
         request = read_value(TrialRequest, directory / "request.json")

@@ -1,6 +1,6 @@
 """Every kind of adapter trains: itself and nothing else, the same step however the batch is split.
 
-One model in one process with the real Trainer; what a trial's own process adds is `test_worker`'s.
+One model in one process with the real Trainer; what a trial's own process adds is `test_named_models`'s.
 """
 
 import warnings

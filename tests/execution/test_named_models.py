@@ -14,13 +14,6 @@ from autotune.values.trial import Measurement, TrialStatus
 MIB = 1 << 20
 
 
-def measured(bench, **fields: Any) -> Measurement:
-    """Run a trial that must complete."""
-    result = bench.run(**fields)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    return result.outcome
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -32,13 +25,13 @@ def measured(bench, **fields: Any) -> Measurement:
     ids=str,
 )
 def test_knobs_go_together(bench, config):
-    assert math.isfinite(measured(bench, config=config).loss)
+    assert math.isfinite(bench.measured(config=config).loss)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"precision": "bf16", "checkpointing": "full"}], ids=str)
 def test_inductor_compiles(bench, config):
-    measurement = measured(bench, config={"torch_compile_backend": "inductor", **config})
+    measurement = bench.measured(config={"torch_compile_backend": "inductor", **config})
     assert measurement.effects["torch_compile_backend"].startswith("inductor: ")
     assert measurement.first_step_s > 10 * statistics.fmean(measurement.step_times_s)
 
@@ -46,7 +39,7 @@ def test_inductor_compiles(bench, config):
 @pytest.mark.slow
 def test_what_only_schedules_differently_trains_the_same(bench):
     same = {"workload": {"global_batch_size": 4}}
-    plain = measured(bench, **same).loss
+    plain = bench.measured(**same).loss
     for config in (
         {"per_device_train_batch_size": 1},
         {"checkpointing": "full"},
@@ -54,7 +47,7 @@ def test_what_only_schedules_differently_trains_the_same(bench):
         {"dataloader_num_workers": 1},
         {"optim": "adamw_torch"},
     ):
-        assert measured(bench, config=config, **same).loss == pytest.approx(plain, rel=1e-5), config
+        assert bench.measured(config=config, **same).loss == pytest.approx(plain, rel=1e-5), config
 
 
 def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):
@@ -65,8 +58,8 @@ def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):
 
 
 def test_rates_are_those_of_the_workload(bench):
-    measurement = measured(
-        bench, config={"per_device_train_batch_size": 2}, workload={"global_batch_size": 6, "sequence_length": 16}
+    measurement = bench.measured(
+        config={"per_device_train_batch_size": 2}, workload={"global_batch_size": 6, "sequence_length": 16}
     )
     mean = statistics.fmean(measurement.step_times_s)
     assert measurement.accumulation_steps == 3
@@ -78,21 +71,14 @@ def test_rates_are_those_of_the_workload(bench):
 
 
 def test_fewer_micro_steps_than_the_workloads_stand_for_all_of_them(bench):
-    measurement = measured(bench, workload={"global_batch_size": 128}, accumulation_steps=2)
+    measurement = bench.measured(workload={"global_batch_size": 128}, accumulation_steps=2)
     assert measurement.accumulation_steps == 2
     assert measurement.samples_per_second == pytest.approx(128 / statistics.fmean(measurement.step_times_s))
 
 
 def test_limits_say_how_many_steps_are_measured(bench):
     limits = {"discarded_steps": 2, "measure_steps": 4, "relative_interval": 1e-9}
-    assert len(measured(bench, limits=limits).step_times_s) == 4
-
-
-@pytest.mark.slow
-def test_more_memory_is_taken_by_a_larger_micro_batch(bench):
-    small = measured(bench, config={"per_device_train_batch_size": 64}).memory.peak_bytes
-    large = measured(bench, config={"per_device_train_batch_size": 256}).memory.peak_bytes
-    assert large > 2 * small
+    assert len(bench.measured(limits=limits).step_times_s) == 4
 
 
 @pytest.mark.slow
@@ -106,7 +92,7 @@ def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_pa
     gradients = 2 * 32000 * 512 * 4
     model, config = resolve(str(tmp_path / "model")), {"optim": "sgd", "per_device_train_batch_size": 1}
     one, two, four = (
-        measured(bench, config=config, workload={"model": model, "global_batch_size": steps}).memory.peak_bytes
+        bench.measured(config=config, workload={"model": model, "global_batch_size": steps}).memory.peak_bytes
         for steps in (1, 2, 4)
     )
     assert two > one + gradients / 4
@@ -139,13 +125,9 @@ def test_a_loss_that_is_not_finite_is_invalid(bench):
 def test_the_users_own_arguments_are_trained_with(bench):
     """A learning rate of zero leaves the weights alone, so that the loss is that of the untrained model."""
     workload = {"sequence_length": 16, "global_batch_size": 2}
-    still = measured(bench, workload={**workload, "fixed_arguments": {"learning_rate": 0.0}})
-    moving = measured(bench, workload={**workload, "fixed_arguments": {"learning_rate": 0.1, "warmup_steps": 0}})
+    still = bench.measured(workload={**workload, "fixed_arguments": {"learning_rate": 0.0}})
+    moving = bench.measured(workload={**workload, "fixed_arguments": {"learning_rate": 0.1, "warmup_steps": 0}})
     assert still.loss != moving.loss
-
-
-def test_another_seed_is_another_training(bench):
-    assert measured(bench, workload={"seed": 1}).loss != measured(bench, workload={"seed": 2}).loss
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +146,8 @@ def texts(bench, tmp_path_factory) -> dict[str, Any]:
 
 def test_packing_trains_the_same_without_padding(bench, texts):
     config = {"per_device_train_batch_size": 4}
-    padded = measured(bench, config=config, workload=texts)
-    packed = measured(bench, config={**config, "packing": True}, workload=texts)
+    padded = bench.measured(config=config, workload=texts)
+    packed = bench.measured(config={**config, "packing": True}, workload=texts)
     assert padded.padding_share > 0.2
     assert packed.padding_share == 0
     assert packed.effects["packing"] == "one row each"
@@ -177,7 +159,7 @@ def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
 
     def seen(size: int, strategy: str) -> Measurement:
         config = {"per_device_train_batch_size": size, "train_sampling_strategy": strategy}
-        return measured(bench, config=config, workload=texts, limits=limits)
+        return bench.measured(config=config, workload=texts, limits=limits)
 
     assert seen(4, "group_by_length").padding_share < 0.15
     random, balanced = seen(2, "random"), seen(2, "batch_rebalance")
@@ -185,7 +167,3 @@ def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
     assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
     assert random.effects["train_sampling_strategy"] == "of the same number of samples"
     assert balanced.accumulation_steps == 4
-
-
-def test_samples_of_one_length_have_no_padding(bench):
-    assert measured(bench).padding_share == 0
