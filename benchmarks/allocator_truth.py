@@ -211,8 +211,8 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
     from autotune.cost.rates import rates_by_table
 
     started = time.monotonic()
-    workload, _ = workload_of(case)
-    found = profile(workload.model, family_of(case.config, hardware), shape_of(workload))
+    workload, facts = workload_of(case)
+    found = profile(workload.model, family_of(case.config, hardware), shape_of(workload), parameters=facts.parameters)
     model = CostModel.of(workload, hardware, rates_by_table(hardware), [found])
     memory = model.breakdown(case.config, found)
     return {

@@ -89,7 +89,7 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
             configs.append(config)
     started = time.monotonic()
     families = {family_of(c, hardware): None for c in configs}
-    profiles = [profile(spec, f, shape_of(workload)) for f in families]
+    profiles = [profile(spec, f, shape_of(workload), parameters=facts.parameters) for f in families]
     print(f"{name}: {len(families)} families traced in {time.monotonic() - started:.1f} s", flush=True)
     model = learned = CostModel.of(workload, hardware, rates_of(hardware), profiles)
     with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Score the predictions; 0 if they could be made, 2 at bad input."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rows", type=Path, default=ROWS, help="measurements, one JSON object a line")
+    parser.add_argument("--whole", action="store_true", help="trace models whole, not extended from a few layers; slow")
     parser.add_argument("--no-save", action="store_true", help="write no results")
     options = parser.parse_args(arguments)
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rows = load_rows(options.rows)
         started = time.monotonic()
-        traced = tracer()
+        traced = tracer(whole=options.whole)
         predictions, skipped = predict_all(rows, traced)
         times = time_all(rows, traced)
     except AutotuneError as error:
@@ -157,14 +158,16 @@ def _held(setup: Setup, known: Profile) -> Held:
     )
 
 
-def tracer() -> Callable[[Setup], Profile]:
+def tracer(*, whole: bool) -> Callable[[Setup], Profile]:
     """Return a function that traces a setup, once for all whose trace is the same."""
     known: dict[str, Profile] = {}
 
     def traced(setup: Setup) -> Profile:
         key = repr((setup.spec.name, setup.family, setup.shape, setup.software))
         if key not in known:
-            known[key] = profile(setup.spec, setup.family, setup.shape, change=as_of(setup.software))
+            # A number of parameters that no extended trace comes to makes the profiler trace the model whole.
+            count, change = -1 if whole else None, as_of(setup.software)
+            known[key] = profile(setup.spec, setup.family, setup.shape, parameters=count, change=change)
         return known[key]
 
     return traced

@@ -13,17 +13,17 @@ from autotune.values.model import ModelSpec
 _trace = profiler.profile
 
 
-def profile(spec: ModelSpec, family: Family, shape: Shape, *, known: Any) -> Profile:
+def profile(spec: ModelSpec, family: Family, shape: Shape, *, parameters: int, known: Any) -> Profile:
     """Return what `autotune.cost.profiler.profile` does, which keeps what it has traced here instead of in `known`."""
-    return _profile(spec.model_dump_json(), family, shape)
+    return _profile(spec.model_dump_json(), family, shape, parameters)
 
 
 @functools.cache
-def _profile(spec: str, family: Family, shape: Shape) -> Profile:
+def _profile(spec: str, family: Family, shape: Shape, parameters: int) -> Profile:
     known = _known(spec, shape)
-    return _trace(ModelSpec.model_validate_json(spec), family, shape, known=known)
+    return _trace(ModelSpec.model_validate_json(spec), family, shape, parameters=parameters, known=known)
 
 
 @functools.cache
-def _known(spec: str, shape: Shape) -> profiler.Passes:
+def _known(spec: str, shape: Shape) -> profiler.Known:
     return {}

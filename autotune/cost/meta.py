@@ -12,46 +12,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-
-@dataclass
-class Known:
-    """What is known of an operator and its arguments."""
-
-    single: bool  # whether it returns a tensor, not several
-    # Shape, strides and type of each new tensor that it returns; None: it has to be run.
-    results: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...] | None
-    written: Any = None  # what `tape` wrote down of it
+# Shape, strides and type of each new tensor that an operator returned, and whether it returned a single one; None: the
+# operator has to be run. By operator and arguments, as `_described` has them.
+_Results = tuple[bool, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]] | None
+_RESULTS: dict[tuple[Any, ...], _Results] = {}
 
 
-_KNOWN: dict[tuple[Any, ...], Known] = {}  # by operator and arguments, as `_described` has them
-
-
-def run_once(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
-    """Return what an operator returns, and what is known of it; one that ran on meta tensors alike isn't run again.
+def run_once(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator returns; one that ran before on meta tensors alike is not run again.
 
     Equal layers run equal operators, and working out the shapes of their results, mostly in Python, is most of the time
     of a trace. Operators that return views or change an argument are always run.
     """
     if not _makes_new_tensors(func):
-        return func(*args, **kwargs), None
+        return func(*args, **kwargs)
     try:
         options = ((name, _described(value)) for name, value in kwargs.items())
         key = (func, torch.get_default_dtype(), _described(args), *options)
     except TypeError:  # an argument of another kind: a tensor with values, a symbolic size
-        return func(*args, **kwargs), None
-    known = _KNOWN.get(key)
-    if known is None or known.results is None:
+        return func(*args, **kwargs)
+    if key not in _RESULTS:
         out = func(*args, **kwargs)
-        if known is None and len(_KNOWN) < 100_000:
-            _KNOWN[key] = known = _known(out, args, kwargs)
-        return out, known
-    made = [None if r is None else _EMPTY(r[0], r[1], dtype=r[2], device="meta") for r in known.results]
-    return made[0] if known.single else tuple(made), known
+        if len(_RESULTS) < 100_000:
+            _RESULTS[key] = _results(out, args, kwargs)
+        return out
+    known = _RESULTS[key]
+    if known is None:
+        return func(*args, **kwargs)
+    is_single, results = known
+    made = [None if r is None else _EMPTY(r[0], r[1], dtype=r[2], device="meta") for r in results]
+    return made[0] if is_single else tuple(made)
 
 
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -91,19 +85,18 @@ def _described(value: Any) -> Any:
 _PLAIN = frozenset({int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
-def _known(out: Any, args: Any, kwargs: Any) -> Known:
-    """Return what describes results, if they are new dense tensors of the meta device."""
+def _results(out: Any, args: Any, kwargs: Any) -> _Results:
+    """Return what describes new dense tensors of the meta device; None of anything else."""
     outputs = out if isinstance(out, tuple) else (out,)
     tensors = [t for t in outputs if t is not None]
     storages = [t.untyped_storage()._cdata for t in [*tensors, *tensors_in(args), *tensors_in(tuple(kwargs.values()))]]
     is_plain = all(type(t) is torch.Tensor and t.is_meta and t.storage_offset() == 0 for t in tensors)
-    single = not isinstance(out, tuple)
     if not is_plain or len({*storages[: len(tensors)]} - {*storages[len(tensors) :]}) < len(tensors):
-        return Known(single, None)  # one of them is an argument, or is there twice
+        return None  # one of them is an argument, or is there twice
     found = tuple(None if t is None else (t.shape, t.stride(), t.dtype) for t in outputs)
     sizes = [t.untyped_storage().nbytes() for t in tensors]
     again = [_EMPTY(r[0], r[1], dtype=r[2], device="meta").untyped_storage().nbytes() for r in found if r is not None]
-    return Known(single, found if sizes == again else None)
+    return (not isinstance(out, tuple), found) if sizes == again else None
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
@@ -115,20 +108,19 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return []
 
 
-def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
-    """Return what an operator returns of tensors of the meta device, of the host, or of both; see `run_once`."""
+def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what an operator returns of tensors of the meta device, of the host, or of both."""
     given = tensors_in(args) + tensors_in(tuple(kwargs.values()))
     on_host = sum(not tensor.is_meta for tensor in given)
     if not on_host:
         return run_once(func, args, kwargs)
     if on_host == len(given):
-        return func(*args, **({**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs)), None
+        return func(*args, **({**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs))
     name = func._schema.name.partition("::")[2]
     if name == "masked_scatter_backward":  # (gradient, mask, sizes), not there for the meta device
-        return args[0].new_empty(args[2]), None
+        return args[0].new_empty(args[2])
     args = [_positions(arg) if isinstance(arg, list) and "index" in name else arg for arg in args]
-    out, _ = run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
-    return out, None  # what is written down is of the arguments as they are given
+    return run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
 
 
 def _positions(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -1,71 +1,62 @@
 """Traces a family of configurations and returns its profile.
 
-The whole model runs at two micro-batches, by which every tensor is a line in the micro-batch. Tensors are those of the
-meta device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
+The model is traced with few layers and extended, or whole where its layers don't repeat. Tensors are those of the meta
+device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
+from autotune.cost.full_depth import NotLinear, Pass, joined, line, order_of, storages_of, work_of
 from autotune.cost.post_training import generation_of, scored
-from autotune.cost.profile import (
-    FUSED_ATTENTION,
-    PRODUCTS,
-    ForwardPass,
-    Line,
-    ParameterGroup,
-    Profile,
-    Storages,
-    Vector,
-    Work,
-    layers_of,
-)
+from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
-from autotune.cost.time import as_line, attends
-from autotune.cost.trace import evaluation_step, make_inputs, micro_step
+from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, tensors_of
 from autotune.errors import InputError, one_line
-from autotune.training.build import build_config, without_chance
+from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
-from autotune.values.techniques import is_new_weight
+from autotune.values.techniques import CHECKPOINTING, is_new_weight
 
 # Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
 SAMPLES = (2, 4)
 
 WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
 
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+class Shallow(NamedTuple):
+    """What was traced of a model with few layers."""
+
+    step: Pass
+    evaluation: Pass | None  # the forward pass without gradients; None: it can't be traced
+    parameters: list[ParameterGroup]
+    names: list[str]
+    buffers_bytes: int
 
 
-class Pass(NamedTuple):
-    """What the tapes of a pass at two micro-batches say of any."""
-
-    storages: Storages
-    work: tuple[Work, ...]
-    needed: Line  # FLOP
-    outputs: Line  # bytes
-    attention: tuple[str, ...]
-
-
-# The passes without gradients that were traced, None where they can't be: by family and kind of tensors.
-Passes = dict[tuple[Family, TracedBy], Pass | None]
+# What was traced, by family, depths and kind of tensors.
+Known = dict[tuple[object, ...], Shallow]
 
 
 def profile(
-    spec: ModelSpec, family: Family, shape: Shape, *, change: Change | None = None, known: Passes | None = None
+    spec: ModelSpec,
+    family: Family,
+    shape: Shape,
+    *,
+    parameters: int | None = None,
+    change: Change | None = None,
+    known: Known | None = None,
 ) -> Profile:
     """Return the profile of `family` for inputs of `shape`.
 
@@ -73,6 +64,8 @@ def profile(
         spec: The model.
         family: How it is run.
         shape: Its inputs.
+        parameters: Number of the model's parameters without adapters, which an extended trace has to come to; None:
+            not known.
         change: Makes the built model the one that is trained, before the adapter is put on, as for libraries of another
             time.
         known: What was traced of this model and shape before; it is used and added to.
@@ -82,131 +75,149 @@ def profile(
     """
     reasons = []
     shape = shape.part(family.sequence_parallel)
+    known = {} if known is None else known
     for way in WAYS:
         try:
-            return _traced(spec, family, shape, change, way, {} if known is None else known)
+            return _Profiler(spec, family, shape, change, way, known).profile(parameters)
         except Exception as error:  # fake and real tensors may raise anything where meta tensors could not run
-            if way == "meta" and not isinstance(error, Untraceable):
+            if way == "meta" and not isinstance(error, NotLinear | Untraceable):
                 raise
             reasons.append(one_line(error))
     raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {reasons[0]}")
 
 
-def _traced(
-    spec: ModelSpec, family: Family, shape: Shape, change: Change | None, way: TracedBy, known: Passes
-) -> Profile:
-    """Return the profile by one kind of tensors."""
-    config = without_chance(build_config(spec, shape.task))
-    kind, key = shape.kind, (family.model_copy(update={"checkpointing": "none"}), way)  # which no evaluation has
-    scores = kind is None or kind.generates or kind.scorings > 0
-    with warnings.catch_warnings(action="ignore"), tensors_of(way), _uncollected():
-        model = build(spec, config, family, shape, change, device="meta" if way == "meta" else "cpu")
-        step = _pass(model, micro_step, family, shape)
-        if scores and key not in known:
-            try:
-                known[key] = _pass(model, evaluation_step, family, shape)
-            except Untraceable:
-                known[key] = None
-    made = _groups(model, has_unused=shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM))
-    names, counted = [name for name, _ in model.named_parameters()], Counter(made)
-    places, (largest, outside, layers) = {group: at for at, group in enumerate(counted)}, layers_of(names, made)
-    inputs = make_inputs(config, shape, shape.kind.sequences if shape.kind else 1).values()  # of a sample
-    text = config.get_text_config()
-    width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
-    traced = Profile(
-        family=family,
-        parameters=tuple(group.model_copy(update={"count": count}) for group, count in counted.items()),
-        order=tuple(places[group] for group in made),
-        names=tuple(names),
-        buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
-        storages=step.storages,
-        work=step.work,
-        needed_flops=step.needed,
-        attention=step.attention,
-        traced_by=way,
-        layer=largest,
-        outside=outside,
-        layers=max(1, layers),
-        inputs_bytes=float(sum(tensor.nbytes for tensor in inputs)) if family.device == "cuda" else 0.0,
-        hidden_bytes=float(shape.length * width * (2 if family.half else 4)) if isinstance(width, int) else 0.0,
-    )
-    forward = known[key] if scores else None
-    if forward is None:
-        if scores and kind is not None:
-            raise Untraceable("the pass without gradients can't be traced")
-        return traced
-    if kind is None:
-        found = ForwardPass(storages=forward.storages, outputs_bytes=forward.outputs, inputs_bytes=traced.inputs_bytes)
-        return traced.model_copy(update={"evaluation": found})
-    if kind.generates:
-        how = generation_of(config, shape, traced, forward.work, forward.storages)
-        traced = traced.model_copy(update={"generation": how})
-    return scored(traced, kind, forward.work, forward.needed, forward.storages)
+@dataclass(frozen=True)
+class _Profiler:
+    """Traces one family with one kind of tensors."""
 
+    spec: ModelSpec
+    family: Family
+    shape: Shape
+    change: Change | None
+    way: TracedBy
+    known: Known
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage inside: of many small values, which a trace makes, it takes a quarter of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+    def profile(self, parameters: int | None) -> Profile:
+        """Return the profile, extended from few layers if that comes to so many parameters, else traced whole."""
+        config = without_chance(build_config(self.spec, self.shape.task))
+        if self.family.tensor_parallel > 1:
+            parameters = None  # those of the whole model
+        found = stacks(config, self.family.checkpointed_every, frozen_layers(self.spec.frozen))
+        if found and all(s.depth > s.base for s in found):
+            with contextlib.suppress(NotLinear):
+                return self._extended(config, found, parameters)
+        return replace(self, known={})._extended(config, (), None)
 
+    def _extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
+        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole.
 
-def _pass(model: Any, step: Callable[[Any, Family, Shape, int], Tape], family: Family, shape: Shape) -> Pass:
-    try:
-        low, high = (step(model, family, shape, samples) for samples in SAMPLES)
-    # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise Untraceable(one_line(error)) from error
-    return joined(SAMPLES, low, high)
-
-
-def joined(samples: tuple[int, int], low: Tape, high: Tape) -> Pass:
-    """Return the tapes of two micro-batches as one pass.
-
-    Raises:
-        Untraceable: They don't run the same operators or don't make as many tensors.
-    """
-    if low.names != high.names or low.storages.shape != high.storages.shape:
-        raise Untraceable("operators or tensors change with the micro-batch")
-
-    def lines(name: str) -> Vector:
-        """Return an array of the tapes as lines: the last axis is (constant, per sample)."""
-        one, other = (np.asarray(getattr(tape, name), dtype=float) for tape in (low, high))
-        slope = (other - one) / (samples[1] - samples[0])
-        return np.stack([one - slope * samples[0], slope], axis=-1)
-
-    flops, products = lines("flops"), np.isin(low.kinds, PRODUCTS)
-    counted = np.concatenate([flops, lines("moved_bytes")], axis=1).tolist()
-    rows = zip(low.kinds.tolist(), low.half.tolist(), map(tuple, counted), low.calls, high.calls, strict=True)
-    work = tuple(
-        Work(
-            kind=kind, half=half, flops=_line(found[:2]), moved_bytes=_line(found[2:]), count=count,
-            attends=kind == FUSED_ATTENTION or attends(one, other), call=as_line(one, other, samples),
+        Raises:
+            NotLinear: The traces don't agree, or don't come to so many parameters.
+        """
+        depths = {s.field: s.base + s.period for s in found}
+        deep = self._traced(config, depths)
+        lacking = [self._traced(config, {**depths, s.field: s.base}) for s in found]
+        times = [round(s.more) - 1 for s in found]
+        made = order_of(deep.parameters, [short.parameters for short in lacking], times)
+        groups = Counter(deep.parameters[at] for at in made)
+        counted = sum(count * group.elements for group, count in groups.items() if not group.adapter)
+        if parameters not in (None, counted):
+            raise NotLinear(f"{counted} parameters instead of {parameters}")
+        layer, outside, count = layers_of(deep.names, deep.parameters)
+        fewer = [layers_of(t.names, t.parameters)[2] for t in lacking]
+        places = {group: at for at, group in enumerate(groups)}
+        steps = deep.step, [short.step for short in lacking], times
+        work, needed = work_of(*steps)
+        traced = Profile(
+            family=self.family,
+            parameters=tuple(group.model_copy(update={"count": count}) for group, count in groups.items()),
+            order=tuple(places[deep.parameters[at]] for at in made),
+            names=tuple(deep.names[at] for at in made),
+            buffers_bytes=deep.buffers_bytes
+            + sum(n * (deep.buffers_bytes - short.buffers_bytes) for short, n in zip(lacking, times, strict=True)),
+            storages=storages_of(*steps),
+            work=work,
+            needed_flops=needed,
+            attention=deep.step.low.attention,
+            traced_by=self.way,
+            layer=layer,
+            outside=outside,
+            layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
+            inputs_bytes=inputs_bytes(config, self.shape) if self.family.device == "cuda" else 0.0,
+            hidden_bytes=self._hidden_bytes(config),
         )
-        for (kind, half, found, one, other), count in Counter(rows).items()
-    )  # fmt: skip
-    made_by = [(_NUMBER.sub(".*", module), operator) for module, operator in low.origins]  # in layers alike
-    origins = {origin: at for at, origin in enumerate(dict.fromkeys(made_by))}
-    at, end = np.flatnonzero(products), low.forward_end
-    storages = Storages.of(
-        np.column_stack(
-            [low.storages[:, :2], lines("storages")[:, 2], low.storages[:, 3:], [origins[one] for one in made_by]]
-        ),
-        forward_end=end,
-        workspaces=tuple(int(first) for part in (at[at < end], at[at >= end]) for first in part[:1]),
-        origins=tuple(origins),
-    )
-    needed = flops[products & ~low.recomputed].sum(axis=0)
-    return Pass(storages, work, _line(needed), _line(lines("outputs_bytes")), low.attention)
+        return self._with_passes(traced, config, deep, lacking, times)
 
+    def _with_passes(
+        self, traced: Profile, config: Any, deep: Shallow, lacking: Sequence[Shallow], times: Sequence[int]
+    ) -> Profile:
+        """Return the profile with the passes without gradients: those that a recipe has, else an evaluation's.
 
-def _line(values: Sequence[float] | Vector) -> Line:
-    return Line(constant=float(values[0]), per_sample=float(values[1]))
+        Raises:
+            NotLinear: A recipe's can't be traced.
+        """
+        kind = self.shape.kind
+        if kind is not None and not (kind.scorings or kind.generates):
+            return traced
+        passes = [one.evaluation for one in (deep, *lacking) if one.evaluation is not None]
+        try:
+            if len(passes) <= len(lacking):
+                raise NotLinear("the pass without gradients can't be traced")
+            one = passes[0], passes[1:], times
+            storages, (work, needed) = storages_of(*one), work_of(*one)
+        except NotLinear:
+            if kind is not None:
+                raise
+            return traced
+        if kind is None:
+            outputs = line(passes[0].lines("outputs_bytes"))
+            found = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
+            return traced.model_copy(update={"evaluation": found})
+        if kind.generates:
+            how = generation_of(config, self.shape, traced, work, storages)
+            traced = traced.model_copy(update={"generation": how})
+        return scored(traced, kind, work, needed, storages)
+
+    def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
+        """Return what is traced at a depth of each stack, now or before."""
+        family = self.family
+        rest = (tuple(depth.items()), self.way)
+        if (family, *rest) not in self.known:
+            others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
+            like = next((found for other in others if (found := self.known.get((other, *rest)))), None)
+            self.known[family, *rest] = self._shallow(shallower(config, depth), like)
+        return self.known[family, *rest]
+
+    def _shallow(self, config: Any, like: Shallow | None) -> Shallow:
+        """Trace the model of a config; `like`: what differs in checkpointing, which no evaluation has."""
+        device = "meta" if self.way == "meta" else "cpu"
+        with warnings.catch_warnings(action="ignore"), tensors_of(self.way):
+            model = build(self.spec, config, self.family, self.shape, self.change, device=device)
+            step = self._pass(model, micro_step)
+            evaluation = None if like is None else like.evaluation
+            with contextlib.suppress(NotLinear, Untraceable):
+                evaluation = evaluation or self._pass(model, evaluation_step)
+        return Shallow(
+            step=step,
+            evaluation=evaluation,
+            parameters=_groups(model, has_unused=self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)),
+            names=[name for name, _ in model.named_parameters()],
+            buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
+        )
+
+    def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
+        try:
+            low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
+        # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise Untraceable(one_line(error)) from error
+        return joined(SAMPLES, low, high)
+
+    def _hidden_bytes(self, config: Any) -> float:
+        """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
+        text = config.get_text_config()
+        width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
+        return float(self.shape.length * width * (2 if self.family.half else 4)) if isinstance(width, int) else 0.0
 
 
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:

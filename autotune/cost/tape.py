@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.calls import written
-from autotune.cost.meta import Known, run_beside_numbers, run_once, tensors_in
+from autotune.cost.meta import run_beside_numbers, run_once, tensors_in
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW, alive
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
@@ -39,6 +39,7 @@ class _Operator(NamedTuple):
     flops: float
     moved_bytes: float
     half: bool
+    recomputed: bool
     call: str
 
 
@@ -99,7 +100,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: list[_Operator] = []
-        self._recomputed: list[bool] = []  # of each operator
         self._storages: list[_Storage] = []
         self._by_id: dict[int, _Storage | None] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -115,10 +115,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in known:
             self._watch(tensor, known=True)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else each operator runs some wrappers more
-
     def _module(self) -> str:
         """Return the module in whose forward pass, or in whose operators' backward pass, an operator runs."""
         if self.modules:
@@ -131,9 +127,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write it down."""
         kwargs = kwargs or {}
-        out, known = (run_beside_numbers if self._numbers else run_once)(func, args, kwargs)
+        out = (run_beside_numbers if self._numbers else run_once)(func, args, kwargs)
         if not (self._numbers and self._is_aside((args, tuple(kwargs.values())), out)):
-            self._record(func, args, kwargs, out, known)
+            self._record(func, args, kwargs, out)
         return out
 
     def _is_aside(self, given: Any, out: Any) -> bool:
@@ -144,17 +140,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         pixels = any(t.is_floating_point() and not self._is_new(t) for t in tensors_in(given))
         return all(not t.is_meta and not (pixels and t.is_floating_point()) for t in outputs)
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, known: Known | None) -> None:
-        """Write down an operator; `known` keeps what is found of it, for those like it."""
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = func._schema.name.partition("::")[2]
         outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
-        operator: _Operator | None = None if known is None else known.written
-        if operator is None:
-            operator = _described(func, args, kwargs, out, makes=bool(fresh))
-            if known is not None and len(fresh) == len(outputs):
-                known.written = operator
-        name, origin = operator.name, (self._module(), operator.name)
-        self._write(operator)
+        works = (bool(fresh) or name.endswith("_") or "out" in kwargs) and name not in _NO_WORK
+        origin = (self._module(), name)
+        flops, moved, kind = 0.0, 0.0, VIEW
+        if works:
+            counter = flop_registry.get(func._overloadpacket)
+            if counter is not None:
+                flops, kind = float(counter(*args, **kwargs, out_val=out)), CONTRACTION
+            else:
+                kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
+            inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
+            moved = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
+            if kind == ELEMENTWISE:
+                flops = float(max((t.numel() for t in outputs), default=0))
+        half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
+        call = written(func.__str__(), args, kwargs) if works else ""
+        self.note(name, kind, flops, moved, half=half, call=call)
         for tensor in fresh:
             self._watch(tensor, origin=origin)
         if self._scratch is not None:
@@ -165,9 +170,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
-    def _write(self, operator: _Operator) -> None:
-        self._operators.append(operator)
-        self._recomputed.append(self.recomputing)
+    def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool, call: str = "") -> None:
+        """Write down an operator that torch doesn't run here, such as a fused kernel that isn't installed."""
+        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
 
     def note_kernel(
         self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False
@@ -177,7 +182,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
         flops *= self._attended if shared else 1
         call = "" if shared else written(name, tensors, {"causal": causal})
-        self._write(_Operator(name, kind, flops, moved, tensors[0].element_size() == 2, call))
+        self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2, call=call)
 
     def end_of_forward(self) -> None:
         """Mark the end of the forward pass: what comes now is the backward pass."""
@@ -210,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops=np.array([o.flops for o in self._operators]),
             moved_bytes=np.array([o.moved_bytes for o in self._operators]),
             half=np.array([o.half for o in self._operators], dtype=bool),
-            recomputed=np.array(self._recomputed, dtype=bool),
+            recomputed=np.array([o.recomputed for o in self._operators], dtype=bool),
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),
             attention=tuple(sorted(self.attention)),
@@ -239,22 +244,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references.pop(key, None)
         if entry is not None:
             entry.freed = len(self._operators)
-
-
-def _described(func: Any, args: Any, kwargs: Any, out: Any, *, makes: bool) -> _Operator:
-    """Return an operator's work; `makes`: it makes new tensors."""
-    name, outputs = func._schema.name.partition("::")[2], tensors_in(out)
-    half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
-    if name in _NO_WORK or not (makes or name.endswith("_") or "out" in kwargs):
-        return _Operator(name, VIEW, 0.0, 0.0, half, "")
-    flops, counter = 0.0, flop_registry.get(func._overloadpacket)
-    kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
-    if counter is not None:
-        flops, kind = float(counter(*args, **kwargs, out_val=out)), CONTRACTION
-    elif kind == ELEMENTWISE:
-        flops = float(max((t.numel() for t in outputs), default=0))
-    moved = float(sum(t.nbytes for t in [*tensors_in(args), *tensors_in(tuple(kwargs.values())), *outputs]))
-    return _Operator(name, kind, flops, moved, half, written(func.__str__(), args, kwargs))
 
 
 def _summed(tensor: torch.Tensor, dims: Any = (), *_: Any) -> tuple[int, int]:

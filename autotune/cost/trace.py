@@ -206,6 +206,12 @@ def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
         torch.set_autocast_enabled("cuda", before)
 
 
+def inputs_bytes(config: Any, shape: Shape) -> float:
+    """Return the bytes of a sample's inputs."""
+    inputs = make_inputs(config, shape, shape.kind.sequences if shape.kind else 1)
+    return float(sum(tensor.nbytes for tensor in inputs.values()))
+
+
 def make_inputs(
     config: Any, shape: Shape, batch: int, *, device: torch.device | str = "meta"
 ) -> dict[str, torch.Tensor]:

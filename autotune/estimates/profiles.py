@@ -26,7 +26,7 @@ from autotune.value import Value, read_value, write_value
 from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.cost.profiler import Passes
+    from autotune.cost.profiler import Shallow
 
 
 class Profiles(Mapping[Family, Profile]):
@@ -40,7 +40,7 @@ class Profiles(Mapping[Family, Profile]):
         self._workload = workload
         self._parameters = parameters
         self._traced: dict[Family, Profile] = dict(known or {})
-        self._known: Passes = {}
+        self._shallow: dict[tuple[object, ...], Shallow] = {}
         self.failures: dict[Family, InputError] = {}
 
     def __getitem__(self, family: Family) -> Profile:
@@ -61,7 +61,7 @@ class Profiles(Mapping[Family, Profile]):
         model, shape = self._workload.model, shape_of(self._workload)
         try:
             with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
-                found = profile(model, family, shape, known=self._known)
+                found = profile(model, family, shape, parameters=self._parameters, known=self._shallow)
         except InputError as error:
             self.failures[family] = error
             raise KeyError(family) from None
@@ -135,7 +135,7 @@ def traces_of(request: TraceRequest, keep: Callable[[Profile], None] = lambda pr
     from autotune.cost.profiler import profile
 
     model, shape = request.workload.model, shape_of(request.workload)
-    known: Passes = {}
+    shallow: dict[tuple[object, ...], Shallow] = {}
     profiles: list[Profile] = []
     failures: dict[str, None] = {}
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
@@ -145,7 +145,7 @@ def traces_of(request: TraceRequest, keep: Callable[[Profile], None] = lambda pr
             failures[f"{left} kinds of configurations are tried without one: tracing takes too long"] = None
             break
         try:
-            profiles.append(profile(model, family, shape, known=known))
+            profiles.append(profile(model, family, shape, parameters=request.parameters, known=shallow))
             keep(profiles[-1])
         except InputError as error:
             failures[str(error)] = None

@@ -96,6 +96,7 @@ class _Running(NamedTuple):
     deadline: float
     idle_bytes: Sequence[int]  # of each device of the place, before it began
     oom_kills: int
+    is_again: bool  # they ran before, when others had filled the device
 
 
 class LocalRunner(Runner):
@@ -162,6 +163,8 @@ class LocalRunner(Runner):
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
         """Run trials of one process each at the first place, all alive at once and computing in turn.
 
+        They run again, once, if one of them finds that others have filled the device; then it tells nothing of memory.
+
         Raises:
             InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
         """
@@ -169,7 +172,7 @@ class LocalRunner(Runner):
         self._begin(0, requests)
         return self._ended()
 
-    def _begin(self, place: int, requests: Sequence[TrialRequest]) -> None:
+    def _begin(self, place: int, requests: Sequence[TrialRequest], *, is_again: bool = False) -> None:
         """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
         check_disk(self._run_directory)
         self.ends_at = math.inf
@@ -184,7 +187,7 @@ class LocalRunner(Runner):
                 self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
                 if (self._run_directory / "operators" / COMPILED_FILE).exists():
                     self._compiled.update(needed)
-        self._send(place, directories, self._entry, timeout_s, requests=requests)
+        self._send(place, directories, self._entry, timeout_s, requests=requests, is_again=is_again)
 
     def _ended(self) -> list[TrialResult]:
         """Return the results of the trials that end next, on disk."""
@@ -194,7 +197,11 @@ class LocalRunner(Runner):
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
             warnings = (held, *warnings)
+        if running.is_again:
+            again = "it ran again: other processes held memory of the device that the budget counts on"
+            warnings = (*warnings, again)
         duration_s, began, results = time.monotonic() - running.started, _EPOCH_S + running.started, []
+        is_crowded = False
         for number, (request, directory) in enumerate(zip(running.requests, running.job.directories, strict=True)):
             codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
@@ -202,11 +209,15 @@ class LocalRunner(Runner):
                 check_disk(self._run_directory)  # which would explain it
                 # Others held what was free when the search began, so it tells nothing of memory.
                 if outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
+                    is_crowded = True
                     outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
             shutil.rmtree(directory / "trainer", ignore_errors=True)
             common = {"duration_s": duration_s, "warnings": warnings, "place": self._places[place].shown}
             results.append(TrialResult(request=request, outcome=outcome, began=began, **common))
             write_value(results[-1], directory / "result.json")
+        if is_crowded and not running.is_again:
+            self._begin(place, running.requests, is_again=True)
+            return self._ended()
         return results
 
     def describe(self, request: DescribeRequest) -> Description:
@@ -293,6 +304,7 @@ class LocalRunner(Runner):
         timeout_s: float,
         *,
         requests: Sequence[TrialRequest] = (),
+        is_again: bool = False,
     ) -> None:
         """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
         where, ranks, launcher = self._places[place], requests[0].ranks if requests else None, self.start()
@@ -307,7 +319,7 @@ class LocalRunner(Runner):
         )
         idle_bytes, started = where.used_bytes(), time.monotonic()
         deadline = started + timeout_s + LAUNCHER_GRACE_S
-        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills())
+        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), is_again)
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:

@@ -94,6 +94,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 LENGTH, TARGET_LENGTH = 64, 32
 
+# A number of parameters that no extended trace comes to: the model is traced whole.
+IMPOSSIBLE = -1
+
 
 @pytest.fixture(scope="session")
 def spec_of(tmp_path_factory) -> Callable[[str], ModelSpec]:
@@ -129,14 +132,15 @@ def profile_of(spec_of, facts_of) -> Callable[..., Profile]:
     from autotune.cost.profiler import profile
 
     @functools.cache
-    def traced(name: str, task: Task, family: Family) -> Profile:
+    def traced(name: str, task: Task, family: Family, whole: bool) -> Profile:
         shape = Shape(task=task, length=LENGTH, target_length=TARGET_LENGTH if task.has_targets else None)
-        return profile(spec_of(name), family, shape)
+        parameters = IMPOSSIBLE if whole else facts_of(name, task).parameters
+        return profile(spec_of(name), family, shape, parameters=parameters)
 
-    def usual(name: str, task: Task | None = None, **family: Any) -> Profile:
+    def usual(name: str, task: Task | None = None, *, whole: bool = False, **family: Any) -> Profile:
         task = task or default_task(spec_of(name))
         attention = facts_of(name, task).attn_implementations[0]
         fields = {"device": "cpu", "dtype": "float32", "attn_implementation": attention, **family}
-        return traced(name, task, Family(**fields))
+        return traced(name, task, Family(**fields), whole)
 
     return usual

@@ -18,7 +18,7 @@ from autotune.values.model import Task
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta, "_KNOWN", {})
+    monkeypatch.setattr(meta, "_RESULTS", {})
 
 
 class _Counted:
@@ -34,26 +34,22 @@ class _Counted:
         return self._operator(*args, **kwargs)
 
 
-def run_once(*given: Any) -> Any:
-    return meta.run_once(*given)[0]
-
-
 def test_an_equal_operator_is_not_run_again() -> None:
     add = _Counted(torch.ops.aten.add.Tensor)
     one, other = torch.empty(3, 5, device="meta"), torch.empty(5, device="meta")
-    first, second = run_once(add, (one, other), {}), run_once(add, (one, other), {})
+    first, second = meta.run_once(add, (one, other), {}), meta.run_once(add, (one, other), {})
     assert add.calls == 1
     assert (second.shape, second.stride(), second.dtype) == (first.shape, first.stride(), first.dtype)
     assert second.untyped_storage()._cdata != first.untyped_storage()._cdata
-    assert run_once(add, (one.bfloat16(), other.bfloat16()), {}).dtype is torch.bfloat16
-    assert run_once(add, (one.t().contiguous().t(), other), {}).stride() == (1, 3)
+    assert meta.run_once(add, (one.bfloat16(), other.bfloat16()), {}).dtype is torch.bfloat16
+    assert meta.run_once(add, (one.t().contiguous().t(), other), {}).stride() == (1, 3)
     assert add.calls == 3
 
 
 def test_kinds_of_numbers_are_told_apart() -> None:
     whole = torch.empty(3, dtype=torch.long, device="meta")
     multiply = torch.ops.aten.mul.Tensor
-    kinds = [run_once(multiply, (whole, number), {}).dtype for number in (1, 1.0, True)]
+    kinds = [meta.run_once(multiply, (whole, number), {}).dtype for number in (1, 1.0, True)]
     assert kinds == [torch.int64, torch.float32, torch.int64]
 
 
@@ -66,9 +62,9 @@ def test_views_changes_in_place_and_tensors_with_values_are_always_run() -> None
     ):
         counted = _Counted(operator)
         for _ in range(2):
-            run_once(counted, args, {})
+            meta.run_once(counted, args, {})
         assert counted.calls == 2
-    assert torch.equal(run_once(torch.ops.aten.add.Tensor, (real, real), {}), 2 * real)
+    assert torch.equal(meta.run_once(torch.ops.aten.add.Tensor, (real, real), {}), 2 * real)
 
 
 @pytest.mark.parametrize(
@@ -85,19 +81,19 @@ def test_a_profile_is_the_same_as_if_every_operator_had_run(
     family = Family.model_validate({"device": "cuda", "dtype": "float32", "attn_implementation": "eager", **changes})
     spec, shape = spec_of(name), Shape(task=task, length=16, target_length=16)
     found = profile(spec, family, shape)
-    monkeypatch.setattr(tape, "run_once", lambda func, args, kwargs: (func(*args, **kwargs), None))
+    monkeypatch.setattr(tape, "run_once", lambda func, args, kwargs: func(*args, **kwargs))
     assert found == profile(spec, family, shape)
 
 
 def test_most_operators_of_equal_layers_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: Counter[str] = Counter()
-    original = meta._known
+    original = meta._results
 
     def counted(out: Any, args: Any, kwargs: Any) -> Any:
         ran["first"] += 1
         return original(out, args, kwargs)
 
-    monkeypatch.setattr(meta, "_known", counted)
+    monkeypatch.setattr(meta, "_results", counted)
     layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, device="meta") for _ in range(10)))
     recorder = Recorder(list(layers.parameters()))
     with recorder:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from autotune.cost.memory import components
 from autotune.cost.post_training import cached_elements, caches_of, log_probs_head
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.profiler import profile
+from autotune.cost.reserve import held_bytes
 from autotune.cost.tape import Recorder
 from autotune.training.build import build_model
 from autotune.values.model import Task
@@ -26,23 +28,42 @@ def traced(spec_of):
     """Return a function that traces a recipe of a tiny model."""
 
     @functools.cache
-    def of(name, fields):
+    def of(name, whole, fields):
         kind, spec = RECIPES[name], spec_of("a deep llama")
         if kind.task is not Task.CAUSAL_LM:
             spec = spec.model_copy(update={"config": {**spec.config, "num_labels": 1}})
         family = Family(**{"device": "cpu", "dtype": "float32", "attn_implementation": "sdpa", **dict(fields)})
         shape = Shape(task=kind.task, length=64, recipe=name, completion=32)
-        return profile(spec, family, shape)
+        return profile(spec, family, shape, parameters=-1 if whole else None)
 
-    def made(name, *, adapter=False, **fields):
+    def made(name, *, whole=False, adapter=False, **fields):
         lora = {"adapter": Family(device="cpu", dtype="float32", adapter=LORA).adapter} if adapter else {}
-        return of(name, tuple({**fields, **lora}.items()))
+        return of(name, whole, tuple({**fields, **lora}.items()))
 
     return made
 
 
 def peak(found, samples=8, accumulation=2):
     return components(found, "adamw_torch", samples, accumulation).allocated
+
+
+PLAIN, CHECKPOINTED, ADAPTER = {}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": True}
+PAIRS = [("cpu", "dpo", CHECKPOINTED), ("cuda", "rloo", ADAPTER), ("cuda", "reward", PLAIN)]
+OTHERS = [case for case in product(("cpu", "cuda"), ("dpo", "reward", "rloo"), (PLAIN, CHECKPOINTED, ADAPTER))
+          if case not in PAIRS]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "fields"), [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)], ids=str
+)
+def test_few_layers_give_what_the_whole_model_does(traced, device, name, fields):
+    few, whole = (traced(name, whole=whole, device=device, **fields) for whole in (False, True))
+    assert peak(few) == pytest.approx(peak(whole), rel=1e-6)
+    assert few.needed_flops.per_sample == pytest.approx(whole.needed_flops.per_sample)
+    if device == "cuda":
+        found = [held_bytes(p, "adamw_torch", 8, accumulated=True) for p in (few, whole)]
+        assert found[0].micro_steps == found[1].micro_steps
+        assert found[0].reserved == pytest.approx(found[1].reserved, rel=0.02)
 
 
 def test_a_reference_is_a_second_copy_of_the_weights(traced):

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from factories import make_workload
@@ -12,12 +11,10 @@ from transformers import BertConfig, BertForSequenceClassification
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape, shape_of
 from autotune.cost.memory import components
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, TRANSFER
-from autotune.cost.profiler import joined, profile
-from autotune.cost.tape import Tape
-from autotune.cost.traced_model import Untraceable
+from autotune.cost.profile import TRANSFER
+from autotune.cost.profiler import profile
 from autotune.errors import InputError
-from autotune.training.build import frozen_paths
+from autotune.training.build import frozen_layers, frozen_paths
 from autotune.training.resolve import resolve
 from autotune.values.model import ModelSpec, Task
 
@@ -48,6 +45,11 @@ def peak(traced, samples: int = 8) -> float:
     return components(traced, "sgd", samples, 1).allocated
 
 
+def is_extended(traced) -> bool:
+    """Whether it was traced with few layers, which repeat."""
+    return len(set(traced.names)) < len(traced.names)
+
+
 def trained(traced) -> int:
     return sum(g.count * g.elements for g in traced.parameters if g.trained)
 
@@ -62,10 +64,12 @@ def test_every_head_is_traced_with_all_its_parameters(profile_of, facts_of, mode
     assert traced.needed_flops.per_sample > 0
 
 
-@pytest.mark.parametrize("model", ["wav2vec2", "whisper", "an odd layer"])
-def test_models_are_traced_without_values(profile_of, model):
+@pytest.mark.parametrize(("model", "extended"), [("wav2vec2", True), ("whisper", True), ("an odd layer", False)])
+def test_models_are_traced_without_values_from_few_layers_unless_these_do_not_repeat(profile_of, model, extended):
     """Of speech all layers count, whatever a step leaves out."""
-    assert profile_of(model).traced_by == "meta"
+    traced = profile_of(model)
+    assert traced.traced_by == "meta"
+    assert is_extended(traced) == extended
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
@@ -113,10 +117,6 @@ def test_pure_16_bits_halve_weights_and_gradients(profile_of):
     assert half.weights_bytes == pytest.approx(full.weights_bytes / 2, rel=0.01)  # buffers stay in fp32
 
 
-def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(profile_of):
-    assert profile_of("vit", device="cuda").inputs_bytes == 3 * 32 * 32 * 4 + 8
-
-
 def test_under_autocast_weights_stay_in_fp32_and_products_run_in_16_bits(profile_of):
     mixed = profile_of("llama", **MIXED)
     assert {g.element_bytes for g in mixed.parameters} == {4.0}
@@ -160,13 +160,13 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
 
     monkeypatch.setattr(profiler, "evaluation_step", counted)
     spec, shape = resolve(str(tiny_llama)), Shape(task=Task.CAUSAL_LM, length=32)
-    known: profiler.Passes = {}
+    known: profiler.Known = {}
     plain, full = (
         profile(spec, Family(**MIXED, dtype="float32", checkpointing=c), shape, known=known) for c in ("none", "full")
     )
     assert full.evaluation == plain.evaluation
     assert full.evaluation is not None
-    assert len(evaluated) == 2  # micro-batches
+    assert len(evaluated) == 4  # two depths with two micro-batches
 
 
 def freeze_all_but_the_head(model):
@@ -188,27 +188,39 @@ def freeze_the_last_layers(model):
 
 
 @pytest.mark.parametrize(
-    ("freeze", "named"),
+    ("freeze", "named", "layers", "device"),
     [
-        (freeze_all_but_the_head, ("bert",)),
-        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3)))),
-        (freeze_all_but_norms, (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler")),
-        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7")),
+        (freeze_all_but_the_head, ("bert",), 0, "cpu"),
+        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda"),
+        (
+            freeze_all_but_norms,
+            (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler"),
+            0,
+            "cuda",
+        ),
+        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8, "cpu"),
     ],
 )
-def test_frozen_weights_are_named_and_traced_as_such(freeze, named):
+def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, named, layers, device):
     config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64)
     with torch.device("meta"):
         model = BertForSequenceClassification(config)
     freeze(model)
     paths = frozen_paths(model)
     assert paths == named
+    assert frozen_layers(paths) == layers
     spec = ModelSpec(
         reference="mine", name="mine", source="own", model_type="bert", kind="encoder", frozen=paths,
         config=json.loads(config.to_json_string(use_diff=False)),
     )  # fmt: skip
-    traced = profile(spec, make_family(), Shape(task=Task.SEQUENCE_CLASSIFICATION, length=8))
-    assert trained(traced) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    family, shape = make_family(device=device), Shape(task=Task.SEQUENCE_CLASSIFICATION, length=8)
+    total = sum(p.numel() for p in model.parameters())
+    few, whole = (profile(spec, family, shape, parameters=count) for count in (total, -1))
+    assert is_extended(few) is (layers < 8)
+    assert trained(few) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert few.needed_flops == whole.needed_flops
+    assert sum(w.count for w in few.work) == sum(w.count for w in whole.work)
+    assert peak(few) == pytest.approx(peak(whole), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -226,37 +238,3 @@ def test_the_loss_of_smoothed_labels_holds_the_logits_once_more(spec_of, model, 
     )
     at = [components(one, "sgd", 8, 1) for one in (plain, smoothed)]
     assert at[1].allocated - at[0].allocated == pytest.approx(8 * length * 512 * 4, rel=0.05)
-
-
-def tape(names: str, *storages: tuple[int, int, int], flops: list[float], kinds=(), recomputed=()) -> Tape:
-    """A tape whose operators are letters; storages are (made, freed, bytes)."""
-    count, rows = len(names), [(*storage, 0, 0) for storage in storages]
-    return Tape(
-        names=tuple(names), kinds=np.array(kinds or [CONTRACTION] * count, dtype=np.int8), flops=np.array(flops),
-        moved_bytes=np.zeros(count), half=np.zeros(count, dtype=bool), forward_end=1,
-        recomputed=np.array(recomputed or [False] * count), storages=np.array(rows, dtype=float).reshape(-1, 5),
-        origins=(("layers.3.mlp", "mm"),) * len(rows), calls=("",) * count,
-    )  # fmt: skip
-
-
-def test_two_micro_batches_make_lines():
-    found = joined((2, 4), tape("ab", (0, 2, 30), flops=[30.0, 0.0]), tape("ab", (0, 2, 50), flops=[50.0, 0.0]))
-    assert (found.needed.constant, found.needed.per_sample) == (10, 10)
-    assert found.storages.rows.tolist() == [[0, 2, 10, 10, 0, 0, 0]]
-    assert found.storages.workspaces == (0, 1)  # of the forward and of the backward pass
-    assert found.storages.origins == (("layers.*.mlp", "mm"),)
-
-
-@pytest.mark.parametrize("other", [tape("ac", flops=[1.0, 1.0]), tape("ab", (0, 1, 3), flops=[1.0, 1.0])])
-def test_what_changes_with_the_micro_batch_can_not_be_traced(other):
-    with pytest.raises(Untraceable, match="change with the micro-batch"):
-        joined((2, 4), tape("ab", flops=[1.0, 1.0]), other)
-
-
-def test_element_wise_work_and_what_runs_again_is_not_needed_work():
-    made = tape(
-        "abc", flops=[3.0, 4.0, 5.0], kinds=[CONTRACTION, ELEMENTWISE, CONTRACTION], recomputed=[False, False, True]
-    )
-    found = joined((2, 4), made, made)
-    assert found.needed.at(1) == 3
-    assert sum(w.count * w.flops.at(1) for w in found.work) == 12

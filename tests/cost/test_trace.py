@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.cost.family import Family, Shape
-from autotune.cost.trace import evaluation_step, make_inputs, micro_step
+from autotune.cost.trace import evaluation_step, inputs_bytes, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
@@ -98,6 +98,11 @@ def test_storages_say_which_module_and_operator_made_them(llama):
     assert (made < tape.forward_end).any()
     assert (made >= tape.forward_end).any()  # gradients are of the module whose operators they are the backward pass of
     assert {module for module, _ in tape.origins} <= {name for name, _ in llama.named_modules()}
+
+
+def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(spec_of):
+    config = build_config(spec_of("vit"), Task.IMAGE_CLASSIFICATION)
+    assert inputs_bytes(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1)) == 3 * 32 * 32 * 4 + 8
 
 
 def test_checkpointing_is_switched_on_and_off(llama):

@@ -13,7 +13,7 @@ from autotune.cost.memory import components
 from autotune.cost.profile import ACTIVATION, total_bytes
 from autotune.cost.traced_model import is_fake, keep_part
 from autotune.errors import InputError
-from autotune.training.build import build_config, build_model
+from autotune.training.build import build_config, build_model, shallower, stacks
 from autotune.training.random_weights import put_apart
 from autotune.training.resolve import default_task, resolve
 from autotune.values.catalogue import catalogue
@@ -97,6 +97,7 @@ def test_a_model_that_no_way_serves_is_refused_with_the_first_reason(spec, monke
 
 
 def test_a_model_too_large_for_a_real_run_is_not_run(only):
+    """Few layers of it have less than 2 GiB."""
     only("run")
     with pytest.raises(InputError, match="too much for a real run"):
         profiler.profile(resolve("meta-llama/Llama-3.2-1B"), FAMILY, Shape(task=Task.CAUSAL_LM, length=1024))
@@ -123,14 +124,7 @@ def few_layers(model: str):
     spec = resolve(model)
     task = default_task(spec)
     config = build_config(spec, task)
-    for part in (config, config.get_text_config(), getattr(config, "vision_config", config)):
-        for name in ("num_hidden_layers", "num_layers"):
-            depth = getattr(part, name, None)
-            if isinstance(depth, int):
-                few = min(depth, 2 + (getattr(part, "first_k_dense_replace", 0) or 0))
-                lists = {k: v[:few] for k, v in vars(part).items() if isinstance(v, list) and len(v) == depth}
-                vars(part).update(lists)
-                setattr(part, name, few)
+    config = shallower(config, {stack.field: stack.base for stack in stacks(config)})
     return build_model(spec, task, dtype="float32", device="meta", config=config)
 
 

@@ -44,17 +44,25 @@ def test_memory_that_another_process_takes_is_not_charged_to_the_trial(cuda):
     assert after == pytest.approx(before, abs=64 * MIB)
 
 
-def test_a_trial_that_finds_the_device_filled_by_others_tells_nothing_of_memory(cuda, monkeypatch):
+@pytest.mark.parametrize(
+    ("misbehaviour", "status", "times"),
+    [("be_crowded_out_once", TrialStatus.COMPLETED, 1), ("be_crowded_out", TrialStatus.CRASHED, 2)],
+)
+def test_a_trial_that_finds_the_device_filled_by_others_runs_again_once(cuda, monkeypatch, misbehaviour, status, times):
     monkeypatch.setattr("autotune.execution.runner.IDLE_LIMIT_S", 0.0)
     result = cuda.run(
         config={"per_device_train_batch_size": 1 << 14},
-        workload=benches.misbehaviour("be_crowded_out"),
+        workload=benches.misbehaviour(misbehaviour),
         limits={"memory_bytes": 8 * GIB},
     )
-    assert result.status is TrialStatus.CRASHED, result.outcome
+    assert result.status is status, result.outcome
+    crowded = (cuda.run_directory / "trials" / "times.txt").read_text().split()
+    assert crowded.count(cuda.directory(result).name) == times
+    assert any("ran again" in warning for warning in result.warnings)
     assert read_value(TrialResult, cuda.directory(result) / "result.json") == result
-    assert "other processes" in result.outcome.cause
-    assert "other processes" in cuda.directory(result).joinpath("rank-0.json").read_text()
+    if status is TrialStatus.CRASHED:
+        assert "other processes" in result.outcome.cause
+        assert "other processes" in cuda.directory(result).joinpath("rank-0.json").read_text()
 
 
 def test_a_trial_that_needs_more_than_the_budget_is_out_of_memory_whatever_others_hold(cuda):

@@ -1,0 +1,195 @@
+"""A model that is traced with few layers, and their trace repeated, equals the same model traced whole."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from autotune.cost.full_depth import NotLinear, joined, order_of, storages_of, work_of
+from autotune.cost.memory import components
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE
+from autotune.cost.tape import Tape
+from autotune.values.techniques import LoraAdapter
+
+MIXED = {"device": "cuda", "autocast": "bfloat16"}
+WAYS = {
+    "plain": {},
+    "mixed on a GPU": MIXED,
+    "checkpointing": {"device": "cuda", "dtype": "bfloat16", "checkpointing": "full"},
+    "adapter": {**MIXED, "adapter": LoraAdapter(rank=4)},
+}
+CASES = [
+    *((model, "plain") for model in ("t5", "mixtral", "a leading dense layer", "layers of two kinds")),
+    *((model, "mixed on a GPU") for model in ("llama", "bert", "vit")),
+    ("llama", "adapter"),
+    ("bert", "checkpointing"),
+]
+SIZES = (1, 3, 8, 100)
+
+
+BY_DEFAULT = {("t5", "plain"), ("mixtral", "plain"), ("llama", "adapter")}
+PARAMS = [pytest.param(c, id=", ".join(c), marks=[] if c in BY_DEFAULT else [pytest.mark.slow]) for c in CASES]
+
+
+@pytest.fixture(params=PARAMS)
+def both(request, profile_of):
+    """The extended profile and the whole one."""
+    model, way = request.param
+    return profile_of(model, **WAYS[way]), profile_of(model, whole=True, **WAYS[way])
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_the_peak_is_the_same(both, accumulated):
+    extended, whole = ([components(p, "sgd", size, 1 + accumulated).allocated for size in SIZES] for p in both)
+    assert extended == pytest.approx(whole, rel=1e-9)
+
+
+def test_the_parameters_are_the_same(both):
+    extended, whole = both
+    assert extended.made == whole.made
+    assert Counter(extended.parameters) == Counter(whole.parameters)
+    assert extended.buffers_bytes == whole.buffers_bytes
+
+
+def test_as_many_storages_are_made_and_freed(both):
+    extended, whole = ([p.storages, *([p.evaluation.storages] if p.evaluation else [])] for p in both)
+    for one, other in zip(extended, whole, strict=True):
+        assert len(one.rows) == len(other.rows)
+        assert (one.forward_end, one.workspaces) == (other.forward_end, other.workspaces)
+        for size in SIZES:
+            assert most(one, size) == pytest.approx(most(other, size), rel=1e-9)
+
+
+def test_the_work_is_the_same(both):
+    extended, whole = both
+    for kind in range(4):
+        for half in (False, True):
+            assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
+    assert extended.needed_flops == whole.needed_flops
+
+
+def totals(profile, kind: int, half: bool) -> list[float]:
+    """Operators, their FLOPs and their bytes, of three samples."""
+    chosen = [w for w in profile.work if (w.kind, w.half) == (kind, half)]
+    return [
+        sum(w.count for w in chosen),
+        sum(w.count * w.flops.at(3) for w in chosen),
+        sum(w.count * w.moved_bytes.at(3) for w in chosen),
+    ]
+
+
+def most(storages, size: int) -> float:
+    return (storages.alive[:, :3].sum(axis=1) @ [1, size]).max()
+
+
+# By hand
+
+
+def tape(names: str, *storages: tuple[int, int, int], flops=None, forward_end: int | None = None, **fields) -> Tape:
+    """A tape whose operators are letters; storages are (made, freed, bytes)."""
+    count = len(names)
+    rows = [(*storage, 0, 0) for storage in storages]
+    defaults = {
+        "kinds": np.full(count, CONTRACTION, dtype=np.int8),
+        "flops": np.array(flops or [0.0] * count, dtype=float),
+        "moved_bytes": np.zeros(count),
+        "half": np.zeros(count, dtype=bool),
+        "recomputed": np.zeros(count, dtype=bool),
+        "forward_end": count if forward_end is None else forward_end,
+        "storages": np.array(rows, dtype=float).reshape(-1, 5),
+        "origins": (("", ""),) * len(rows),
+        "calls": ("",) * count,
+    }
+    return Tape(names=tuple(names), **{**defaults, **fields})
+
+
+def one(*args, **fields):
+    """Of equal tapes at two micro-batches: nothing depends on the batch."""
+    made = tape(*args, **fields)
+    return joined((2, 4), made, made)
+
+
+def test_two_micro_batches_make_lines():
+    both_tapes = joined((2, 4), tape("a", flops=[30.0]), tape("a", flops=[50.0]))
+    assert both_tapes.lines("flops").tolist() == [[10.0, 10.0]]
+
+
+def test_operators_that_change_with_the_micro_batch_are_not_linear():
+    with pytest.raises(NotLinear, match="micro-batch"):
+        joined((2, 4), tape("ab"), tape("ac"))
+
+
+@pytest.mark.parametrize("deeper", ["pXlXq", "plq", "plll", "qlllp"])
+def test_a_deeper_model_that_does_not_repeat_its_layers_is_not_linear(deeper):
+    with pytest.raises(NotLinear):
+        storages_of(one(deeper), [one("pllq")], [3])
+
+
+def test_a_layers_work_counts_for_each_further_one():
+    work, needed = work_of(one("plllq", flops=[1, 10, 10, 10, 2]), [one("pllq", flops=[1, 10, 10, 2])], [6])
+    assert sum(w.count * w.flops.at(1) for w in work) == 1 + 9 * 10 + 2
+    assert needed.at(1) == 1 + 9 * 10 + 2
+
+
+def test_two_stacks_are_repeated_apart():
+    deep = one("eeeddd", flops=[1, 1, 1, 10, 10, 10])
+    lacking = [one("eeddd", flops=[1, 1, 10, 10, 10]), one("eeedd", flops=[1, 1, 1, 10, 10])]
+    assert work_of(deep, lacking, [3, 1])[1].at(1) == 6 * 1 + 4 * 10
+    assert storages_of(deep, lacking, [3, 1]).forward_end == 10
+    assert "".join("eeeddd"[at] for at in order_of("eeeddd", ["eeddd", "eeedd"], [3, 1])) == "eeeeeedddd"
+
+
+def test_without_a_deeper_one_the_model_is_as_it_was_traced():
+    whole = one("abc", (0, 1, 3), flops=[1, 2, 3])
+    assert work_of(whole, [], [])[1].at(1) == 6
+    assert storages_of(whole, [], []).rows[:, :3].tolist() == [[0, 1, 3]]
+
+
+def test_element_wise_work_and_what_runs_again_is_not_needed_work():
+    kinds, again = np.array([CONTRACTION, ELEMENTWISE, CONTRACTION], dtype=np.int8), np.array([False, False, True])
+    work, needed = work_of(one("abc", flops=[3.0, 4.0, 5.0], kinds=kinds, recomputed=again), [], [])
+    assert needed.at(1) == 3
+    assert sum(w.flops.at(1) for w in work) == 12
+
+
+def three_layers(*storages: tuple[int, int, int], times: int = 2):
+    """Of ten operators a layer, 10 to 39 forward and 50 to 79 backward, with ten before, between and after them."""
+    names = "a" * 10 + "l" * 30 + "m" * 10 + "r" * 30 + "z" * 10
+    short = one(names.replace("l" * 10, "", 1).replace("r" * 10, "", 1), forward_end=35)
+    return storages_of(one(names, *storages, forward_end=45), [short], [times])
+
+
+def rows_of(storages) -> list[list[float]]:
+    return sorted(storages.rows[:, :3].tolist())
+
+
+# Of five layers 10 to 59 are forward and 70 to 119 backward.
+REPEATED = {
+    "what a layer keeps is kept by each and freed in the opposite order": (
+        [(15, 75, 1), (25, 65, 1), (35, 55, 1)], [[15, 115], [25, 105], [35, 95], [45, 85], [55, 75]]
+    ),
+    "what a layer drops is dropped by each": (
+        [(15, 17, 1), (25, 27, 1), (35, 37, 1)], [[15, 17], [25, 27], [35, 37], [45, 47], [55, 57]]
+    ),
+    # The first layer's lasts until the second is over, which is where the repeated one ends.
+    "what a layer hands to the next is gone with that": (
+        [(19, 30, 1), (29, 40, 1), (39, 45, 1)], [[19, 30], [29, 40], [39, 50], [49, 60], [59, 65]]
+    ),
+    "what all keep until the end of the forward pass, as casts of weights, ends there": (
+        [(15, 41, 1), (25, 41, 1), (35, 41, 1)], [[15, 61], [25, 61], [35, 61], [45, 61], [55, 61]]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "repeated"), REPEATED.values(), ids=list(REPEATED))
+def test_storages_of_a_layer_are_repeated(made, repeated):
+    assert rows_of(three_layers(*made)) == [[*row, 1] for row in repeated]
+
+
+def test_what_surrounds_the_layers_is_there_once():
+    once = three_layers((0, 85, 1), (42, 51, 2))
+    assert rows_of(once) == [[0, 125, 1], [62, 71, 2]]
+
+
+def test_parameters_are_those_of_all_layers_in_order():
+    assert order_of(["base", "l", "l", "l", "head"], [["base", "l", "l", "head"]], [3]) == [0, 1, 2, 2, 2, 2, 3, 4]
