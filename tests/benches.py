@@ -64,7 +64,12 @@ class Lent:
     """A launcher that runs already, lent to a search of this process, which leaves it running."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.wait, self.send, self.reply = launcher.wait, launcher.send, launcher.reply
+        self.wait, self.send, self.reply, self.has_died = (
+            launcher.wait,
+            launcher.send,
+            launcher.reply,
+            launcher.has_died,
+        )
 
     def end(self) -> None:
         """Its owner ends it."""
