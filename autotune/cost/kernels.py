@@ -1,8 +1,8 @@
 """Operators that a trace doesn't have: results of the right size that are all zero, and their work.
 
-Also the memory that one operator takes of a CUDA device's allocator and gives back before it ends, which a trace, of
-results alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes`
-take such scratch memory; found by running them one by one on torch's real allocator, and read in their sources.
+An operator may also take memory of a CUDA device's allocator and give it back before it ends, which a trace, of results
+alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes` do; they were found by
+running them one by one on torch's real allocator, and read in their sources.
 
 Of Liger's kernels the library's own functions run on tensors without values, its Triton kernels don't. A model is
 patched as transformers' Trainer has it done (`apply_liger_kernel`). The functions allocate as they always do; a kernel
