@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
-from autotune.cost.optimizers import OPTIMIZERS
+from autotune.cost.optimizers import optimizer
 from autotune.cost.profile import (
     ACTIVATION,
     FRESH,
@@ -240,10 +240,9 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     """Return what weights, gradients and optimizer states take on one device at least, whatever the operators are.
 
     Nothing is traced for it: it is the number of parameters, all but the `frozen` of them trained unless there is an
-    adapter, times the bytes of each. Adapters, what is paged or offloaded and the states of optimizers that aren't
-    known count nothing.
+    adapter, times the bytes of each. Adapters and states that are paged or offloaded count nothing.
     """
-    spread, row = config.parallelism, OPTIMIZERS.get(config.optim)
+    spread, row = config.parallelism, optimizer(config.optim)
     if spread.offload != "none":
         return 0.0
     width = 2.0 if config.precision is Precision.PURE_BF16 else 4.0
@@ -251,8 +250,8 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     if config.adapter is not None and config.precision is not Precision.FP32 and spread.sharding.startswith("zero"):
         each = min(each, 2.0)  # DeepSpeed keeps fp32 copies of trained weights alone
     if config.adapter is None and config.quantization is None:
-        trained += 0.0 if row is not None and row.in_backward else width  # else all gradients are there at once
-        if row is not None and not (row.paged or row.projection) and row.temporaries != "adafactor":
+        trained += 0.0 if row.in_backward else width  # else all gradients are there at once
+        if not (row.paged or row.projection) and row.temporaries != "adafactor":
             trained += row.states * (row.width or width)
     model_parts = spread.tensor_parallel
     total = parameters * each + (parameters - frozen) * trained

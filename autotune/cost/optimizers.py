@@ -2,8 +2,8 @@
 
 A table: a row an optimizer of transformers' `OptimizerNames`. States are counted from the libraries' own code (torch
 2.13, transformers 5.24, bitsandbytes 0.50, lomo-optim 0.1, galore-torch 1.0, apollo-torch 1.0, schedulefree 1.4,
-torch-optimi 0.3); a test holds those that run on a CPU against a real step. An optimizer that isn't listed counts as
-AdamW, which no listed one exceeds by much.
+torch-optimi 0.3, torchao 0.18, grokadamw 0.1); tests hold them against a real step, those of other packages where these
+are installed. Every optimizer that can run has a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 from autotune.cost.profile import ParameterGroup, total_bytes
 
-# bitsandbytes: states of smaller parameters stay in fp32; larger ones have a scale for each block of 256 elements.
+# bitsandbytes and torchao: states of smaller parameters keep their full width; larger ones have a scale for each block.
 _MIN_8BIT_ELEMENTS = 4096
 
 
@@ -24,7 +24,9 @@ class Optimizer:
     """What an optimizer costs."""
 
     states: int  # values stored for each element of a weight
-    width: int = 0  # bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 4 in fp32 whatever the weight
+    # Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 0.5 in 4 bits, 4 in fp32 whatever the weight.
+    width: float = 0
+    torchao: bool = False  # bitsandbytes otherwise: embeddings and small weights have states in fp32
     # What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or of a few of the
     # largest weight (a loop over the weights).
     temporaries: Literal["none", "foreach", "loop", "adafactor"] = "none"
@@ -51,11 +53,11 @@ _FACTORED = Optimizer(0, width=4, temporaries="adafactor", wide_copies=2, passes
 _APOLLO = Optimizer(2, temporaries="loop", projection="random", passes=2.5, kernels=12, cpu_cost=5.0)
 # GaLore decomposes a gradient now and then: a copy of it, and two factors that are hardly smaller.
 _GALORE = replace(_APOLLO, loop_copies=3, projection="singular")
+_TORCHAO = Optimizer(2, width=1, torchao=True, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0)
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch": _ADAMW,
     "adamw_torch_fused": Optimizer(2),
-    "adamw_anyprecision": Optimizer(2, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
     "adafactor": _FACTORED,
     "adalomo": replace(_FACTORED, wide_copies=1, in_backward=2),
     "apollo_adamw": _APOLLO,
@@ -84,7 +86,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop_bnb": Optimizer(1, width=4, cpu_cost=8.7),
     "rmsprop_bnb_32bit": Optimizer(1, width=4, cpu_cost=8.7),
     "rmsprop_bnb_8bit": Optimizer(1, width=1, cpu_cost=32.0),
-    "adamw_torch_8bit": Optimizer(2, width=1, temporaries="loop", passes=2.5, kernels=12, cpu_cost=5.0),
+    "adamw_torch_8bit": _TORCHAO,
+    "adamw_torch_4bit": replace(_TORCHAO, width=0.5),
+    # On a GPU its states wait in host memory, copied there and back for each weight: counted as if they stayed.
+    "grokadamw": Optimizer(3, temporaries="loop", passes=4.0, kernels=20, cpu_cost=8.0),
     "schedule_free_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
     "schedule_free_radam": Optimizer(2, passes=2.5, kernels=12, cpu_cost=5.0),
     "schedule_free_sgd": Optimizer(1, passes=2.5, kernels=12, cpu_cost=5.0),
@@ -93,7 +98,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def optimizer(name: str) -> Optimizer:
-    """Return the row of `name`, AdamW's where there is none."""
+    """Return the row of `name`: AdamW's for one that can run nowhere, until the rules refuse it."""
     return OPTIMIZERS.get(name, _ADAMW)
 
 
@@ -125,9 +130,11 @@ def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[flo
     if row.width == 0:
         states = row.states + (row.compensates and group.element_bytes < 4)
         return [*kept, *[group.element_bytes * elements] * states], []
-    if row.width == 1 and elements >= _MIN_8BIT_ELEMENTS and not group.embedding:
-        return [*kept, *[float(elements)] * row.states], [4.0 * math.ceil(elements / 256)] * row.states
-    return [*kept, *[4.0 * elements] * row.states], []
+    block = 128 if row.width == 0.5 else 256
+    fits = elements % block == 0 if row.torchao else not group.embedding
+    if row.width <= 1 and elements >= _MIN_8BIT_ELEMENTS and fits:
+        return [*kept, *[row.width * elements] * row.states], [4.0 * math.ceil(elements / block)] * row.states
+    return [*kept, *[(group.element_bytes if row.torchao else 4.0) * elements] * row.states], []
 
 
 def is_paged(name: str, group: ParameterGroup) -> bool:

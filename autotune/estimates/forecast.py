@@ -16,7 +16,6 @@ import numpy as np
 from autotune.cost.communication import Network
 from autotune.cost.family import family_of
 from autotune.cost.model import CostModel
-from autotune.cost.optimizers import OPTIMIZERS
 from autotune.estimates.profiles import Profiles
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
@@ -106,8 +105,6 @@ class Forecast:
     def basis(self, config: TrainConfig, traced_by: TracedBy) -> tuple[str, ...]:
         """Return lines that say what a prediction is based on: the way of tracing, and earlier measurements."""
         lines = [_HOW_TRACED[traced_by]]
-        if config.optim not in OPTIMIZERS:
-            lines.append(f"nothing is known of {config.optim}: taken as adamw_torch")
         if config.quantization is not None and self.plan.facts.expert_parameters:
             lines.append(
                 f"the fused weights of experts are no linear layers, so {config.quantization} packs none of them"

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import bitsandbytes
 import pytest
@@ -13,7 +14,7 @@ from transformers.optimization import Adafactor
 
 from autotune.cost.memory import components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
-from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
+from autotune.cost.optimizers import state_bytes, temporary_bytes
 from autotune.cost.sharding import ONE_DEVICE, share_of
 from autotune.values.techniques import OPTIMIZERS
 
@@ -54,6 +55,8 @@ def stepped(make: Callable, shapes=SHAPES, dtype=torch.float32) -> torch.optim.O
     """An optimizer after its first step."""
     weights = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in shapes]
     made = make(weights)
+    if hasattr(made, "train"):  # schedulefree
+        made.train()
     for weight in weights:
         weight.grad = torch.randn_like(weight)
     made.step()
@@ -61,10 +64,11 @@ def stepped(make: Callable, shapes=SHAPES, dtype=torch.float32) -> torch.optim.O
 
 
 def kept_bytes(made: torch.optim.Optimizer) -> int:
-    """Bytes of the states; numbers of steps and the tables that all weights share are left out."""
+    """Bytes of the states; numbers of steps and the tables of values of each code are left out."""
     states = itertools.chain.from_iterable(state.items() for state in made.state.values())
     tensors = [t for name, t in states if isinstance(t, torch.Tensor) and t.dim() and not name.startswith("qmap")]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    parts = [[t.codes, t.scale] if hasattr(t, "codes") else [t] for t in tensors]  # torchao's packed tensors
+    return sum(t.numel() * t.element_size() for t in itertools.chain.from_iterable(parts))
 
 
 def taken_bytes(made: torch.optim.Optimizer) -> int:
@@ -80,9 +84,24 @@ def groups_of(shapes=SHAPES, element_bytes: int = 4, **fields) -> list:
     return [make_group(*s, count=shapes.count(s), element_bytes=element_bytes, **fields) for s in dict.fromkeys(shapes)]
 
 
-def test_every_row_is_an_optimizer_and_one_without_is_taken_as_adamw():
-    assert ROWS.keys() <= OPTIMIZERS.keys()
-    assert {optimizer(name) for name in OPTIMIZERS.keys() - ROWS.keys()} == {ROWS["adamw_torch"]}
+def test_every_optimizer_that_can_run_has_a_row():
+    assert ROWS.keys() == {name for name, facts in OPTIMIZERS.items() if facts.unusable is None}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:CUDA is not available")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name",
+    ["adamw_torch_4bit", "adamw_torch_8bit", "grokadamw", "schedule_free_adamw", "schedule_free_sgd", "stable_adamw"],
+)
+def test_states_are_those_of_packages_where_these_are_installed(name, dtype, monkeypatch):
+    """Of 96,000 elements, blocks of 128 or 256 of which fill some weights and not others, as embeddings or not."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # torchao compiles its step
+    module, _, kind = OPTIMIZERS[name].class_name.rpartition(".")
+    made = stepped(partial(getattr(pytest.importorskip(module), kind), lr=1e-3), dtype=dtype)
+    if name == "grokadamw":  # it keeps its states in its groups of parameters
+        made.state = made.param_groups[0]["state"]
+    assert state_bytes(name, groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
