@@ -138,10 +138,6 @@ def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(esti
         ).predicted.fits_at_all
 
 
-def test_an_optimizer_that_nothing_is_known_of_is_said_to_be_taken_as_adamw(estimated):
-    assert "nothing is known of grokadamw: taken as adamw_torch" in estimated(fix={"optim": "grokadamw"}).notes
-
-
 def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_llama):
     with pytest.raises(NothingFitsError) as error:
         estimated(model=str(wide_llama), allow="exact", gpu=None, memory_bytes=1060 << 20)
