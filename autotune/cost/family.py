@@ -130,17 +130,14 @@ def _looks_for_unused(config: TrainConfig, own: Mapping[str, object]) -> bool:
 def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
     """Return the type of the weights that operators see, and that of autocast.
 
-    FSDP2 gathers weights in the 16 bits of mixed precision and accelerate's autocast stays on; DeepSpeed trains a model
-    in 16 bits, without (accelerate 1.15, `Accelerator.__init__`: native_amp). Both keep fp32 shards as well.
+    FSDP2 gathers weights in the 16 bits of mixed precision, DeepSpeed trains a model in them: both without autocast
+    (accelerate 1.15: `_prepare_fsdp2` doesn't call `prepare_model`; native_amp), and both keep fp32 shards as well.
     """
     if config.precision is Precision.PURE_BF16:
         return "bfloat16", None
     halves: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
     half = halves.get(config.precision)
-    engine = config.parallelism.sharding.partition("_")[0]
-    if half is None or engine == "none":
-        return "float32", half
-    return half, half if engine == "fsdp" else None
+    return ("float32", half) if half is None or config.parallelism.sharding == "none" else (half, None)
 
 
 def shape_of(workload: Workload) -> Shape:

@@ -30,6 +30,7 @@ class Optimizer:
     # What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or of a few of the
     # largest weight (a loop over the weights).
     temporaries: Literal["none", "foreach", "loop", "adafactor"] = "none"
+    from_start: bool = False  # states are there before the first step
     paged: bool = False  # states live in memory that moves between host and device, beyond torch's allocator
     copies: int = 1  # of all weights, where foreach kernels run
     loop_copies: float = 2  # of a weight, where a loop runs over them, without those that the weight before still holds
@@ -69,7 +70,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "galore_adafactor": replace(_FACTORED, projection="singular", loop_copies=3),
     "sgd": Optimizer(0, passes=1.0, kernels=2, cpu_cost=2.0),
     "rmsprop": Optimizer(1, temporaries="foreach", loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
-    "adagrad": Optimizer(1, temporaries="foreach", copies=2, loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
+    "adagrad": Optimizer(
+        1, temporaries="foreach", copies=2, loop_copies=1, from_start=True, passes=2.5, kernels=12, cpu_cost=5.0
+    ),
     "lomo": Optimizer(0, temporaries="loop", loop_copies=0, wide_copies=2, in_backward=2),
     "adamw_8bit": Optimizer(2, width=1, cpu_cost=32.0),
     "adamw_bnb_8bit": Optimizer(2, width=1, cpu_cost=32.0),

@@ -130,6 +130,8 @@ class _Run:
         for group, size in zip(parameters, self._weights, strict=True):
             if group.element_bytes >= _UNPACKED:
                 self.allocator.allocate(size)
+        if self._row.from_start:
+            self._make_states(self._groups[0] + self._groups[1])
         self.allocator.return_unused()  # as a trial does before its first step, from which on peaks count
         self.allocator.take_peak()
         self.allocator.peak_reserved = self.allocator.reserved
@@ -199,15 +201,18 @@ class _Run:
         """Make the states, once, and take what a step takes in addition."""
         is_first = not self._states
         for trained in self._groups:
-            for group in trained if is_first else ():
-                sizes, scales = state_sizes(self._optim, group)
-                sizes = scales if is_paged(self._optim, group) else sizes + scales
-                self._states += [self.allocator.allocate(size) for size in sizes]
+            self._make_states(trained if is_first else [])
             if self._row.temporaries == "foreach":
                 copies = trained * self._row.copies
                 self._free([self.allocator.allocate(g.elements * g.element_bytes) for g in copies])
             elif self._row.temporaries != "none" and not self._row.in_backward:
                 self._loop(trained)
+
+    def _make_states(self, trained: Sequence[ParameterGroup]) -> None:
+        for group in trained:
+            sizes, scales = state_sizes(self._optim, group)
+            sizes = scales if is_paged(self._optim, group) else sizes + scales
+            self._states += [self.allocator.allocate(size) for size in sizes]
 
     def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:
         """Run the batches of an evaluation: `Trainer.evaluation_loop`.

@@ -22,6 +22,7 @@ from autotune.values.estimate import Evaluation
 from autotune.values.model import Task
 
 LORA = {"kind": "lora", "rank": 8}
+FSDP = {"optim": "adamw_torch_fused", "parallelism": {"world_size": 2, "sharding": "fsdp_full"}}
 
 
 class Recorded(NamedTuple):
@@ -45,7 +46,7 @@ def held_against(recorded: Recorded) -> tuple[float, float]:
         task=recorded.task or default_task(spec),
         sequence_length=recorded.length,
         target_length=recorded.length,
-        global_batch_size=recorded.size,
+        global_batch_size=recorded.size * recorded.fields.get("parallelism", {}).get("world_size", 1),
     )
     config = TrainConfig.model_validate({"per_device_train_batch_size": recorded.size, **recorded.fields})
     traced = profile(spec, family_of(config, gpu), shape_of(workload))
@@ -74,6 +75,22 @@ def held_against(recorded: Recorded) -> tuple[float, float]:
 )  # fmt: skip
 def test_blocks_of_an_evaluation_are_reserved_beside_those_of_training(recorded):
     fields = {"attn_implementation": "sdpa", **recorded.fields}
+    allocated, reserved = held_against(recorded._replace(fields=fields))
+    assert allocated == pytest.approx(1, abs=0.005)
+    assert reserved == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        Recorded("gpt2", 512, 8, {"optim": "adagrad"}, 7_016_918_528, 7_602_176_000),
+        Recorded("gpt2", 512, 8, FSDP, 5_547_096_064, 6_836_715_520),
+        Recorded("facebook/opt-125m", 512, 8, FSDP, 4_343_135_232, 5_593_104_384),
+    ],
+    ids=["states before the first step", "FSDP: GELU without autocast", "FSDP: norms without autocast"],
+)
+def test_peaks_of_a_step_without_an_evaluation(recorded):
+    fields = {"attn_implementation": "sdpa", "precision": "bf16", **recorded.fields}
     allocated, reserved = held_against(recorded._replace(fields=fields))
     assert allocated == pytest.approx(1, abs=0.005)
     assert reserved == pytest.approx(1, abs=0.03)
