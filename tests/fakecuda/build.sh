@@ -26,9 +26,9 @@ for folder in "$headers" cuda_nvcc; do flags+=(-I"$work/headers/nvidia/$folder/i
 
 rm -f "$lib"/lib{cuda.so.1,cudart.so."$major",nvidia-ml.so.1} # an old one may be loaded somewhere: leave it alone
 cd "$here"
-g++ "${flags[@]}" device.cpp driver.cpp -o "$lib/libcuda.so.1" -Wl,-soname,libcuda.so.1 -lpthread -ldl
+g++ "${flags[@]}" device.cpp clock.cpp driver.cpp -o "$lib/libcuda.so.1" -Wl,-soname,libcuda.so.1 -lpthread -ldl
 echo "libcudart.so.$major { global: *; };" > "$work/cudart.map"
-g++ "${flags[@]}" -fvisibility=hidden runtime.cpp streams.cpp graphs.cpp launches.cpp "$lib/libcuda.so.1" \
+g++ "${flags[@]}" -fvisibility=hidden runtime.cpp streams.cpp graphs.cpp launches.cpp durations.cpp "$lib/libcuda.so.1" \
     -o "$lib/libcudart.so.$major" -Wl,-soname,"libcudart.so.$major" -Wl,--version-script,"$work/cudart.map"
 g++ "${flags[@]}" -fvisibility=hidden nvml.cpp -o "$lib/libnvidia-ml.so.1" -Wl,-soname,libnvidia-ml.so.1
 "$python" stubs.py "$site" "$work" "$lib/libcuda.so.1"

@@ -16,6 +16,7 @@ std::map<uintptr_t, size_t> known;    // device addresses whose content was copi
 Process* self = nullptr;
 bool contexts[kMaxDevices];
 std::atomic<bool> started{false}, forked{false};
+std::atomic<int> staying{0};  // an error that all calls return from now on
 thread_local int device_now = 0;
 
 Process* slot() {
@@ -25,6 +26,7 @@ Process* slot() {
     int32_t none = 0;
     if (__atomic_compare_exchange_n(&p.pid, &none, (int32_t)getpid(), false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
       p.clear();
+      p.number = __atomic_add_fetch(&shared()->processes, 1, __ATOMIC_ACQ_REL);
       return self = &p;
     }
   }
@@ -57,6 +59,34 @@ int current() { return device_now; }
 int count() { return (int)visible().size(); }
 void set_current(int device) { device_now = device; }
 
+int number_of_process() { return self ? self->number : 0; }
+
+// FAKECUDA_FAULT=CODE@LAUNCHES[#PROCESS]: from this launch on the process (all without a number) has an error that stays.
+// In place of a code: hang, and lost, after which no process can use the device.
+struct Fault {
+  std::string kind;
+  long launches = 0;
+  int process = 0;
+  Fault() {
+    std::string text = env("FAKECUDA_FAULT", "");
+    size_t at = text.find('@'), number = text.find('#');
+    if (at == std::string::npos) return;
+    kind = text.substr(0, at);
+    launches = atol(text.c_str() + at + 1);
+    if (number != std::string::npos) process = atoi(text.c_str() + number + 1);
+  }
+};
+int launched() {
+  static const Fault fault;
+  static std::atomic<long> launches{0};
+  if (fault.kind.empty() || ++launches < fault.launches || staying) return staying;
+  if (fault.process && fault.process != number_of_process()) return 0;
+  if (fault.kind == "hang")
+    for (;;) pause();
+  if (fault.kind == "lost") shared()->chips[visible()[device_now]].lost = 1;
+  return staying = fault.kind == "lost" ? 999 : atoi(fault.kind.c_str());
+}
+
 int begin() {
   if (forked) return 3;
   if (!started.exchange(true))
@@ -80,9 +110,12 @@ bool has_context(int device) { return contexts[device]; }
 
 int context(int device) {
   if (int bad = begin()) return bad;
+  if (staying) return staying;
   if (device < 0 || device >= count()) return 101;
   std::lock_guard<std::mutex> hold(lock);
   if (!contexts[device]) {
+    if (shared()->chips[visible()[device]].lost) return 999;
+    if (config().exclusive && used(visible()[device])) return 46;
     if (!charge(device, config().context)) return 2;
     contexts[device] = true;
   }

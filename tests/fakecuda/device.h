@@ -19,7 +19,10 @@ struct Region {
 constexpr size_t kPage = 2 << 20;  // the device hands out memory in pages of this size, in bytes
 
 int begin();              // 0, or 3 in a process forked after CUDA was started
-int context(int device);  // starts it: 0, 2 (no memory left), 3 or 101 (no such device)
+int launched();           // counts a launch; 0, or the error that FAKECUDA_FAULT has planted
+int number_of_process();  // see state.h; 0: it holds nothing yet
+int context(int device);  // starts it: 0, 2 (no memory left), 3, 46 (of another process alone), 101 (no such device) or
+                          // 999 (lost), or the error that stays
 bool has_context(int device);
 int count();  // of visible devices
 int current();

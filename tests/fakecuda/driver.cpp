@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include "clock.h"
 #include "device.h"
 
 using namespace fake;
@@ -80,6 +81,7 @@ API cuCtxGetDevice(CUdevice* d) {
 }
 API cuCtxSynchronize() {
   START;
+  sleep_until(end_of_all());
   return CUDA_SUCCESS;
 }
 API cuCtxGetLimit(size_t* v, CUlimit) {
@@ -141,12 +143,14 @@ API cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr p) {
   if (size) *size = w.size;
   return CUDA_SUCCESS;
 }
-API cuMemsetD32Async(CUdeviceptr p, unsigned, size_t n, CUstream) {
+API cuMemsetD32Async(CUdeviceptr p, unsigned, size_t n, CUstream s) {
   forget((void*)p, n * 4);
+  work(s, memory_ns(4.0 * n));
   return CUDA_SUCCESS;
 }
-API cuMemsetD8Async(CUdeviceptr p, unsigned char, size_t n, CUstream) {
+API cuMemsetD8Async(CUdeviceptr p, unsigned char, size_t n, CUstream s) {
   forget((void*)p, n);
+  work(s, memory_ns(n));
   return CUDA_SUCCESS;
 }
 
@@ -233,18 +237,24 @@ API cuFuncGetAttribute(int* v, CUfunction_attribute a, CUfunction) {
 }
 API cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 API cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
-API cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**,
-                   void**) {
+// Each thread of a kernel of triton is taken to move 16 bytes of each of three tensors.
+static CUresult launch(double blocks, double threads, CUstream stream) {
   START;
+  if (int bad = launched()) return (CUresult)bad;
+  work(stream, memory_ns(blocks * threads * 48));
   return CUDA_SUCCESS;
 }
-API cuLaunchKernelEx(const CUlaunchConfig*, CUfunction, void**, void**) {
-  START;
-  return CUDA_SUCCESS;
+API cuLaunchKernel(CUfunction, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
+                   CUstream s, void**, void**) {
+  return launch(double(gx) * gy * gz, double(bx) * by * bz, s);
 }
-API cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                              CUstream, void**) {
-  return CUDA_SUCCESS;
+API cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction, void**, void**) {
+  return launch(double(c->gridDimX) * c->gridDimY * c->gridDimZ, double(c->blockDimX) * c->blockDimY * c->blockDimZ,
+                c->hStream);
+}
+API cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                              unsigned bz, unsigned m, CUstream s, void** args) {
+  return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, m, s, args, nullptr);
 }
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, CUfunction, int block, size_t) {
   *n = block > 1024 ? 1 : 2048 / (block > 64 ? block : 64);

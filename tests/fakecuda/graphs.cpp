@@ -1,14 +1,19 @@
 // The part of libcudart about graphs and libraries of kernels, whose types and parameters differ between CUDA's
-// versions: none of its headers is included. A stream that is captured has no forks; graphs replay nothing.
+// versions: none of its headers is included. A stream that is captured has no forks; a graph is how long its kernels
+// take, and replays nothing else.
 #include <atomic>
 #include <cstddef>
 
+#include "clock.h"
 #include "stream.h"
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
 enum { SUCCESS = 0, INVALID = 1 };
-static char token[64];  // any graph, node, library or kernel
+static char token[64];  // any node, library or kernel
+struct Graph {
+  double ns;
+};
 
 unsigned long long next_stream_id() {
   static std::atomic<unsigned long long> ids{1};
@@ -20,6 +25,7 @@ API cudaStreamBeginCapture(void* s, int) {
   if (!stream_of(s)) return INVALID;
   stream_of(s)->capturing = 1;
   stream_of(s)->id = next_stream_id();
+  fake::capture(s);
   return SUCCESS;
 }
 API cudaStreamBeginCaptureToGraph(void* s, void*, const void*, const void*, size_t, int mode) {
@@ -27,7 +33,7 @@ API cudaStreamBeginCaptureToGraph(void* s, void*, const void*, const void*, size
 }
 API cudaStreamEndCapture(void* s, void** graph) {
   if (stream_of(s)) stream_of(s)->capturing = 0;
-  *graph = token;
+  *graph = new Graph{fake::captured(s)};
   return SUCCESS;
 }
 API cudaStreamIsCapturing(void* s, int* status) {
@@ -57,17 +63,22 @@ API cudaGraphConditionalHandleCreate(unsigned long long* handle, void*, unsigned
   *handle = 1;
   return SUCCESS;
 }
-API cudaGraphInstantiate(void** executable, void*, unsigned long long) {
-  *executable = token;
+API cudaGraphInstantiate(void** executable, Graph* graph, unsigned long long) {
+  *executable = new Graph{*graph};
   return SUCCESS;
 }
-API cudaGraphInstantiateWithFlags(void** executable, void*, unsigned long long) {
-  *executable = token;
+API cudaGraphInstantiateWithFlags(void** executable, Graph* graph, unsigned long long flags) {
+  return cudaGraphInstantiate(executable, graph, flags);
+}
+API cudaGraphLaunch(Graph* executable, void* s) {
+  fake::work(s, executable->ns);
   return SUCCESS;
 }
-API cudaGraphLaunch(void*, void*) { return SUCCESS; }
-API cudaGraphDestroy(void*) { return SUCCESS; }
-API cudaGraphExecDestroy(void*) { return SUCCESS; }
+API cudaGraphDestroy(Graph* graph) {
+  delete graph;
+  return SUCCESS;
+}
+API cudaGraphExecDestroy(Graph* executable) { return cudaGraphDestroy(executable); }
 API cudaGraphDebugDotPrint(void*, const char*, unsigned) { return SUCCESS; }
 API cudaGraphGetNodes(void*, void*, size_t* count) {
   *count = 1;

@@ -1,8 +1,9 @@
-// The part of libcudart by which kernels are registered and launched. They do nothing.
+// The part of libcudart by which kernels are registered and launched. They do nothing, but take their time.
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "durations.h"
 #include "runtime.h"
 
 using namespace fake;
@@ -35,7 +36,13 @@ static struct Census {
     }
   }
 } write_census;
-static cudaError_t launch(const void* kernel, dim3 g, dim3 b) {
+static Duration& duration(const void* kernel) {
+  static std::mutex lock;
+  static auto* known = new std::map<const void*, Duration>;
+  std::lock_guard<std::mutex> hold(lock);
+  return known->try_emplace(kernel, names()[kernel]).first->second;
+}
+static cudaError_t launch(const void* kernel, dim3 g, dim3 b, void** arguments, cudaStream_t stream) {
   CONTEXT;
   if (!g.x || !g.y || !g.z || !b.x || !b.y || !b.z || (size_t)b.x * b.y * b.z > 1024 || g.y > 65535 || g.z > 65535)
     return said(9);
@@ -43,17 +50,23 @@ static cudaError_t launch(const void* kernel, dim3 g, dim3 b) {
     std::lock_guard<std::mutex> hold(census_lock);
     ++launches()[kernel];
   }
+  if (int bad = launched()) return said(bad);
+  if (disturbances().on) work(stream, duration(kernel).ns(g, b, arguments));
   auto it = meanings().find(kernel);
   last_meaning = it == meanings().end() ? OTHER : it->second;
   return cudaSuccess;
 }
-API cudaLaunchKernel(const void* f, dim3 g, dim3 b, void**, size_t, cudaStream_t) { return launch(f, g, b); }
-API cudaLaunchCooperativeKernel(const void* f, dim3 g, dim3 b, void**, size_t, cudaStream_t) { return launch(f, g, b); }
-API cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, void**) {
-  return launch(f, c->gridDim, c->blockDim);
+API cudaLaunchKernel(const void* f, dim3 g, dim3 b, void** arguments, size_t, cudaStream_t s) {
+  return launch(f, g, b, arguments, s);
 }
-API __cudaLaunchKernel(cudaKernel_t f, dim3 g, dim3 b, void**, size_t, cudaStream_t) {
-  return launch((const void*)f, g, b);
+API cudaLaunchCooperativeKernel(const void* f, dim3 g, dim3 b, void** arguments, size_t, cudaStream_t s) {
+  return launch(f, g, b, arguments, s);
+}
+API cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* f, void** arguments) {
+  return launch(f, c->gridDim, c->blockDim, arguments, c->stream);
+}
+API __cudaLaunchKernel(cudaKernel_t f, dim3 g, dim3 b, void** arguments, size_t, cudaStream_t s) {
+  return launch((const void*)f, g, b, arguments, s);
 }
 API __cudaGetKernel(cudaKernel_t* k, const void* f) {
   *k = (cudaKernel_t)f;
@@ -119,7 +132,7 @@ __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, v
     meanings()[host] = ALL;
   else if (strstr(name, "UnaryFunctor") && strstr(name, "CompareEqFunctor"))
     meanings()[host] = COMPARED;
-  if (census) {
+  if (census || disturbances().on) {
     std::lock_guard<std::mutex> hold(census_lock);
     names()[host] = name;
   }

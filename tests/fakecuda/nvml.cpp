@@ -1,17 +1,21 @@
-// libnvidia-ml.so.1: an idle, cool GPU whose memory is what the processes on the fake device hold.
+// libnvidia-ml.so.1: a GPU whose memory is what the processes on the fake device hold; idle and cool without the clock.
 #include <cuda.h>
 
-#include "state.h"
+#include <time.h>
+
+#include "clock.h"
 
 using namespace fake;
 typedef int Ret;
-enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7 };
+enum { SUCCESS = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15 };
 typedef void* Device;
 #define API extern "C" __attribute__((visibility("default"))) Ret
 #define DEVICE                                        \
   int d = (int)(uintptr_t)device - 1;                 \
   if (d < 0 || d >= config().devices) return INVALID; \
-  (void)d
+  if (shared()->chips[d].lost) return LOST;           \
+  const Chip& chip = shared()->chips[d];              \
+  (void)chip
 static constexpr uint64_t kFirmware = 600ull << 20;  // NVML's total is more than CUDA's by this
 
 API nvmlInit_v2() { return SUCCESS; }
@@ -25,6 +29,7 @@ extern "C" __attribute__((visibility("default"))) const char* nvmlErrorString(Re
     case 3: return "Not Supported";
     case 6: return "Not Found";
     case 7: return "Insufficient Size";
+    case 15: return "GPU is lost";
     default: return "Unknown Error";
   }
 }
@@ -149,12 +154,19 @@ struct Rates {
 };
 API nvmlDeviceGetUtilizationRates(Device device, Rates* r) {
   DEVICE;
-  *r = {0, 0};
+  if (config().mig) return UNSUPPORTED;
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  // Of the latest sixth of a second, as the driver has it.
+  bool is_busy = t.tv_sec * 1000000000ll + t.tv_nsec < chip.seen + 166000000;
+  *r = {is_busy ? 100u : 0u, is_busy ? 50u : 0u};
   return SUCCESS;
 }
 API nvmlDeviceGetClockInfo(Device device, unsigned kind, unsigned* mhz) {
   DEVICE;
-  *mhz = kind == 2 ? 1593 : 1410;
+  const Disturbances& it = disturbances();
+  double slower = (1 + it.ramp * (1 - chip.warm)) * (1 + it.drift * chip.heat) * (1 + it.cap);
+  *mhz = kind == 2 ? 1593 : unsigned(1410 / slower);
   return SUCCESS;
 }
 API nvmlDeviceGetMaxClockInfo(Device device, unsigned kind, unsigned* mhz) {
@@ -164,7 +176,7 @@ API nvmlDeviceGetMaxClockInfo(Device device, unsigned kind, unsigned* mhz) {
 }
 API nvmlDeviceGetTemperature(Device device, unsigned, unsigned* c) {
   DEVICE;
-  *c = 40;
+  *c = 40 + unsigned(40 * chip.heat);
   return SUCCESS;
 }
 API nvmlDeviceGetPowerUsage(Device device, unsigned* mw) {
@@ -184,13 +196,11 @@ API nvmlDeviceGetPowerManagementLimit(Device device, unsigned* mw) {
 }
 API nvmlDeviceGetCurrentClocksEventReasons(Device device, unsigned long long* r) {
   DEVICE;
-  *r = 0;
+  *r = disturbances().cap ? 4 : 0;  // the software's power cap
   return SUCCESS;
 }
 API nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long* r) {
-  DEVICE;
-  *r = 0;
-  return SUCCESS;
+  return nvmlDeviceGetCurrentClocksEventReasons(device, r);
 }
 API nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor) {
   DEVICE;
@@ -198,9 +208,11 @@ API nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor) {
   *minor = config().cc % 10;
   return SUCCESS;
 }
-API nvmlDeviceGetMigMode(Device device, unsigned*, unsigned*) {
+API nvmlDeviceGetMigMode(Device device, unsigned* now, unsigned* pending) {
   DEVICE;
-  return UNSUPPORTED;
+  if (!config().mig) return UNSUPPORTED;
+  *now = *pending = 1;
+  return SUCCESS;
 }
 API nvmlDeviceGetPersistenceMode(Device device, unsigned* m) {
   DEVICE;
@@ -209,7 +221,7 @@ API nvmlDeviceGetPersistenceMode(Device device, unsigned* m) {
 }
 API nvmlDeviceGetComputeMode(Device device, unsigned* m) {
   DEVICE;
-  *m = 0;
+  *m = config().exclusive ? 3 : 0;  // exclusive process
   return SUCCESS;
 }
 API nvmlDeviceGetMultiGpuBoard(Device device, unsigned* m) {

@@ -25,11 +25,16 @@ static const struct {
                {2, "cudaErrorMemoryAllocation", "out of memory"},
                {3, "cudaErrorInitializationError", "initialization error"},
                {9, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+               {46, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
                {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
                {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
+               {214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
                {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
                {600, "cudaErrorNotReady", "device not ready"},
-               {801, "cudaErrorNotSupported", "operation not supported"}};
+               {700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+               {719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+               {801, "cudaErrorNotSupported", "operation not supported"},
+               {999, "cudaErrorUnknown", "unknown error"}};
 VISIBLE(const char*) cudaGetErrorName(cudaError_t e) {
   for (auto& k : kErrors)
     if (k.code == e) return k.name;
@@ -129,6 +134,7 @@ API cudaDeviceGetStreamPriorityRange(int* low, int* high) {
 }
 API cudaDeviceSynchronize() {
   CONTEXT;
+  sleep_until(end_of_all());
   return cudaSuccess;
 }
 API cudaDeviceCanAccessPeer(int* can, int, int) {
@@ -146,6 +152,7 @@ API cudaMallocManaged(void** p, size_t n, unsigned) {
   return said(host_alloc(p, n, MANAGED));
 }
 API cudaFree(void* p) {
+  sleep_until(end_of_all());
   if (p && region_at(p).on_host()) return said(host_free(p));
   return said(device_free(p));
 }
@@ -184,19 +191,29 @@ API cudaPointerGetAttributes(cudaPointerAttributes* a, const void* p) {
   if (w.on_host()) a->hostPointer = a->devicePointer = (void*)p;
   return cudaSuccess;
 }
+// A copy takes its stream's time; the host waits for one of memory that isn't pinned.
+static cudaError_t timed_copy(void* to, const void* from, size_t n, int kind, void* stream, bool waits) {
+  CONTEXT;
+  copy(to, from, n, kind);
+  if (!disturbances().on) return cudaSuccess;
+  Region source = region_at(from), target = region_at(to);
+  if (source.type == DEVICE && target.type == DEVICE) {
+    work(stream, memory_ns(2.0 * n));
+  } else if (source.type == DEVICE || target.type == DEVICE) {
+    transfer(stream, 8000 + n / speed().host);
+    waits |= !(source.type == DEVICE ? target : source).on_host();
+  }
+  if (waits) sleep_until(end_of(stream));
+  return cudaSuccess;
+}
 API cudaMemcpy(void* to, const void* from, size_t n, cudaMemcpyKind k) {
-  CONTEXT;
-  copy(to, from, n, k);
-  return cudaSuccess;
+  return timed_copy(to, from, n, k, nullptr, true);
 }
-API cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind k, cudaStream_t) {
-  CONTEXT;
-  copy(to, from, n, k);
-  return cudaSuccess;
+API cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMemcpyKind k, cudaStream_t s) {
+  return timed_copy(to, from, n, k, s, false);
 }
-API cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t n, cudaStream_t) {
-  copy(to, from, n, D2D);
-  return cudaSuccess;
+API cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t n, cudaStream_t s) {
+  return timed_copy(to, from, n, D2D, s, false);
 }
 API cudaMemcpy2DAsync(void* to, size_t tp, const void* from, size_t fp, size_t w, size_t h, cudaMemcpyKind k,
                       cudaStream_t) {
@@ -205,16 +222,13 @@ API cudaMemcpy2DAsync(void* to, size_t tp, const void* from, size_t fp, size_t w
   return cudaSuccess;
 }
 API cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMemcpyKind) { return cudaSuccess; }
-API cudaMemset(void* p, int, size_t n) {
+API cudaMemsetAsync(void* p, int, size_t n, cudaStream_t s) {
   CONTEXT;
   forget(p, n);
+  work(s, memory_ns(n));
   return cudaSuccess;
 }
-API cudaMemsetAsync(void* p, int, size_t n, cudaStream_t) {
-  CONTEXT;
-  forget(p, n);
-  return cudaSuccess;
-}
+API cudaMemset(void* p, int value, size_t n) { return cudaMemsetAsync(p, value, n, nullptr); }
 API cudaGetSymbolAddress(void** p, const void* symbol) {
   static std::mutex lock;
   static std::map<const void*, void*> known;

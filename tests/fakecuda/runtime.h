@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include "clock.h"
 #include "device.h"
 
 extern thread_local cudaError_t last_error;

@@ -20,12 +20,20 @@ constexpr int kMaxDevices = 16, kMaxProcesses = 1024;
 
 struct Process {
   int32_t pid;
-  int32_t pad;
+  int32_t number;                                    // in the order in which processes began to use devices, from 1
   uint64_t used[kMaxDevices], managed[kMaxDevices];  // the second is part of the first
   void clear() { memset(used, 0, sizeof used), memset(managed, 0, sizeof managed); }
 };
+// What the clock knows of a device: until when it computes, when it last did, and how warm and how hot it is (0 to 1).
+struct Chip {
+  int64_t busy_until, seen;
+  double warm, heat;
+  int32_t lost, pad;  // lost: it fell off the bus
+};
 struct Shared {
   Process process[kMaxProcesses];
+  Chip chips[kMaxDevices];
+  int32_t processes, pad;
 };
 
 // A size such as 24GiB, 450MiB or 1000000.
@@ -56,6 +64,8 @@ struct Config {
   int cc = int(atof(env("FAKECUDA_CC", "8.0")) * 10 + 0.5);  // 80: an A100
   int any_byte = atoi(env("FAKECUDA_BOOL", "0"));            // what an unknown byte reads as
   int all = atoi(env("FAKECUDA_ALL", "1"));                  // what all() reads as
+  int exclusive = atoi(env("FAKECUDA_EXCLUSIVE", "0"));      // one process may use a device at a time
+  int mig = atoi(env("FAKECUDA_MIG", "0"));                  // devices are slices, of which NVML tells less
   std::string name = env("FAKECUDA_NAME", "NVIDIA A100-SXM4-80GB");
   Config() {
     if (devices < 0) devices = 0;

@@ -1,6 +1,4 @@
 // The part of libcudart about streams and events.
-#include <time.h>
-
 #include "runtime.h"
 #include "stream.h"
 
@@ -11,7 +9,7 @@ struct Event {
   int64_t ns;
 };
 
-// Streams: all work is done when the call returns.
+// Streams: without the clock all work is done when the call returns.
 API cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
   CONTEXT;
   *s = (cudaStream_t) new Stream{current(), priority, 0, next_stream_id()};
@@ -20,18 +18,23 @@ API cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int priority) {
 API cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithPriority(s, 0, 0); }
 API cudaStreamCreateWithFlags(cudaStream_t* s, unsigned) { return cudaStreamCreateWithPriority(s, 0, 0); }
 API cudaStreamDestroy(cudaStream_t s) {
+  if (stream_of(s)) forget_stream(s);
   delete stream_of(s);
   return cudaSuccess;
 }
-API cudaStreamQuery(cudaStream_t) {
+API cudaStreamQuery(cudaStream_t s) {
   START;
-  return cudaSuccess;
+  return end_of(s) > now() ? said(600) : cudaSuccess;
 }
-API cudaStreamSynchronize(cudaStream_t) {
+API cudaStreamSynchronize(cudaStream_t s) {
   CONTEXT;
+  sleep_until(end_of(s));
   return cudaSuccess;
 }
-API cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+API cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+  if (disturbances().on) not_before(s, ((Event*)e)->ns);
+  return cudaSuccess;
+}
 API cudaStreamGetPriority(cudaStream_t s, int* p) {
   *p = stream_of(s) ? stream_of(s)->priority : 0;
   return cudaSuccess;
@@ -45,12 +48,7 @@ API cudaStreamAddCallback(cudaStream_t s, cudaStreamCallback_t f, void* data, un
   return cudaSuccess;
 }
 
-// Events: the host's clock.
-static int64_t now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
+// Events: when all before them in their stream will be done; the host's clock, if that isn't kept.
 API cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) {
   CONTEXT;
   *e = (cudaEvent_t) new Event{0, 0};
@@ -61,20 +59,19 @@ API cudaEventDestroy(cudaEvent_t e) {
   delete (Event*)e;
   return cudaSuccess;
 }
-API cudaEventRecord(cudaEvent_t e, cudaStream_t) {
+API cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   START;
-  auto* it = (Event*)e;
-  it->recorded = 1;
-  it->ns = now();
+  *(Event*)e = {1, std::max(now(), end_of(s))};
   return cudaSuccess;
 }
 API cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) { return cudaEventRecord(e, s); }
-API cudaEventQuery(cudaEvent_t) {
+API cudaEventQuery(cudaEvent_t e) {
   START;
-  return cudaSuccess;
+  return ((Event*)e)->ns > now() ? said(600) : cudaSuccess;
 }
-API cudaEventSynchronize(cudaEvent_t) {
+API cudaEventSynchronize(cudaEvent_t e) {
   START;
+  sleep_until(((Event*)e)->ns);
   return cudaSuccess;
 }
 API cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {

@@ -5,7 +5,9 @@
 #define NCCL_VERSION 22809
 #endif
 
-extern "C" void fakecuda_copy(void* to, const void* from, size_t size, int kind);  // in libcuda.so.1
+// In libcuda.so.1.
+extern "C" void fakecuda_copy(void* to, const void* from, size_t size, int kind);
+extern "C" void fakecuda_message(void* stream, double bytes);
 
 namespace {
 
@@ -56,8 +58,22 @@ int ncclCommGetAsyncError(Communicator*, int* error) {
   return OK;
 }
 
-int ncclAllGather(const void* from, char* to, size_t count, int type, Communicator* it, void*) {
+// A ring sends all but its own part of a message, and for a sum over all of it twice.
+int ncclAllReduce(const void*, void*, size_t count, int type, int, Communicator* it, void* stream) {
+  fakecuda_message(stream, 2.0 * count * kBytes[type] * (it->ranks - 1) / it->ranks);
+  return OK;
+}
+int ncclReduceScatter(const void*, void*, size_t count, int type, int, Communicator* it, void* stream) {
+  fakecuda_message(stream, double(count) * kBytes[type] * (it->ranks - 1));
+  return OK;
+}
+int ncclBroadcast(const void*, void*, size_t count, int type, int, Communicator*, void* stream) {
+  fakecuda_message(stream, double(count) * kBytes[type]);
+  return OK;
+}
+int ncclAllGather(const void* from, char* to, size_t count, int type, Communicator* it, void* stream) {
   size_t size = count * kBytes[type];
+  fakecuda_message(stream, double(size) * (it->ranks - 1));
   for (int rank = 0; rank < it->ranks; ++rank) fakecuda_copy(to + rank * size, from, size, DEVICE_TO_DEVICE);
   return OK;
 }

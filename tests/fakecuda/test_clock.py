@@ -1,0 +1,128 @@
+"""The stand-in's clock and the faults it plants. Times are its own, so lower bounds and ratios of them are exact."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.cuda
+
+BEGIN = """
+import json, torch
+matrix = torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16)
+def timed(work, times=1):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times): work()
+    end.record()
+    was_done = end.query()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end), was_done
+"""
+# 1.1 TFLOP at 230 TFLOP/s, less what a sum of 8,192 loses.
+PRODUCT_MS = 2 * 8192**3 / 230e9 * (8192 + 128) / 8192
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKECUDA_STATE", str(tmp_path / "devices"))
+    monkeypatch.setenv("FAKECUDA_NAME", "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setenv("FAKECUDA_SMS", "108")
+
+
+def run(code: str, clock: str = "1", **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "FAKECUDA_CLOCK": clock, **environment}
+    return subprocess.run([sys.executable, "-c", BEGIN + code], env=variables, capture_output=True, text=True)
+
+
+def told(code: str, clock: str = "1", **environment: str):
+    done = run(code, clock, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_launches_run_ahead_and_events_tell_when_their_stream_is_done():
+    ms, was_done = told("print(json.dumps(timed(lambda: matrix @ matrix, 40)))")
+    assert ms >= 40 * PRODUCT_MS
+    assert not was_done
+    assert told("print(json.dumps(timed(lambda: matrix @ matrix, 40)))", clock="0")[1]
+
+
+def test_a_stream_waits_for_an_event_of_another_and_graphs_take_the_time_of_their_kernels():
+    waited, replayed, single = told(
+        """
+other, done, after = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+for _ in range(20): matrix @ matrix
+done.record()
+other.wait_event(done)
+after.record(other)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    for _ in range(10): matrix @ matrix
+print(json.dumps([done.elapsed_time(after), timed(graph.replay)[0], timed(lambda: matrix @ matrix)[0]]))
+"""
+    )
+    assert waited >= 0
+    assert replayed >= 10 * PRODUCT_MS
+    assert single >= PRODUCT_MS
+
+
+@pytest.mark.parametrize(("disturbance", "least"), [("ramp=0.5", 1.3), ("cap=0.5", 1.0)])
+def test_a_cold_chip_is_slower_than_a_warm_one_and_a_capped_one_stays_slow(disturbance, least):
+    code = "cold = timed(lambda: matrix @ matrix)[0]\nfor _ in range(800): matrix @ matrix\n"
+    code += "torch.cuda.synchronize()\nprint(json.dumps([cold, timed(lambda: matrix @ matrix, 20)[0] / 20]))"
+    cold, warm = told(code, clock=disturbance)
+    assert cold >= 1.4 * PRODUCT_MS
+    assert warm >= (1.4 if disturbance.startswith("cap") else 1.0) * PRODUCT_MS
+    assert cold / warm >= least - 0.1
+
+
+def test_an_error_stays_in_its_process_and_the_next_is_clean():
+    code = """
+said = []
+for _ in range(200):
+    try:
+        matrix + 1
+        torch.cuda.synchronize()
+    except Exception as error:
+        said.append(str(error).splitlines()[0])
+print(json.dumps(said))
+"""
+    said = told(code, FAKECUDA_FAULT="700@100#1")
+    assert len(said) > 90
+    assert all("an illegal memory access was encountered" in line for line in said)
+    assert told(code, FAKECUDA_FAULT="700@100#1") == []
+
+
+def test_a_lost_device_is_lost_to_later_processes_and_to_nvml():
+    assert run("for _ in range(99): matrix + 1", FAKECUDA_FAULT="lost@50").returncode != 0
+    later = run("", FAKECUDA_FAULT="")
+    assert "unknown error" in later.stderr
+    asked = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetTemperature(pynvml.nvmlDeviceGetHandleByIndex(0), 0)"
+    nvml = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert "GPU is lost" in nvml.stderr
+
+
+def test_a_device_of_one_process_refuses_another():
+    hold = [sys.executable, "-c", BEGIN + "print(flush=True); input()"]
+    environment = {**os.environ, "FAKECUDA_EXCLUSIVE": "1"}
+    with subprocess.Popen(hold, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        refused = run("", FAKECUDA_EXCLUSIVE="1")
+        other.communicate(b"\n")
+    assert "busy or unavailable" in refused.stderr
+    assert run("", FAKECUDA_EXCLUSIVE="1").returncode == 0
+
+
+def test_a_search_on_the_clock_ends_with_an_answer(tmp_path):
+    command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "90s", "--max-trials", "3"]
+    command += ["--fix", "attn=sdpa,compile=none", "--run-dir", str(tmp_path / "run"), "--no-wait"]
+    variables = {**os.environ, "FAKECUDA_CLOCK": "noise=0.002,process=0.002,ramp=0.1,drift=0.03"}
+    variables["AUTOTUNE_HOME"] = str(tmp_path / "home")
+    done = subprocess.run([sys.executable, "-m", "autotune", *command], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads((tmp_path / "run" / "best-config.json").read_text())
+    assert answer["verdict"] in ("faster", "no_clear_winner", "undecided")
