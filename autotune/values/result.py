@@ -37,8 +37,11 @@ class Speedup(Value):
 
     @property
     def bound(self) -> float | None:
-        """The factor by which it is faster at most; None: the interval is too wide to tell."""
-        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.0 else None
+        """The factor by which it is faster at most; None: the interval is too wide to tell.
+
+        How slow it may be is of no interest: a tenth at most tells enough, however wide the interval is.
+        """
+        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 
 class Contender(Value):

@@ -24,7 +24,8 @@ from autotune.values.budget import Budget, Effort
 from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance
 from autotune.values.problem import Objective
-from autotune.values.trial import Outcome, TrialStatus
+from autotune.values.result import Speedup
+from autotune.values.trial import Interval, Outcome, TrialStatus
 from autotune.values.workload import OwnCode
 from autotune.verification.verdict import RUNNERS_UP
 
@@ -82,6 +83,13 @@ def test_who_wins_and_how_sure_that_is(searched, finals, verdict, best):
     assert result.kept_because is None
     assert result.others_share is None
     assert (result.baseline_cause is None) == (verdict != "baseline_failed")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bound"), [(0.9, 1.3, 1.3), (0.35, 1.03, 1.03), (0.35, 1.2, None), (0.2, 0.9, 0.9)]
+)
+def test_a_finalist_that_may_be_much_slower_still_has_a_bound_on_what_it_gains(low, high, bound):
+    assert Speedup(ratio=0.8, interval=Interval(low=low, high=high), reference="the baseline").bound == bound
 
 
 @pytest.mark.parametrize(("run_samples", "winner"), [(None, "inductor"), (160.0, None), (16_000.0, "inductor")])
