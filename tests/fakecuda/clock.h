@@ -1,5 +1,5 @@
-// The stand-in's clock, on where FAKECUDA_CLOCK is set: each stream has a time of its own, to which what is launched adds
-// its duration and which a synchronisation sleeps until. In libcuda.so.1; the other libraries use it.
+// The stand-in's clock, on where FAKECUDA_CLOCK is set: each stream has a time of its own, to which what is launched
+// adds its duration and which a synchronisation sleeps until. In libcuda.so.1; the other libraries use it.
 #pragma once
 #include "state.h"
 
@@ -32,21 +32,22 @@ inline const Disturbances& disturbances() {
   return it;
 }
 
-// What a chip attains, in FLOP per picosecond and bytes per nanosecond: two thirds to three quarters of its data sheet's.
+// What a chip attains, in FLOP per picosecond and bytes per nanosecond: two thirds to three quarters of its data
+// sheet's.
 struct Speed {
   double half, tf32, single, bandwidth, host, link;  // the last two: to the host, and between devices
 };
 const Speed& speed();
 
-int64_t now();                                     // the host's clock, in ns
-void work(void* stream, double ns);                // a kernel: it occupies the chip
-void transfer(void* stream, double ns);            // a copy or a message: it occupies the stream alone
-int64_t end_of(void* stream);                      // when the stream will have done all
-int64_t end_of_all();                              // when all streams of this process will
-void not_before(void* stream, int64_t ns);         // the stream waits for an event
-void sleep_until(int64_t ns);                      // so does the host
-void capture(void* stream);                        // durations are added up from now on
-double captured(void* stream);                     // the sum, which ends it
+int64_t now();                              // the host's clock, in ns
+void work(void* stream, double ns);         // a kernel: it occupies the chip
+void transfer(void* stream, double ns);     // a copy or a message: it occupies the stream alone
+int64_t end_of(void* stream);               // when the stream will have done all
+int64_t end_of_all();                       // when all streams of this process will
+void not_before(void* stream, int64_t ns);  // the stream waits for an event
+void sleep_until(int64_t ns);               // so does the host
+void capture(void* stream);                 // durations are added up from now on
+double captured(void* stream);              // the sum, which ends it
 void forget_stream(void* stream);
 
 double product_ns(double m, double n, double k, double batch, int bytes, bool tf32);

@@ -61,8 +61,8 @@ void set_current(int device) { device_now = device; }
 
 int number_of_process() { return self ? self->number : 0; }
 
-// FAKECUDA_FAULT=CODE@LAUNCHES[#PROCESS]: from this launch on the process (all without a number) has an error that stays.
-// In place of a code: hang, and lost, after which no process can use the device.
+// FAKECUDA_FAULT=CODE@LAUNCHES[#PROCESS]: from this launch on the process (all without a number) has an error that
+// stays. In place of a code: hang, and lost, after which no process can use the device.
 struct Fault {
   std::string kind;
   long launches = 0;

@@ -15,7 +15,8 @@ int number(const std::string& name, const std::string& mark, int otherwise) {
   return at == std::string::npos ? otherwise : atoi(name.c_str() + at + mark.size());
 }
 
-// FLOP of the latest forward pass of attention, by heads and batch: the grid of a backward pass doesn't tell its length.
+// FLOP of the latest forward pass of attention, by heads and batch: the grid of a backward pass doesn't tell its
+// length.
 std::mutex lock;
 std::map<std::pair<unsigned, unsigned>, double> forward;
 
@@ -36,7 +37,8 @@ Duration::Duration(const std::string& name) {
     tile = atoi(backward ? tiles.c_str() + tiles.find("ELi") + 3 : tiles.c_str());
     passes = backward ? 2.5 : 1;
     causal = end != std::string::npos && end + 8 < name.size() && name[end + 8] == '1';  // after dropout
-  } else if (has(name, "fmha_cutlass")) {  // .../cuda/mem_eff_attention/kernels: fmha_cutlassF_bf16_aligned_64x64_rf_sm80
+  } else if (has(name,
+                 "fmha_cutlass")) {  // .../cuda/mem_eff_attention/kernels: fmha_cutlassF_bf16_aligned_64x64_rf_sm80
     kind = EFFICIENT;
     tile = number(name, "_aligned_", 64);
     width = has(name, "x128") || has(name, "k128") ? 128 : has(name, "k65536") ? 256 : 64;
@@ -84,7 +86,8 @@ double Duration::ns(dim3 grid, dim3 block, void** arguments) const {
     case ROWS: return fake::memory_ns((rows < 0 ? blocks : count(rows)) * count(elements) * bytes);
     case FLASH:
     case EFFICIENT: {
-      double length = double(grid.x) * tile, flop = 4.0 * grid.y * grid.z * length * length * width * (causal ? 0.5 : 1);
+      double length = double(grid.x) * tile,
+             flop = 4.0 * grid.y * grid.z * length * length * width * (causal ? 0.5 : 1);
       if (kind == EFFICIENT) {
         std::lock_guard<std::mutex> hold(lock);
         double& known = forward[{grid.y, grid.z}];

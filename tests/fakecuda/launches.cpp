@@ -73,7 +73,8 @@ API __cudaGetKernel(cudaKernel_t* k, const void* f) {
   return cudaSuccess;
 }
 
-// Of the architectures that torch's kernels are built for, the newest that a device can run: cub looks for none between.
+// Of the architectures that torch's kernels are built for, the newest that a device can run: cub looks for none
+// between.
 static int built_for(int cc) {
   int newest = 75;
   for (int it : {80, 86, 90, 100, 120})

@@ -1,6 +1,5 @@
 // libnvidia-ml.so.1: a GPU whose memory is what the processes on the fake device hold; idle and cool without the clock.
 #include <cuda.h>
-
 #include <time.h>
 
 #include "clock.h"
@@ -268,6 +267,4 @@ API nvmlDeviceGetGpuFabricInfoV(Device device, Fabric* fabric) {
   fabric->state = 0;  // there is none
   return SUCCESS;
 }
-API nvmlDeviceGetComputeRunningProcesses(Device device, unsigned* n, RunningV1* out) {
-  return running(device, n, out);
-}
+API nvmlDeviceGetComputeRunningProcesses(Device device, unsigned* n, RunningV1* out) { return running(device, n, out); }

@@ -58,8 +58,8 @@ int cublasLtMatmul(void*, Product* product, void*, void*, Layout* a, void*, Layo
                    Layout* d, void*, void*, size_t, void* stream) {
   // The matrices may be transposed: the length of the sums is what the rows of the result leave of `a`.
   double k = double(a->rows) * a->columns / d->rows;
-  int bytes = a->type == 0 ? 4 : a->type == 1 ? 8 : a->type == 28 ? 1 : 2;      // cudaDataType
-  bool tf32 = product->compute == 77;                                           // CUBLAS_COMPUTE_32F_FAST_TF32
+  int bytes = a->type == 0 ? 4 : a->type == 1 ? 8 : a->type == 28 ? 1 : 2;  // cudaDataType
+  bool tf32 = product->compute == 77;                                       // CUBLAS_COMPUTE_32F_FAST_TF32
   fakecuda_product(stream, d->rows, d->columns, k, d->batch, bytes, tf32);
   return 0;
 }

@@ -1,6 +1,6 @@
-// libcudnn. Its backend builds a plan of whatever it is given; the plan of a convolution asks for a workspace of plausible
-// size and takes the time of a product. Batch norm needs none. What else asks for a workspace (RNNs, CTC loss) isn't
-// supported.
+// libcudnn. Its backend builds a plan of whatever it is given; the plan of a convolution asks for a workspace of
+// plausible size and takes the time of a product. Batch norm needs none. What else asks for a workspace (RNNs, CTC
+// loss) isn't supported.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -114,7 +114,8 @@ int64_t to_transpose(const Content& tensor) {
 // plans take just this is not known.
 struct Convolution {
   Kept operation;
-  int weights = 0;  // the number of their attribute; those of the other two tensors follow, the output's or its gradient's last
+  int weights =
+      0;  // the number of their attribute; those of the other two tensors follow, the output's or its gradient's last
 };
 Convolution convolution_of(const Content& plan) {
   Kept config = plan.descriptor(PLAN_CONFIG);
