@@ -21,6 +21,7 @@ such device, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
 import signal
 import sys
 import tempfile
@@ -29,21 +30,51 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from pack.check import Check, Ground, ground_of
-from pack.memory_watch import MemoryWatch
-from pack.part import OutOfTime, Part, alarm
-from pack.report import Report
-from pack.searches import SEARCHES, parts_of
-from pack.session import Session
-from pack.stories import TOLERANCE_BYTES, check_trials
-from pack.table import DEADLINE_S, parts
+from pack import configurations as table
+from pack.configurations import Configuration
+from pack.machine import calibrate, check_visible, look_at_machine, preset_tf32, share_device, start_launcher
+from pack.report import TOLERANCE_BYTES, Ground, Report, check_trials, ground_of
+from pack.searches import SEARCHES, parts_of, train_exported
+from pack.session import CUDA, DATA_SHEET, TF32, MemoryWatch, OutOfTime, Part, Session, alarm
+from pack.trials import check_estimates, check_losses, run_configurations
 from provenance import results_path
 
 from autotune.errors import AutotuneError
 from autotune.units import show_memory
-from autotune.values.hardware import Hardware, detect
+from autotune.values.hardware import detect
 
+DEADLINE_S = 960.0
 LEAST_S = 1.0  # a part with less isn't begun
+
+
+def parts(models: list[str]) -> list[Part]:
+    """Return all parts, with the searches for `models`: what is quick and tells most comes first."""
+
+    def trials(rows: Sequence[Configuration]) -> functools.partial[None]:
+        return functools.partial(run_configurations, configurations=rows)
+
+    return [
+        Part("doctor", "what the doctor finds", 10, look_at_machine),
+        Part("launcher", "trials are forked from one process", 40, start_launcher),
+        Part("visible", "CUDA_VISIBLE_DEVICES in every form", 15, check_visible, (CUDA,)),
+        Part("precision", "fp32, tf32, bf16, fp16, pure bf16", 24, trials(table.PRECISION)),
+        Part("attention", "eager, sdpa's flash kernel, flash, flex", 24, trials(table.ATTENTION)),
+        Part("checkpointing", "every kind", 16, trials(table.CHECKPOINTING)),
+        Part("savers", "the loss in chunks, expandable segments, an emptied cache", 32, trials(table.SAVERS)),
+        Part("adapters", "LoRA, QLoRA, int8", 16, trials(table.ADAPTERS)),
+        Part("optimizers", "of torch, Adafactor, 8-bit, paged", 14, trials(table.OPTIMIZERS)),
+        Part("vision", "images by data-loader workers", 10, trials(table.VISION)),
+        Part("overflow", "fp16 that always overflows must not complete", 16, trials(table.OVERFLOW), (CUDA,)),
+        Part("liger", "Liger kernels", 24, trials(table.LIGER), (CUDA,)),
+        Part("compile", "inductor, max-autotune", 130, trials(table.COMPILATION), (CUDA,)),
+        Part("estimates", "estimates beside what trials measure", 20, check_estimates, (DATA_SHEET,)),
+        Part("tf32", "TF32 from the environment, and by a script", 32, preset_tf32, (CUDA, TF32)),
+        Part("sharing", "another process holds most of the memory", 18, share_device, (CUDA,)),
+        Part("losses", "losses beside the reference's, as --check-loss holds them", 20, check_losses),
+        *parts_of(models),
+        Part("export", "exported against measured throughput", 55, train_exported),
+        Part("calibrate", "measured rates of the device", 20, calibrate, (CUDA,)),
+    ]
 
 
 def main() -> int:
@@ -59,7 +90,9 @@ def main() -> int:
     except AutotuneError as error:
         print(f"gpu_pack: {error}", file=sys.stderr)
         return error.exit_code
-    report = Report(options.out or _usual_directory(hardware), hardware)
+    standin = ground_of(hardware) is Ground.STAND_IN
+    named = hardware.model_copy(update={"name": "stand-in, no GPU"}) if standin else hardware
+    report = Report(options.out or results_path("pack", named), hardware)
     memory = show_memory(hardware.memory_bytes)
     print(f"{hardware.name}, {memory}, {report.ground}; results in {report.directory}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -76,30 +109,38 @@ def main() -> int:
         ended = "interrupted"
     report.begin("all")
     for check in check_trials(report.stories) if report.stories else ():
-        report.check(check)
-    report.check(Check("all parts were run", ended == "at its end", f"{ended} after {report.elapsed_s():.0f} s"))
+        report.check(*check)
+    report.check("all parts were run", ended == "at its end", f"{ended} after {report.elapsed_s():.0f} s")
     report.finish()
     return 130 if ended == "interrupted" else 0 if report.passed else 1
 
 
 def run(chosen: Sequence[Part], session: Session, deadline_s: float) -> None:
     """Go through the parts, each in the time that is its own or left over."""
-    scale = deadline_s / DEADLINE_S
-    possible = [part for part in chosen if not _passed_over(part, session)]
+    scale, report = deadline_s / DEADLINE_S, session.report
+    possible = []
+    for part in chosen:
+        lacking = next((need.name for need in part.needs if not need.is_there(session.hardware)), None)
+        if lacking is None:
+            possible.append(part)
+            continue
+        session.begin(part.name, 0.0)
+        report.note(passed_over=f"needs {lacking}")
+        print(f"{part.name}: passed over, it needs {lacking}", flush=True)
     before = session.watch.used_bytes()
     for number, part in enumerate(possible):
         promised = sum(later.seconds for later in possible[number + 1 :]) * scale
-        run_part(part, session, deadline_s - session.report.elapsed_s() - promised, part.seconds * scale)
+        run_part(part, session, deadline_s - report.elapsed_s() - promised, part.seconds * scale)
     session.end_runner()
-    session.report.begin("all")
+    report.begin("all")
     left = session.watch.used_bytes() - before
-    session.report.check(Check("the device's memory is back", left < TOLERANCE_BYTES, f"{left / 2**20:+.0f} MiB"))
+    report.check("the device's memory is back", left < TOLERANCE_BYTES, f"{left / 2**20:+.0f} MiB")
 
 
 def run_part(part: Part, session: Session, seconds: float, usual_s: float) -> None:
     """Run one part, which should take `usual_s` and is ended after `seconds`; whatever goes wrong is a failed check."""
     print(f"{part.name}: {part.shows}, at most {seconds:.0f} s", flush=True)
-    began = time.monotonic()
+    began, check = time.monotonic(), session.report.check
     session.begin(part.name, min(seconds, usual_s))
     try:
         if seconds < LEAST_S:
@@ -107,26 +148,11 @@ def run_part(part: Part, session: Session, seconds: float, usual_s: float) -> No
         with alarm(seconds):
             part.run(session)
     except OutOfTime:
-        session.report.check(Check(f"{part.name}: ends in its time", False, f"no time left after {seconds:.0f} s"))
+        check(f"{part.name}: ends in its time", False, f"no time left after {seconds:.0f} s")
     except Exception as error:
         traceback.print_exc()
-        session.report.check(Check(part.name, False, f"{type(error).__name__}: {error}"))
+        check(part.name, False, f"{type(error).__name__}: {error}")
     session.report.note(duration_s=round(time.monotonic() - began, 1))
-
-
-def _passed_over(part: Part, session: Session) -> bool:
-    """Note what a part needs that isn't here, if anything is."""
-    needed = part.missing(session.hardware)
-    if needed is not None:
-        session.begin(part.name, 0.0)
-        session.report.note(passed_over=f"needs {needed}")
-        print(f"{part.name}: passed over, it needs {needed}", flush=True)
-    return needed is not None
-
-
-def _usual_directory(hardware: Hardware) -> Path:
-    standin = ground_of(hardware) is Ground.STAND_IN
-    return results_path("pack", hardware.model_copy(update={"name": "stand-in, no GPU"}) if standin else hardware)
 
 
 def parse_options() -> argparse.Namespace:
@@ -135,11 +161,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: %(default)s)")
     parser.add_argument(
         "--models",
-        type=_words,
+        type=lambda text: text.split(","),
         default=["t5-small", "bert-large-uncased", "t5-3b"],
         help=f"to search for, of {', '.join(SEARCHES)}, with commas between (default: all but tiny)",
     )
-    parser.add_argument("--parts", type=_words, help="these alone, with commas between (default: all)")
+    parser.add_argument("--parts", type=lambda text: text.split(","), help="these alone, with commas between (default: all)")
     parser.add_argument("--list", action="store_true", help="tell the parts and how long each takes on a GPU")
     parser.add_argument("--out", type=Path, help="directory of the results (default: in benchmarks/results)")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds in all (default: %(default)s)")
@@ -153,10 +179,6 @@ def parse_options() -> argparse.Namespace:
             parser.error(f"--parts {name}: expected some of {', '.join(every)}")
     options.parts = [part for part in every.values() if options.parts is None or part.name in options.parts]
     return options
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
 
 
 if __name__ == "__main__":

@@ -16,19 +16,18 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from provenance import ROOT, provenance, results_path
-from published.intervals import report_time, time_figures
+from published.intervals import Timed, report_time, time_figures, timed
 from published.kernels import SPARES_SINCE
 from published.rows import NotPredicted, Row, load_rows
-from published.scores import Fits, Prediction, Score
 from published.setups import Setup, setup_of
 from published.software import as_of, context_bytes
-from published.speed import Timed, timed
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.memory import components
@@ -42,7 +41,7 @@ from autotune.values.hardware import detect
 
 ROWS = Path(__file__).with_name("ground_truth.jsonl")
 
-# What is aimed at: median and 90th percentile of the absolute error.
+# What is aimed at: median and 90th percentile of the absolute error; of the ten BERT-large readings, the worst.
 TARGETS = {
     "allocated, plain libraries": (0.03, 0.08),
     "allocated, kernels patched in": (0.05, 0.12),
@@ -52,12 +51,62 @@ TARGETS = {
     "device, BERT-large": (0.08, 0.15),
 }
 FITS_TARGET = 0.9
+_KINDS = ("allocated", "reserved", "device")
 _WITHOUT_AIM = ("allocated, other model code", "device, several devices")
-
+_ORIGINS = {"plain": "plain libraries", "patched": "kernels patched in", "other": "other model code"}
 _WORST_SHOWN = 12
 
 # What a library raises at a model that isn't what the change expects; such a row is counted, with what was said.
 _UNTRACED = (InputError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError, RuntimeError)
+
+Tracer = Callable[[Setup], Profile]
+
+
+class Prediction(NamedTuple):
+    """What is predicted of a row, in bytes."""
+
+    row: Row
+    setup: Setup
+    allocated: float
+    reserved: float  # what the allocator would reserve if the device had no end
+    least: float  # what the device has to hold: near its capacity the allocator gives unused blocks back
+    device: float  # what the driver would show
+    moment: str  # the operator at the allocated peak
+    spare: float  # what of the reserved memory is a whole block that can be given back (`SparingCrossEntropy`)
+
+    @property
+    def fits(self) -> bool:
+        return self.least <= self.setup.gpu.memory_bytes
+
+    @property
+    def right(self) -> bool:
+        """Whether what is said of fitting is what happened."""
+        return self.fits == self.row.ran
+
+    @property
+    def name(self) -> str:
+        setup = self.setup
+        shown = f"{self.row.id} {self.row.model}, {setup.technique}, {setup.micro_batch} x {setup.shape.length}"
+        return f"{shown}; {self._reason()}"
+
+    def _reason(self) -> str:
+        """Say why it is off, as far as is known: by what was run, never by the row. See docs/how-it-works.md."""
+        capacity = self.setup.gpu.memory_bytes
+        if self.setup.origin == "other":
+            return "other model code: the library's model of the same figures stands for it"
+        if not self.right:
+            near = self.least > 0.9 * capacity
+            return "free memory lies in blocks too small" if near else "software and settings only partly stated"
+        if self.setup.devices > 1:
+            return "sharded: of the allocator one stream is replayed, and blocks of the others can't be used by it"
+        if self.reserved > 0.97 * capacity:
+            return "near the device's capacity: when the allocator gives blocks back decides"
+        return "not explained"
+
+    def error(self, kind: str) -> float | None:
+        """Return predicted over measured, less 1, of one of `_KINDS` of memory."""
+        measured = getattr(self.row, f"{kind}_bytes")
+        return getattr(self, kind) / measured - 1 if measured and self.row.ran else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,19 +121,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rows = load_rows(options.rows)
         started = time.monotonic()
-        traced = tracer(whole=options.whole)
-        predictions, skipped = predict_all(rows, traced)
-        times = time_all(rows, traced)
+        predictions, times, skipped = predict_all(rows, tracer(whole=options.whole))
     except AutotuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    scores = {name: score(errors) for name, errors in groups_of(predictions).items()}
     figures = {
-        **figures_of(predictions, skipped),
+        **figures_of(predictions, scores, skipped),
         "time": time_figures(times),
         "rows": len(rows),
         "seconds": round(time.monotonic() - started, 1),
     }
-    report(predictions, skipped)
+    report(predictions, scores, figures["fits"], skipped)
     report_time(figures["time"])
     if not options.no_save:
         figures["saved"] = str(save(predictions, skipped, times, figures).relative_to(ROOT))
@@ -92,10 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def predict_all(rows: Sequence[Row], traced: Callable[[Setup], Profile]) -> tuple[list[Prediction], Counter[str]]:
-    """Return the predictions, and how many rows were passed over for which reason."""
-    predictions: list[Prediction] = []
-    skipped: Counter[str] = Counter()
+def predict_all(rows: Sequence[Row], traced: Tracer) -> tuple[list[Prediction], list[Timed], Counter[str]]:
+    """Return the predictions of memory and of time, and how many rows had no memory predicted for which reason."""
+    predictions, times, skipped = list[Prediction](), list[Timed](), Counter[str]()
     for row in rows:
         try:
             predictions.append(predict(row, setup_of(row), traced))
@@ -103,25 +150,18 @@ def predict_all(rows: Sequence[Row], traced: Callable[[Setup], Profile]) -> tupl
             skipped[str(why)] += 1
         except _UNTRACED as error:
             skipped[f"can't be traced: {one_line(error)}"] += 1
-    return predictions, skipped
-
-
-def time_all(rows: Sequence[Row], traced: Callable[[Setup], Profile]) -> list[Timed]:
-    """Return the steps whose time is stated and predicted."""
-    found = []
-    for row in rows:
         try:
-            found.append(timed(row, traced))
+            times.append(timed(row, traced))
         except (NotPredicted, *_UNTRACED):
             continue
-    return found
+    return predictions, times, skipped
 
 
-def predict(row: Row, setup: Setup, traced: Callable[[Setup], Profile]) -> Prediction:
-    """Return what is predicted of a row."""
+def predict(row: Row, setup: Setup, traced: Tracer) -> Prediction:
     known = traced(setup)
     if setup.embeddings_in_8_bits:
-        known = _without_tables(known)
+        groups = tuple(group.model_copy(update={"embedding": False}) for group in known.parameters)
+        known = known.model_copy(update={"parameters": groups})
     # Gradients that are never freed are there throughout, as between the micro-steps of an accumulated step.
     accumulation = max(setup.accumulation, 2 if setup.keeps_gradients else 1)
     share = share_of(known, setup.optim, setup.spread, accumulated=accumulation > 1)
@@ -131,9 +171,7 @@ def predict(row: Row, setup: Setup, traced: Callable[[Setup], Profile]) -> Predi
     if setup.software.fast_loss and setup.software.transformers >= SPARES_SINCE:
         spared = replace(setup, software=replace(setup.software, spare_block=True))
         spare = _held(spared, traced(spared)).reserved - held.reserved
-    context = context_bytes(setup.gpu, setup.software.torch)
-    if setup.spread.parallelism.world_size > 1:
-        context += NCCL_BYTES
+    context = context_bytes(setup.gpu, setup.software.torch) + (NCCL_BYTES if setup.devices > 1 else 0)
     reserved = parts.allocated + held.unused + spare
     return Prediction(
         row=row,
@@ -149,16 +187,11 @@ def predict(row: Row, setup: Setup, traced: Callable[[Setup], Profile]) -> Predi
 
 def _held(setup: Setup, known: Profile) -> Held:
     """Return what torch's allocator gives out and holds."""
-    return held_bytes(
-        known,
-        setup.optim,
-        setup.micro_batch,
-        accumulated=setup.accumulation > 1,
-        keeps_gradients=setup.keeps_gradients,
-    )
+    several, kept = setup.accumulation > 1, setup.keeps_gradients
+    return held_bytes(known, setup.optim, setup.micro_batch, accumulated=several, keeps_gradients=kept)
 
 
-def tracer(*, whole: bool) -> Callable[[Setup], Profile]:
+def tracer(*, whole: bool) -> Tracer:
     """Return a function that traces a setup, once for all whose trace is the same."""
     known: dict[str, Profile] = {}
 
@@ -173,104 +206,104 @@ def tracer(*, whole: bool) -> Callable[[Setup], Profile]:
     return traced
 
 
-def _without_tables(known: Profile) -> Profile:
-    """Return a profile in which embeddings are weights like others."""
-    groups = tuple(group.model_copy(update={"embedding": False}) for group in known.parameters)
-    return known.model_copy(update={"parameters": groups})
-
-
 def groups_of(predictions: Sequence[Prediction]) -> dict[str, list[float | None]]:
     """Return the errors of the groups that are aimed at, of rows all whose settings are known."""
     found: dict[str, list[float | None]] = {name: [] for name in (*TARGETS, *_WITHOUT_AIM)}
-    for p in predictions:
-        if p.row.tier != "A":
+    for p in (p for p in predictions if p.row.tier == "A"):
+        if p.setup.devices > 1:
+            for kind in _KINDS:
+                found[f"{kind}, several devices"].append(p.error(kind))
             continue
-        if p.setup.spread.parallelism.world_size > 1:
-            found["allocated, several devices"].append(p.error("allocated"))
-            found["reserved, several devices"].append(p.error("reserved"))
-            found["device, several devices"].append(p.error("device"))
-            continue
-        bert = p.row.group == "hf_docs_bert_large"
-        names = {"plain": "plain libraries", "patched": "kernels patched in", "other": "other model code"}
-        found[f"allocated, {names[p.setup.origin]}"].append(p.error("allocated"))
+        found[f"allocated, {_ORIGINS[p.setup.origin]}"].append(p.error("allocated"))
         if p.setup.origin != "other":
             found["device"].append(p.error("device"))
-        if bert:
+        if p.row.group == "hf_docs_bert_large":
             found["device, BERT-large"].append(p.error("device"))
     return found
 
 
-def figures_of(predictions: Sequence[Prediction], skipped: Counter[str]) -> dict[str, Any]:
-    """Return the figures that the last line shows."""
-    scores = {name: Score.of(errors) for name, errors in groups_of(predictions).items()}
-    fits = Fits.of(predictions)
-    met = {
-        name: score is not None and score.median <= TARGETS[name][0] and _tail(name, score) <= TARGETS[name][1]
-        for name, score in scores.items()
-        if name in TARGETS
+def score(errors: Iterable[float | None]) -> dict[str, Any] | None:
+    """Return the errors of a group as shares of what was measured; None if there are none."""
+    known = np.array([e for e in errors if e is not None])
+    if not len(known):
+        return None
+    size = np.abs(known)
+    shares = {
+        "signed_median": np.median(known),
+        "median": np.median(size),
+        "p90": np.percentile(size, 90),
+        "worst": known[np.argmax(size)],
     }
+    return {"count": len(known), **{name: round(float(share), 4) for name, share in shares.items()}}
+
+
+def figures_of(
+    predictions: Sequence[Prediction], scores: dict[str, dict[str, Any] | None], skipped: Counter[str]
+) -> dict[str, Any]:
+    """Return the figures that the last line shows."""
+    counts = Counter((p.fits, p.row.ran) for p in predictions)
+    fits = {
+        "fits_ran": counts[True, True],
+        "fits_failed": counts[True, False],
+        "short_ran": counts[False, True],
+        "short_failed": counts[False, False],
+    }
+    right = (fits["fits_ran"] + fits["short_failed"]) / len(predictions) if predictions else float("nan")
+    met = {}
+    for name, (median, tail) in TARGETS.items():
+        found = scores[name]
+        reached = found and (abs(found["worst"]) if name == "device, BERT-large" else found["p90"])
+        met[name] = found is not None and found["median"] <= median and reached <= tail
     return {
         "predicted": len(predictions),
         "skipped": sum(skipped.values()),
-        "scores": {name: score.as_json() for name, score in scores.items() if score is not None},
-        "fits": {**vars(fits), "right": round(fits.share, 4)},
-        "within_targets": {**met, "fits": fits.share >= FITS_TARGET},
+        "scores": {name: found for name, found in scores.items() if found is not None},
+        "fits": {**fits, "right": round(right, 4)},
+        "within_targets": {**met, "fits": right >= FITS_TARGET},
     }
 
 
-def _tail(name: str, score: Score) -> float:
-    """Return what the second target is about: of the ten BERT-large readings, the worst."""
-    return abs(score.worst) if name == "device, BERT-large" else score.p90
-
-
-def report(predictions: Sequence[Prediction], skipped: Counter[str]) -> None:
+def report(
+    predictions: Sequence[Prediction],
+    scores: dict[str, dict[str, Any] | None],
+    fits: dict[str, Any],
+    skipped: Counter[str],
+) -> None:
     """Print the tables."""
     print(f"{'error of predicted over measured':62}   n  signed  median    p90   worst  aim")
-    for name, errors in groups_of(predictions).items():
-        _line(name, Score.of(errors), TARGETS.get(name))
+    for name, found in scores.items():
+        _line(name, found, TARGETS.get(name))
     print("\nby source and technique")
     by: dict[str, list[Prediction]] = defaultdict(list)
     for p in predictions:
-        devices = p.setup.spread.parallelism.world_size
-        by[f"{p.row.group}: {p.setup.technique}{f' x {devices}' * (devices > 1)}"].append(p)
+        by[f"{p.row.group}: {p.setup.technique}{f' x {p.setup.devices}' * (p.setup.devices > 1)}"].append(p)
     for name, group in sorted(by.items()):
-        _line(f"{name}, allocated", Score.of(p.error("allocated") for p in group))
-        _line(f"{name}, reserved", Score.of(p.error("reserved") for p in group))
-        _line(f"{name}, device", Score.of(p.error("device") for p in group))
-    _report_worst(predictions)
-    fits = Fits.of(predictions)
-    print(f"\nfits: {fits.share:.1%} right       ran  ran out")
-    print(f"  said to fit           {fits.fits_ran:5} {fits.fits_failed:8}")
-    print(f"  said not to           {fits.short_ran:5} {fits.short_failed:8}")
+        for kind in _KINDS:
+            _line(f"{name}, {kind}", score(p.error(kind) for p in group))
+    for kind in _KINDS:
+        print(f"\nworst rows, {kind}")
+        known = [(e, p) for p in predictions if (e := p.error(kind)) is not None]
+        for error, p in sorted(known, key=lambda item: -abs(item[0]))[:_WORST_SHOWN]:
+            print(f"  {error:+7.1%} {p.name}")
+    print(f"\nfits: {fits['right']:.1%} right       ran  ran out")
+    print(f"  said to fit           {fits['fits_ran']:5} {fits['fits_failed']:8}")
+    print(f"  said not to           {fits['short_ran']:5} {fits['short_failed']:8}")
     for p in predictions:
         if not p.right:
             need, has = p.least / GIB, p.setup.gpu.memory_gib
-            print(
-                f"  {_name(p)}: at least {need:.1f} of {has:.1f} GiB, {'ran' if p.row.ran else 'ran out'}; {p.reason}"
-            )
+            print(f"  at least {need:.1f} of {has:.1f} GiB, {'ran' if p.row.ran else 'ran out'}: {p.name}")
     print("\npassed over")
     for why, count in skipped.most_common():
         print(f"{count:5} {why}")
 
 
-def _report_worst(predictions: Sequence[Prediction]) -> None:
-    for kind in ("allocated", "reserved", "device"):
-        known = [(abs(e), e, p) for p in predictions if (e := p.error(kind)) is not None]
-        print(f"\nworst rows, {kind}")
-        for _, error, p in sorted(known, key=lambda item: -item[0])[:_WORST_SHOWN]:
-            print(f"  {error:+7.1%} {_name(p)}; {p.reason}")
-
-
-def _line(name: str, score: Score | None, target: tuple[float, float] | None = None) -> None:
-    if score is None:
-        return
-    aim = f"  {target[0]:.0%}, {target[1]:.0%}" if target else ""
-    shares = f"{score.signed_median:+7.1%} {score.median:6.1%} {score.p90:6.1%} {score.worst:+7.1%}"
-    print(f"{name:62} {score.count:3} {shares}{aim}")
-
-
-def _name(p: Prediction) -> str:
-    return f"{p.row.id} {p.row.model}, {p.setup.technique}, {p.setup.micro_batch} x {p.setup.shape.length}"
+def _line(name: str, found: dict[str, Any] | None, target: tuple[float, float] | None = None) -> None:
+    if found is not None:
+        aim = f"  {target[0]:.0%}, {target[1]:.0%}" if target else ""
+        shares = (
+            f"{found['signed_median']:+7.1%} {found['median']:6.1%} {found['p90']:6.1%} {found['worst']:+7.1%}{aim}"
+        )
+        print(f"{name:62} {found['count']:3} {shares}")
 
 
 def save(
@@ -280,29 +313,17 @@ def save(
     hardware = detect("cpu")
     path = results_path("predictor", hardware).with_suffix(".json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {
-            "id": p.row.id,
-            "technique": p.setup.technique,
-            "origin": p.setup.origin,
-            "allocated_gb": round(p.allocated / 1e9, 3),
-            "measured_allocated_gb": p.row.allocated_bytes and round(p.row.allocated_bytes / 1e9, 3),
-            "devices": p.setup.spread.parallelism.world_size,
-            "reserved_gb": round(p.reserved / 1e9, 3),
-            "spare_gb": round(p.spare / 1e9, 3),
-            "measured_reserved_gb": p.row.reserved_bytes and round(p.row.reserved_bytes / 1e9, 3),
-            "device_gb": round(p.device / 1e9, 3),
-            "measured_device_gb": p.row.device_bytes and round(p.row.device_bytes / 1e9, 3),
-            "fits": p.fits,
-            "ran": p.row.ran,
-            "peak": p.moment,
-        }
-        for p in predictions
-    ]
+    rows = []
+    for p in predictions:
+        row = {"id": p.row.id, "technique": p.setup.technique, "origin": p.setup.origin, "devices": p.setup.devices}
+        for kind in _KINDS:
+            measured = getattr(p.row, f"{kind}_bytes")
+            row |= {f"{kind}_gb": round(getattr(p, kind) / 1e9, 3)}
+            row |= {f"measured_{kind}_gb": measured and round(measured / 1e9, 3)}
+        rows.append({**row, "spare_gb": round(p.spare / 1e9, 3), "fits": p.fits, "ran": p.row.ran, "peak": p.moment})
     seconds = [{"id": t.row.id, "step_s": round(t.seconds, 4), "measured_s": round(t.measured, 4)} for t in times]
     content = {**provenance(hardware), "figures": figures, "skipped": dict(skipped), "predictions": rows}
-    content["times"] = seconds
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**content, "times": seconds}, indent=1) + "\n", encoding="utf-8")
     return path
 
 

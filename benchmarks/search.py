@@ -6,7 +6,7 @@
 No model is trained and no time passes, see `searching/replay.py`; a seed draws which of a point's recorded trials
 counts. Found means: a configuration was measured whose recorded mean is within 5 % (and 1 %) of the table's best,
 differences within the table's noise left out. A strategy is a line in `STRATEGIES`; all are samplers of one loop (see
-`searching/oracle.py`). The last line is all figures as JSON, which is kept in `--out`.
+`searching/replay.py`). The last line is all figures as JSON, which is kept in `--out`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna.samplers import BaseSampler
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from provenance import ROOT, provenance
-from searching import samplers
-from searching.oracle import Replayed, in_any_order, searched, tightened
+from searching.replay import Replayed, in_any_order, searched, tightened
 from searching.scores import figures, near_best, noise_of, performance_score
 from searching.tables import Table, load_table, plan_of
 
+from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
+from autotune.search.cost_model import model_by_data_sheet
+from autotune.search.sampler import CostModelSampler
 from autotune.value import write_text
 from autotune.values.budget import Effort
 from autotune.values.hardware import detect
@@ -38,6 +43,17 @@ TABLES = ROOT / "benchmarks" / "tables"
 
 # Each table is searched twice: with the memory it was recorded with, and with enough for this share of its points.
 TIGHT = 1 / 3
+
+# By table: what is traced is the same for every seed.
+_MODELS: dict[tuple[str, str], CostModel] = {}
+
+
+def guided(table: Table, plan: SearchPlan) -> BaseSampler:
+    """Return the sampler of `autotune find`, on a device that nothing has been learned of but its data sheet."""
+    key = (table.header.date, table.header.workload.model.name)
+    if key not in _MODELS:
+        _MODELS[key] = model_by_data_sheet(plan)
+    return CostModelSampler(plan, replace(_MODELS[key], workload=plan.workload))
 
 
 class Way(NamedTuple):
@@ -54,7 +70,6 @@ class Way(NamedTuple):
     from_baseline: bool = False
 
     def search(self, table: Table, plan: SearchPlan) -> list[Replayed]:
-        """Return the trials of one search, in their order."""
         if self.sampler is None:
             return in_any_order(table, plan)
         return searched(self.sampler(table, plan), table, plan, from_baseline=self.from_baseline)
@@ -62,39 +77,40 @@ class Way(NamedTuple):
 
 # Another way to search is one more line here: what makes an Optuna sampler for a table and a plan.
 STRATEGIES: dict[str, Way] = {
-    "autotune": Way(samplers.autotune, has_budget=True),
-    "unguided": Way(samplers.unguided, most_seeds=20, has_budget=True),
+    "autotune": Way(guided, has_budget=True),
+    "unguided": Way(lambda table, plan: CostModelSampler(plan), most_seeds=20, has_budget=True),
     "random": Way(None),
-    "tpe": Way(samplers.tpe, most_trials=100, from_baseline=True),
-    "gp": Way(samplers.gaussian_process, most_seeds=10, most_trials=40, from_baseline=True),
+    "tpe": Way(
+        lambda table, plan: TPESampler(seed=plan.workload.seed, multivariate=True, group=True),
+        most_trials=100,
+        from_baseline=True,
+    ),
+    "gp": Way(  # needs scipy
+        lambda table, plan: GPSampler(seed=plan.workload.seed, deterministic_objective=False),
+        most_seeds=10,
+        most_trials=40,
+        from_baseline=True,
+    ),
 }
 
 
 def main() -> None:
-    """Replay what the command line asks for."""
     options = parse_options()
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     found: list[dict[str, Any]] = []
+    document = {"seeds": options.seeds, "effort": options.effort, "figures": found}
     try:
         for path in options.tables or sorted(TABLES.glob("*.jsonl")):
             recorded = load_table(path)
             for name, table in ((path.stem, recorded), (f"{path.stem}-tight", tightened(recorded, TIGHT))):
                 print(describe(name, table), flush=True)
                 found += on_table(name, table, options)
-                keep(found, options)
+                if options.out is not None:
+                    text = json.dumps({**provenance(detect("cpu")), **document}, indent=1) + "\n"
+                    write_text(text, options.out / "search.json")
     except AutotuneError as error:
         sys.exit(f"search: {error}")
-    print(json.dumps(_report(found, options)))
-
-
-def keep(found: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Write the figures so far to the folder that was asked for."""
-    if options.out is not None:
-        document = {**provenance(detect("cpu")), **_report(found, options)}
-        write_text(json.dumps(document, indent=1) + "\n", options.out / "search.json")
-
-
-def _report(found: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    return {"seeds": options.seeds, "effort": options.effort, "figures": found}
+    print(json.dumps(document))
 
 
 def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -110,7 +126,6 @@ def on_table(name: str, table: Table, options: argparse.Namespace) -> list[dict[
 
 
 def replay(table: Table, way: Way, options: argparse.Namespace) -> list[list[Replayed]]:
-    """Return the trials of each seed's search."""
     plan = partial(plan_of, table, effort=Effort(options.effort))
     limit = options.max_trials or min(way.most_trials, len(table.points))
     limits = {} if way.has_budget and not options.max_trials else {"max_trials": limit}
@@ -118,7 +133,6 @@ def replay(table: Table, way: Way, options: argparse.Namespace) -> list[list[Rep
 
 
 def describe(name: str, table: Table) -> str:
-    """Return a table's name, its size and its noise."""
     points = table.points
     failed = sum(any(t.status is TrialStatus.OUT_OF_MEMORY for t in p.trials) for p in points)
     near = " and ".join(f"{len(near_best(table, share))} within {share:.0%}" for share in (0.05, 0.01))
@@ -143,7 +157,6 @@ def sentence(row: dict[str, Any]) -> str:
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="*", help="table.jsonl files (default: benchmarks/tables)")
     parser.add_argument("--seeds", type=int, default=100, help="searches per table at the most (default: %(default)s)")

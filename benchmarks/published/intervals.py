@@ -1,29 +1,54 @@
-"""Intervals of predicted time, held against published rows: each source by what the other sources' errors say.
+"""Seconds of an optimizer step of published rows, measured and predicted, and intervals held against them.
 
-The model is the one that predicts (`autotune.cost.corrections`): the logarithm of measured over predicted seconds is
-the device's error, alike for all configurations, a weight for each knob, on several devices two more, and a residual.
-All is estimated by moments, sources weighing alike, by what is known of the device; where it has one-device rows of two
-sources, by those alone. Factor on the priors of knobs and residual: what one-device rows differ from their source's
-median by, over what the priors would give. The device's error: the medians of source and GPU. Several devices: the
-medians of their rows, and what each differs from them by, beyond the former; both wider by Student's t, as so few
-sources say little of another one.
+Rows whose throughput is of a whole training step, with lengths that are stated; not parts of a step, padded data, or
+arithmetic that isn't predicted. What is predicted is what `autotune estimate` shows of a device by its data sheet.
 
-`left_out` estimates them without a source and asks how many of its rows lie within the interval.
+Intervals: each source by what the other sources' errors say. The model is the one that predicts
+(`autotune.cost.corrections`): the logarithm of measured over predicted seconds is the device's error, alike for all
+configurations, a weight for each knob, on several devices two more, and a residual. All is estimated by moments,
+sources weighing alike, by what is known of the device; where it has one-device rows of two sources, by those alone.
+Factor on the priors of knobs and residual: what one-device rows differ from their source's median by, over what the
+priors would give. The device's error: the medians of source and GPU. Several devices: the medians of their rows, and
+what each differs from them by, beyond the former; both wider by Student's t, as so few sources say little of another
+one.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from autotune.cost.communication import network_of
 from autotune.cost.corrections import TimeSpread, Z, known_by, time_process
 from autotune.cost.gaussian_process import Process
-from published.speed import Timed
+from autotune.cost.profile import Profile
+from autotune.cost.rates import sheet_rates
+from autotune.cost.time import StepCost
+from autotune.values.catalogue import hypothetical
+from published.rows import NotPredicted, Row
+from published.setups import Setup, read
+
+# Devices as their sources write them, where the table of GPUs has another name.
+_DEVICES = {
+    "V100 (memory size not stated; 16 per node)": "v100-32gb",
+    "H100": "h100-80gb",
+    "A6000 Ada 48GB": "rtx-6000-ada",
+    "A5000 24GB": "rtx-a5000",
+    "A100 40GB SXM": "a100-40gb",
+    "RTX 4070Ti SUPER 16GB": "rtx-4070-ti-super",
+}
+# Devices of a node, where they are on several: DGX-2 has 16, all others 8.
+_NODE = {"deepspeed_autotune": 16}
+
+# FSDP with mixed precision computes with 16-bit weights, in Composer under autocast as well.
+_SHARDED_IN_BF16 = {"llmfoundry": "weights loaded bfloat16 + bf16 autocast", "torchao": "bf16", "torchtitan": "bf16"}
+
+_COMPILED = (True, "torch.compile")
 
 # Half the width that holds 95 % of Student's t with 1, 2 ... degrees of freedom, which so many sources' errors are.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -32,77 +57,155 @@ _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _SOURCE_ROWS = 20
 
 
-@dataclass(frozen=True)
-class Held:
-    """A row with its interval: the deviation of the logarithm, and whether the measurement lies within."""
+class Timed(NamedTuple):
+    """Seconds of an optimizer step of a row, predicted and measured."""
+
+    row: Row
+    setup: Setup
+    seconds: float
+    measured: float
+
+    @property
+    def log_factor(self) -> float:
+        """The logarithm of measured over predicted seconds, as `Observation.log_time`."""
+        return math.log(self.measured / self.seconds)
+
+    @property
+    def alone(self) -> bool:
+        return self.setup.spread.parallelism.is_single
+
+    @property
+    def known(self) -> str:
+        """What is known of its device."""
+        return known_by(self.setup.gpu.name, self.setup.gpu.capability)
+
+
+def timed(row: Row, traced: Callable[[Setup], Profile]) -> Timed:
+    """Return the seconds of a row's step; `NotPredicted` where they aren't stated, or what was run isn't predicted."""
+    _check(row)
+    setup = read(_as_read(row))
+    measured = _measured_seconds(row, setup)
+    rates, nodes = sheet_rates(setup.gpu), max(1, setup.devices // _NODE.get(row.group, 8))
+    network = network_of(hypothetical(setup.gpu), setup.devices, nodes=nodes, host_bandwidth=rates.host_bandwidth)
+    tf32, compiled = "tf32" in row.precision.lower(), row.compile in _COMPILED
+    cost = StepCost(traced(setup), rates, setup.optim, setup.spread, network, tf32=tf32, compiled=compiled)
+    seconds = cost.seconds(np.array([float(setup.micro_batch)]), np.array([float(setup.accumulation)]))[0]
+    return Timed(row, setup, float(seconds), measured)
+
+
+def _measured_seconds(row: Row, setup: Setup) -> float:
+    """Return the seconds of an optimizer step as its source states them."""
+    samples = setup.micro_batch * setup.accumulation
+    if row.throughput:
+        if "tokens/s" in row.throughput_unit:  # of one device, where there are several
+            return samples * setup.shape.length / row.throughput
+        return samples * (setup.devices if "global" in row.throughput_unit else 1) / row.throughput
+    if row.time and row.time_unit == "s for 1024 samples":
+        return row.time * samples * setup.devices / 1024
+    if row.time and row.time_unit == "ms per step":
+        return row.time / 1e3
+    raise NotPredicted("no time of a step")
+
+
+def _check(row: Row) -> None:
+    """Refuse what isn't a whole step of known sizes, and what isn't predicted."""
+    text = f"{row.precision} {row.quant}".lower()
+    if not (row.n_gpus and row.ran and (row.throughput or row.time)):
+        raise NotPredicted("no time of a step")
+    if row.group == "litgpt_resource":
+        raise NotPredicted("padded to the longest of a batch, lengths not stated")
+    if row.seq_len is None or row.micro_batch is None or not row.precision:
+        raise NotPredicted("sequence length, micro-batch or precision not stated")
+    if "internal" in row.throughput_unit:
+        raise NotPredicted("not the time of a whole step")
+    if re.search(r"float8|fp8|mxfp8|int8 weight|rowwise", text):
+        raise NotPredicted("arithmetic in 8 bits")
+    if row.compile not in (None, False, "eager", *_COMPILED):
+        raise NotPredicted("compiled in a way that isn't predicted")
+    if re.search(r"selective|layer", str(row.grad_ckpt).lower()):
+        raise NotPredicted("checkpointing by operator or by layer")
+    if re.search(r"\b(CP|TP)\b|TP\d|CP \d", row.distributed):
+        raise NotPredicted("spread in a way that isn't modelled: " + row.distributed)
+    if "4-bit" in row.optimizer or "lpmm" in row.optimizer:
+        raise NotPredicted("optimizer not modelled: 4-bit states")
+
+
+def _as_read(row: Row) -> Row:
+    """Return a row in the words that `setups` reads."""
+    changed: dict[str, Any] = {
+        "gpu": _DEVICES.get(row.gpu) or _DEVICES.get(re.sub(r"^\d+x | \(.*", "", row.gpu), row.gpu)
+    }
+    if row.distributed.startswith("FSDP2"):
+        changed["distributed"] = "FSDP FULL_SHARD"
+    if row.group in _SHARDED_IN_BF16 and (row.n_gpus or 1) > 1:
+        changed["precision"] = _SHARDED_IN_BF16[row.group]
+    if row.group == "deepspeed_autotune" and "vanilla" in row.distributed and row.precision == "fp16":
+        changed["precision"] = "fp16 amp, fp32 weights"
+    return row.model_copy(update=changed)
+
+
+class Held(NamedTuple):
+    """A row with its interval: the deviation of the logarithm, and what is left of it."""
 
     timed: Timed
     deviation: float
     log_error: float
 
-    @property
-    def within(self) -> bool:
-        """Whether what was measured lies in the 95 % interval."""
-        return abs(self.log_error) <= Z * self.deviation
+    @classmethod
+    def by(cls, process: Process, timed: Timed, spread: TimeSpread) -> Held:
+        mean, deviation = process.predict([_features(timed)])
+        each = 0.0 if timed.alone else spread.each
+        return cls(timed, math.hypot(float(deviation[0]), process.noise, each), timed.log_factor - float(mean[0]))
 
 
-def features_of(timed: Timed) -> dict[str, float]:
+def _features(timed: Timed) -> dict[str, float]:
     """Return what of a row may make the prediction of its time wrong, by the names of `time_features`."""
-    setup, row = timed.setup, timed.row
-    family, spread = setup.family, setup.spread.parallelism
-    found = {"all": 1.0, "samples": math.log2(setup.micro_batch) / 4}
+    setup, family, parallelism = timed.setup, timed.setup.family, timed.setup.spread.parallelism
     names = [f"precision={family.autocast or family.dtype}", f"optim={setup.optim}"]
     names += [f"attention={family.attn_implementation}"]
     names += [f"checkpointing={family.checkpointing}"] * (family.checkpointing != "none")
     names += ["adapter"] * (setup.software.lora is not None)
     if setup.software.quantization is not None:
         names.append(f"quantization={setup.software.quantization.kind}")
-    if spread.world_size > 1:
-        names += ["several", *[f"sharding={spread.sharding}"] * (spread.sharding != "none")]
-    names += ["compile=inductor"] * (row.compile in (True, "torch.compile"))
-    return {**found, **dict.fromkeys(names, 1.0)}
+    if setup.devices > 1:
+        names += ["several", *[f"sharding={parallelism.sharding}"] * (parallelism.sharding != "none")]
+    names += ["compile=inductor"] * (timed.row.compile in _COMPILED)
+    return {"all": 1.0, "samples": math.log2(setup.micro_batch) / 4, **dict.fromkeys(names, 1.0)}
 
 
-def known_of(timed: Timed) -> str:
-    """Return what is known of a row's device."""
-    return known_by(timed.setup.gpu.name, timed.setup.gpu.capability)
-
-
-def estimated(rows: Iterable[Timed]) -> dict[str, TimeSpread]:
+def estimated(rows: Sequence[Timed]) -> dict[str, TimeSpread]:
     """Return the deviations by what is known of the devices, from the errors of rows."""
-    listed = list(rows)
-    alone, spread = ([t for t in listed if t.setup.spread.parallelism.is_single is s] for s in (True, False))
-    common, each = _of_several(spread)
+    alone = [t for t in rows if t.alone]
+    spread = _sources(t for t in rows if not t.alone)
+    # Deviations of a further source's median, and of its rows from it, on several devices.
+    wider = _STUDENT[min(len(spread), len(_STUDENT)) - 1] / Z if spread else 1.0
+    common = wider * _root_mean_square([_median(source) for source in spread])
+    each = wider * _root_mean_square([_root_mean_square(_from_median(source)) for source in spread])
     found = {}
-    for kind, known in _grouped(listed, known_of).items():
-        sources = _sources([t for t in known if t in alone])
+    for kind, known in _grouped(rows, lambda t: t.known).items():
+        sources = _sources(t for t in known if t.alone)
         enough = len(sources) > 1
         ratios = [_ratio(source) for source in (sources if enough else _sources(alone)) if len(source) > 1]
-        groups = _grouped([t for t in known if not enough or t in alone], lambda t: (t.row.group, t.setup.gpu.name))
-        medians = [_median(group) for group in groups.values()]
-        found[kind] = TimeSpread(
-            _root_mean_square(medians), math.sqrt(np.mean(ratios)) if ratios else 1.0, common, each
-        )
+        groups = _grouped((t for t in known if t.alone or not enough), lambda t: (t.row.group, t.setup.gpu.name))
+        device = _root_mean_square([_median(group) for group in groups.values()])
+        found[kind] = TimeSpread(device, math.sqrt(np.mean(ratios)) if ratios else 1.0, common, each)
     return found
-
-
-def _of_several(rows: Sequence[Timed]) -> tuple[float, float]:
-    """Return the deviations of a further source's median and of its rows from it, on several devices."""
-    sources = _sources(rows)
-    within = [_root_mean_square([t.log_factor - _median(source) for t in source]) for source in sources]
-    wider = _STUDENT[min(len(sources), len(_STUDENT)) - 1] / Z if sources else 1.0
-    return wider * _root_mean_square([_median(source) for source in sources]), wider * _root_mean_square(within)
 
 
 def _ratio(source: Sequence[Timed]) -> float:
     """Return the variance of rows about their median over what the priors of their knobs would give."""
     process = time_process(TimeSpread(0.0))
-    usual = process.predict([features_of(t) for t in source])[1] ** 2 + process.noise**2
-    return float(np.mean([(t.log_factor - _median(source)) ** 2 for t in source]) / np.mean(usual))
+    usual = process.predict([_features(t) for t in source])[1] ** 2 + process.noise**2
+    return float(np.mean(np.square(_from_median(source))) / np.mean(usual))
 
 
 def _median(rows: Sequence[Timed]) -> float:
     return float(np.median([t.log_factor for t in rows]))
+
+
+def _from_median(rows: Sequence[Timed]) -> list[float]:
+    median = _median(rows)
+    return [t.log_factor - median for t in rows]
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
@@ -113,102 +216,78 @@ def _sources(rows: Iterable[Timed]) -> list[list[Timed]]:
     return list(_grouped(rows, lambda t: t.row.group).values())
 
 
-def _grouped(rows: Iterable[Timed], key: Callable[[Timed], Any]) -> dict[Any, list[Timed]]:
-    found: dict[Any, list[Timed]] = defaultdict(list)
-    for timed in rows:
-        found[key(timed)].append(timed)
+def _grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
     return found
 
 
 def left_out(rows: Sequence[Timed]) -> list[Held]:
     """Return each row with the interval that the rows of the other sources give it; none where there is one source."""
     held = []
-    for source in dict.fromkeys(t.row.group for t in rows):
-        spreads = estimated(t for t in rows if t.row.group != source)
-        if not spreads:
-            continue
-        widest = max(spreads.values())  # of what nothing is known by the others
-        for timed in (t for t in rows if t.row.group == source):
-            spread = spreads.get(known_of(timed), widest)
-            held.append(_held(time_process(spread), timed, spread))
+    for source in _sources(rows):
+        spreads = estimated([t for t in rows if t.row.group != source[0].row.group])
+        if spreads:
+            widest = max(spreads.values())  # of what nothing is known by the others
+            for timed in source:
+                spread = spreads.get(timed.known, widest)
+                held.append(Held.by(time_process(spread), timed, spread))
     return held
 
 
 def after_one(rows: Sequence[Timed], spreads: dict[str, TimeSpread]) -> list[Held]:
     """Return each row with its interval after the first row of the same source, model and devices was measured."""
-    groups: dict[tuple[str, str, int], list[Timed]] = defaultdict(list)
-    for timed in rows:
-        groups[timed.row.group, timed.setup.spec.name, timed.setup.spread.parallelism.world_size].append(timed)
     held = []
-    for first, *others in groups.values():
-        spread = spreads[known_of(first)]
-        process = time_process(spread, [features_of(first)], [first.log_factor])
-        held += [_held(process, timed, spread) for timed in others]
+    for first, *others in _grouped(rows, lambda t: (t.row.group, t.setup.spec.name, t.setup.devices)).values():
+        spread = spreads[first.known]
+        process = time_process(spread, [_features(first)], [first.log_factor])
+        held += [Held.by(process, timed, spread) for timed in others]
     return held
 
 
-def _held(process: Process, timed: Timed, spread: TimeSpread) -> Held:
-    mean, deviation = process.predict([features_of(timed)])
-    each = 0.0 if timed.setup.spread.parallelism.is_single else spread.each
-    return Held(timed, math.hypot(float(deviation[0]), process.noise, each), timed.log_factor - float(mean[0]))
-
-
-def figures(held: Iterable[Held]) -> dict[str, Any]:
+def figures(held: Sequence[Held]) -> dict[str, Any]:
     """Return count, absolute error, coverage and typical half width of intervals, as shares."""
-    listed = list(held)
-    size = np.abs([np.expm1(-h.log_error) for h in listed])
-    return {
-        "count": len(listed),
-        "signed_median": round(float(np.median([np.expm1(-h.log_error) for h in listed])), 4),
-        "median": round(float(np.median(size)), 4),
-        "p90": round(float(np.percentile(size, 90)), 4),
-        "coverage": round(sum(h.within for h in listed) / len(listed), 4),
-        "half_width": round(math.expm1(Z * float(np.median([h.deviation for h in listed]))), 4),
+    errors = np.array([np.expm1(-h.log_error) for h in held])
+    shares = {
+        "signed_median": np.median(errors),
+        "median": np.median(np.abs(errors)),
+        "p90": np.percentile(np.abs(errors), 90),
+        "coverage": np.mean([abs(h.log_error) <= Z * h.deviation for h in held]),
+        "half_width": math.expm1(Z * float(np.median([h.deviation for h in held]))),
     }
+    return {"count": len(held), **{name: round(float(share), 4) for name, share in shares.items()}}
 
 
 def time_figures(rows: Sequence[Timed]) -> dict[str, Any]:
-    """Return the figures of predicted time: left out by source, and after one trial."""
-    held, spreads = left_out(rows), estimated(rows)
+    """Return the figures of predicted time: left out by source, after one trial, and with all sources."""
+    spreads = estimated(rows)
     groups: dict[str, list[Held]] = defaultdict(list)
-    for h in held:
-        row, devices = h.timed.row, h.timed.setup.spread.parallelism.world_size
+    for h in left_out(rows):
+        setup, several = h.timed.setup, h.timed.setup.devices > 1
         groups["all"].append(h)
-        groups[f"all, {'several devices' if devices > 1 else 'one device'}"].append(h)
-        groups[f"known by {known_of(h.timed)}"].append(h)
-        groups[f"source {row.group}"].append(h)
-        groups[f"device {h.timed.setup.gpu.name}{f' x {devices}' * (devices > 1)}"].append(h)
-        groups[f"technique {h.timed.setup.technique}{' on several' * (devices > 1)}"].append(h)
-    after: dict[str, list[Held]] = defaultdict(list)
-    for h in after_one(rows, spreads):
-        after["one device" if h.timed.setup.spread.parallelism.is_single else "several devices"].append(h)
+        groups[f"all, {'several devices' if several else 'one device'}"].append(h)
+        groups[f"known by {h.timed.known}"].append(h)
+        groups[f"source {h.timed.row.group}"].append(h)
+        groups[f"device {setup.gpu.name}{f' x {setup.devices}' * several}"].append(h)
+        groups[f"technique {setup.technique}{' on several' * several}"].append(h)
+    after = _grouped(after_one(rows, spreads), lambda h: "one device" if h.timed.alone else "several devices")
+    every = [Held.by(time_process(spreads[t.known]), t, spreads[t.known]) for t in rows]
+    known = _grouped(every, lambda h: f"{h.timed.known}, {'one device' if h.timed.alone else 'several'}")
     return {
         "left_out": {name: figures(group) for name, group in sorted(groups.items())},
         "after_one_trial": {name: figures(group) for name, group in sorted(after.items())},
-        "half_widths": _half_widths(rows, spreads),
+        "half_widths": {name: figures(group)["half_width"] for name, group in known.items()},
         "deviations": {kind: [round(x, 3) for x in spread] for kind, spread in spreads.items()},
     }
 
 
-def _half_widths(rows: Sequence[Timed], spreads: dict[str, TimeSpread]) -> dict[str, float]:
-    """Return the typical half width of intervals with all sources, by what is known of the device."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for timed in rows:
-        kind, single = known_of(timed), timed.setup.spread.parallelism.is_single
-        held = _held(time_process(spreads[kind]), timed, spreads[kind])
-        groups[f"{kind}, {'one device' if single else 'several'}"].append(held.deviation)
-    return {name: round(math.expm1(Z * float(np.median(found))), 4) for name, found in groups.items()}
-
-
 def report_time(found: dict[str, Any]) -> None:
-    """Print the figures of predicted time."""
     print(f"\n{'predicted seconds over measured, source left out':62}   n  signed  median    p90  in 95 %  +-width")
     after = {f"after one trial of the model, {name}": f for name, f in found["after_one_trial"].items()}
     for name, f in {**found["left_out"], **after}.items():
-        shares = (
-            f"{f['signed_median']:+7.1%} {f['median']:6.1%} {f['p90']:6.1%} {f['coverage']:7.1%} {f['half_width']:7.1%}"
-        )
+        shares = f"{f['signed_median']:+7.1%} {f['median']:6.1%} {f['p90']:6.1%} {f['coverage']:7.1%}"
         few = "" if f["count"] >= _SOURCE_ROWS else "  (few)"
-        print(f"{name:62} {f['count']:3} {shares}{few}")
+        print(f"{name:62} {f['count']:3} {shares} {f['half_width']:7.1%}{few}")
     print(f"typical half width with all sources: {found['half_widths']}")
     print(f"deviation of the device, factor on the knobs' priors, deviations of several: {found['deviations']}")

@@ -1,8 +1,8 @@
-"""Kernels that projects patch into a model, as autograd functions on the meta device: what they keep and take.
+"""Kernels that projects patch into a model, and attention of another time: what they keep and take, on the meta device.
 
 Read from the public sources: unsloth's Triton kernels as in foundation-model-stack/fms-acceleration
 (`cross_entropy_loss.py`, `rms_layernorm.py`, `rope_embedding.py`, `fused_ops/unsloth_lora`), Liger's fused linear cross
-entropy (`fused_linear_cross_entropy.py`). Called by `software`.
+entropy (`fused_linear_cross_entropy.py`). Attention has names of its own in transformers' table. Called by `software`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import types
 from typing import Any
 
 import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 class FastCrossEntropy(torch.autograd.Function):
@@ -18,22 +20,17 @@ class FastCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row."""
-        rows = logits.shape[0]
-        losses = torch.empty(rows, dtype=torch.float32, device="meta")
-        normaliser = torch.empty(rows, dtype=torch.float32, device="meta")
+        losses, normaliser = (torch.empty(logits.shape[0], dtype=torch.float32, device="meta") for _ in range(2))
         ctx.save_for_backward(logits, normaliser)
         return losses
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient, in the place of the logits."""
         logits, _ = ctx.saved_tensors
         return logits
 
     @classmethod
     def loss(cls, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss."""
         return cls.apply(logits).sum() / torch.count_nonzero(labels != -100)
 
 
@@ -49,7 +46,6 @@ class SparingCrossEntropy(FastCrossEntropy):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row."""
         spare = torch.empty_like(logits)
         del spare
         return FastCrossEntropy.forward(ctx, logits)
@@ -64,18 +60,15 @@ class FastNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return the normalised input."""
         ctx.save_for_backward(x, torch.empty(x.shape[:-1], dtype=torch.float32, device="meta"))
         return torch.empty_like(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient, in its place."""
         return gradient
 
     @staticmethod
     def forward_of(module: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return what a patched module returns."""
         return FastNorm.apply(x)
 
 
@@ -84,26 +77,20 @@ class FastRope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return the rotated input, in its place."""
         batch, length, heads, width = x.shape
         return x.view(batch * length, heads * width).view(batch, length, heads, width)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient, in its place."""
         batch, length, heads, width = gradient.shape
         return gradient.reshape(batch * length, heads * width).view(batch, length, heads, width)
 
     @classmethod
-    def both(cls, query: Any, key: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Return rotated queries and keys, of (batch, heads, length, width)."""
-        return (
-            cls.apply(query.transpose(1, 2)).transpose(1, 2),
-            cls.apply(key.transpose(1, 2)).transpose(1, 2),
-        )
+    def both(cls, query: Any, key: Any, *_: Any, **__: Any) -> tuple[Any, Any]:  # of (batch, heads, length, width)
+        return tuple(cls.apply(x.transpose(1, 2)).transpose(1, 2) for x in (query, key))
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+class LinearCrossEntropy(torch.autograd.Function):
     """Output head and cross entropy in chunks of tokens; the gradient of the input is all that is kept."""
 
     @staticmethod
@@ -132,18 +119,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return ctx.saved_tensors
 
 
-def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the loss of hidden states under an output head."""
-    loss: torch.Tensor = _LinearCrossEntropy.apply(x, weight)
-    return loss
-
-
 class FusedLora(torch.autograd.Function):
     """Several packed layers with LoRA on one input, as one function: the input and its dropped copies are kept."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layers: Any, *factors: torch.Tensor) -> Any:
-        """Return a product for each layer."""
         ctx.layers, ctx.shape = layers, x.shape
         x = x.view(-1, x.shape[-1])
         outputs, dropped = [], []
@@ -161,7 +141,6 @@ class FusedLora(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradients of the input and the adapters."""
         count = len(ctx.layers)
         x, *rest = ctx.saved_tensors
         factors, dropped = rest[: 2 * count], rest[2 * count :]
@@ -188,18 +167,16 @@ class FusedLora(torch.autograd.Function):
         waiting: list[Any] = []
         layers = [attention.q_proj, attention.k_proj, attention.v_proj]
 
-        def first(module: Any, x: torch.Tensor) -> Any:
-            waiting.extend(cls.apply(x, layers, *_factors(layers)))
-            return waiting.pop(0)
-
         def following(module: Any, x: torch.Tensor) -> Any:
+            if module is layers[0]:
+                waiting.extend(cls.apply(x, layers, *_factors(layers)))
             return waiting.pop(0)
 
         def alone(module: Any, x: torch.Tensor) -> Any:
             return cls.apply(x, [module], *_factors([module]))[0]
 
-        for layer, forward in zip(layers, (first, following, following), strict=True):
-            layer.forward = types.MethodType(forward, layer)
+        for layer in layers:
+            layer.forward = types.MethodType(following, layer)
         attention.o_proj.forward = types.MethodType(alone, attention.o_proj)
 
 
@@ -207,3 +184,61 @@ def _factors(layers: Any) -> list[torch.Tensor]:
     names = [layer.active_adapters[0] for layer in layers]
     pairs = [(layer.lora_A[n].weight, layer.lora_B[n].weight) for layer, n in zip(layers, names, strict=True)]
     return [factor for pair in pairs for factor in pair]
+
+
+# Names under which they are known.
+REPEATED_FLASH = "flash_attention_2_repeated"
+EAGER_OF_2022 = "eager_of_2022"
+
+
+def _repeated_flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    """Repeat keys and values for all heads, then attend with flash attention 2."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = _repeat(key, groups), _repeat(value, groups)
+    return ALL_ATTENTION_FUNCTIONS["flash_attention_2"](module, query, key, value, mask, **kwargs)
+
+
+def _repeat(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    """`repeat_kv` of transformers 4."""
+    if times == 1:
+        return tensor
+    batch, heads, length, width = tensor.shape
+    expanded = tensor[:, :, None].expand(batch, heads, times, length, width)
+    return expanded.reshape(batch, heads * times, length, width)
+
+
+class _SoftmaxOf2021(torch.autograd.Function):
+    """Softmax that keeps its input beside its output: torch up to 1.10, `_softmax_backward_data(..., self)`."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(scores)
+        ctx.save_for_backward(scores, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return torch.empty_like(gradient)
+
+
+def _eager_of_2022(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    """Attend as `BertSelfAttention` of transformers 4.15, which always added a mask, in the weights' type."""
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    scores = scores / query.shape[-1] ** 0.5
+    dtype = next(module.parameters()).dtype
+    scores = scores + torch.zeros((query.shape[0], 1, 1, key.shape[2]), dtype=dtype, device="meta")
+    probabilities = _SoftmaxOf2021.apply(scores)
+    probabilities = torch.nn.functional.dropout(probabilities, kwargs.get("dropout", 0.0), module.training)
+    context = torch.matmul(probabilities, value)
+    return context.transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """Return no mask: batches hold no padding."""
+    return None
+
+
+ALL_ATTENTION_FUNCTIONS.register(REPEATED_FLASH, _repeated_flash)
+ALL_ATTENTION_FUNCTIONS.register(EAGER_OF_2022, _eager_of_2022)
+ALL_MASK_ATTENTION_FUNCTIONS.register(REPEATED_FLASH, _no_mask)
+ALL_MASK_ATTENTION_FUNCTIONS.register(EAGER_OF_2022, _no_mask)

@@ -82,34 +82,20 @@ def model_named(name: str) -> ModelSpec | None:
             return resolve(_SAME_AS.get(key) or known[key])
         if key in beyond or key + "b" in beyond:
             id_, model_type, kind, figures = beyond.get(key) or beyond[key + "b"]
-            return ModelSpec(
-                reference=_HUB.format(id_),
-                name=id_,
-                source="catalogue",
-                model_type=model_type,
-                kind=kind,
-                config=figures,
-            )
+            return _spec(_HUB.format(id_), id_, model_type, kind, figures)
     return None
 
 
 def _mpt(key: str) -> ModelSpec:
     width, layers, heads = _MPT[key]
-    figures = {
-        "n_embd": width,
-        "n_layer": layers,
-        "n_head": heads,
-        "n_positions": 65536,
-        "vocab_size": 50368,
-        "activation_function": "gelu",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }
-    name = f"mosaicml/{key}"
-    reference = "https://github.com/mosaicml/llm-foundry"
+    figures = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 65536, "vocab_size": 50368}
+    figures |= {"activation_function": "gelu", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return _spec("https://github.com/mosaicml/llm-foundry", f"mosaicml/{key}", "gpt2", "decoder", figures)
+
+
+def _spec(reference: str, name: str, model_type: str, kind: Kind, config: dict[str, Any]) -> ModelSpec:
     return ModelSpec(
-        reference=reference, name=name, source="catalogue", model_type="gpt2", kind="decoder", config=figures
+        reference=reference, name=name, source="catalogue", model_type=model_type, kind=kind, config=config
     )
 
 

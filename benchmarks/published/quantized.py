@@ -23,19 +23,12 @@ _NESTED_BLOCK = 256
 
 @dataclass(frozen=True)
 class Quantization:
-    """How weights are stored.
+    """How weights are stored."""
 
-    Attributes:
-        kind: nf4 and fp4 differ in their 16 values only, so not in memory.
-        nested: Whether the scales are quantized too (bitsandbytes' double quantization).
-        group: GPTQ: elements that share a scale, None for all of a row.
-        compute: Type that weights are unpacked to.
-    """
-
-    kind: Literal["4bit", "int8", "gptq"]
-    nested: bool = False
-    group: int | None = None
-    compute: torch.dtype = torch.bfloat16
+    kind: Literal["4bit", "int8", "gptq"]  # nf4 and fp4 differ in their 16 values only, so not in memory
+    nested: bool = False  # the scales are quantized too (bitsandbytes' double quantization)
+    group: int | None = None  # GPTQ: elements that share a scale, None for all of a row
+    compute: torch.dtype = torch.bfloat16  # type that weights are unpacked to
 
 
 class PackedLinear(nn.Module):
@@ -70,11 +63,9 @@ class PackedLinear(nn.Module):
 
     def unpack(self) -> torch.Tensor:
         """Return the weights in 16 bits, as a new tensor."""
-        if self.how.nested:
-            scale = self.scale.to(torch.float32)
+        scale = self.scale.to(torch.float32) if self.how.nested else None
         weight = torch.empty((self.out_features, self.in_features), dtype=self.how.compute, device="meta")
-        if self.how.nested:
-            del scale
+        del scale
         return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +123,6 @@ class LoraPacked(nn.Module, LoraLayer):
         self.autocast = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product with base and adapter."""
         result = self.base_layer(x)
         if self.base_layer.how.kind == "4bit":
             result = result.clone()  # bnb.py: "for 4bit, we need to defensively clone here"
@@ -148,10 +138,7 @@ class LoraPacked(nn.Module, LoraLayer):
 def quantize(model: Any, how: Quantization, *, keep: Sequence[str] = ()) -> None:
     """Replace the linear layers of `model` by packed ones, in place.
 
-    Args:
-        model: On the meta device.
-        how: How weights are stored.
-        keep: Last names of layers that stay as they are; an output head that makes logits always does.
+    Layers whose last name is in `keep` stay as they are; an output head that makes logits always does.
     """
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from autotune.errors import InputError
+from autotune.errors import InputError, located
 
 
 class NotPredicted(Exception):
@@ -62,8 +62,7 @@ class Row(BaseModel):
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
     @property
-    def ran(self) -> bool:
-        """Whether it ran; otherwise it ran out of memory, as far as the source tells."""
+    def ran(self) -> bool:  # otherwise it ran out of memory, as far as the source tells
         return not self.outcome.upper().startswith(("OOM", "FAILED", "NOT RUNNABLE"))
 
     @property
@@ -88,11 +87,7 @@ class Row(BaseModel):
 
 
 def load_rows(path: Path) -> list[Row]:
-    """Return the rows of a file.
-
-    Raises:
-        InputError: It can't be read, or a line isn't a row.
-    """
+    """Return the rows of a file; `InputError` if it can't be read, or a line isn't a row."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -104,7 +99,5 @@ def load_rows(path: Path) -> list[Row]:
         try:
             rows.append(Row.model_validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"{path}:{number}: not a row: {where + ': ' if where else ''}{first['msg']}") from error
+            raise InputError(f"{path}:{number}: not a row: {located(error)}") from error
     return rows

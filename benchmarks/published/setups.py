@@ -48,15 +48,12 @@ _RELEASES: tuple[tuple[str, Version, Version], ...] = (
     ("2025-06", (4, 52), (2, 7)),
 )
 
-ALONE = Spread(Parallelism(), mixed=False)
-
 # What a row's `distributed` begins with.
 _SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("FSDP FULL_SHARD", "fsdp_full"),
     ("FSDP NO_SHARD", "none"),
     ("baseline vanilla HF DDP", "none"),
 )
-_ZERO = re.compile(r"ZeRO-(\d)")
 _STAGES: dict[str, Sharding] = {"0": "none", "1": "zero_1", "2": "zero_2", "3": "zero_3"}
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,15 +61,7 @@ _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Setup:
-    """What was run.
-
-    Attributes:
-        origin: Whose code.
-        technique: In a word or two, for the report.
-        spread: Over how many devices, and how.
-        keeps_gradients: Whether gradients were set to zero and not freed between steps, as before torch 2.0.
-        embeddings_in_8_bits: Whether an 8-bit optimizer treated embeddings as other weights.
-    """
+    """What was run."""
 
     spec: ModelSpec
     family: Family
@@ -83,33 +72,30 @@ class Setup:
     accumulation: int
     gpu: Gpu
     origin: Origin
-    technique: str
-    spread: Spread = ALONE
-    keeps_gradients: bool = False
-    embeddings_in_8_bits: bool = False
+    technique: str  # in a word or two, for the report
+    spread: Spread
+    keeps_gradients: bool  # whether they were set to zero and not freed between steps, as before torch 2.0
+    embeddings_in_8_bits: bool  # whether an 8-bit optimizer treated them as other weights
+
+    @property
+    def devices(self) -> int:
+        return self.spread.parallelism.world_size
 
 
 def setup_of(row: Row) -> Setup:
-    """Return what was run.
-
-    Raises:
-        NotPredicted: It can't be told from the row, or isn't predicted.
-    """
+    """Return what was run; `NotPredicted` where the row doesn't tell, or its memory isn't predicted."""
     _check(row)
     return read(row)
 
 
 def read(row: Row) -> Setup:
-    """Return what was run, whether or not its memory was measured.
-
-    Raises:
-        NotPredicted: It can't be told from the row.
-    """
+    """Return what was run, whether or not its memory was measured; `NotPredicted` where the row doesn't tell."""
     spec = model_named(row.model)
     if spec is None:
         raise NotPredicted(f"figures of the model unknown: {row.model}")
     transformers, torch_version = _versions(row)
-    patched = _framework_config(row)
+    named = re.search(r"framework_config=(\S+)", row.framework)
+    patched = named.group(1) if named else "none"  # which of a framework's patches were on
     other = row.framework.startswith(("lit-gpt", "torchao"))
     dtype, autocast = _precision(row)
     kernels = "foak" in patched
@@ -131,7 +117,11 @@ def read(row: Row) -> Setup:
         lora_in_base_dtype=row.framework.startswith("lit-gpt") and autocast is None,
         checkpointing=checkpointed,
         reentrant=not row.group.startswith("fsdp_qlora"),
-        holds_inputs=_holds_inputs(row, frozen=lora is not None),
+        # Whether torch's first FSDP held the inputs of layers, and their gradients, until the backward pass ended. Of a
+        # unit without trained weights it registers `register_multi_grad_hook` on the inputs, which refer to the hook,
+        # and the hook to them; under reentrant checkpointing these are leaves, whose gradients stay with them
+        # (`_register_post_backward_reshard_only_hook`, removed in `_finalize_params`).
+        holds_inputs=lora is not None and (row.n_gpus or 0) > 1 and row.group == "fms_acceleration",
     )
     family = Family(
         device="cuda",
@@ -153,14 +143,11 @@ def read(row: Row) -> Setup:
         technique=_technique(row, software),
         spread=_spread(row, mixed=autocast is not None),
         keeps_gradients=torch_version < (2,),
-        embeddings_in_8_bits="no override" in row.optimizer
-        or "not shown" in row.optimizer
-        or "Adam8bit" in row.optimizer,
+        embeddings_in_8_bits=any(words in row.optimizer for words in ("no override", "not shown", "Adam8bit")),
     )
 
 
 def _check(row: Row) -> None:
-    """Refuse what isn't predicted."""
     if not row.n_gpus:
         raise NotPredicted("no training run")
     if row.group == "deepspeed_autotune":
@@ -183,34 +170,22 @@ def _check(row: Row) -> None:
         raise NotPredicted("other model code, unpacked data of unknown length")
     if "moe-scattermoe" in row.framework:
         raise NotPredicted("kernel patch not modelled: ScatterMoE")
-    if row.seq_len is None and not _takes_images(row):
+    if row.seq_len is None and "image" not in row.task:
         raise NotPredicted("sequence length not stated")
     if "4-bit" in row.optimizer:
         raise NotPredicted("optimizer not modelled: 4-bit states")
 
 
-def _takes_images(row: Row) -> bool:
-    return "image" in row.task
-
-
 def _versions(row: Row) -> tuple[Version, Version]:
-    """Return the versions of transformers and torch."""
+    """Return those of transformers and torch."""
     named = {
         name: tuple(int(part) for part in version.split("."))
         for name, version in re.findall(r"(transformers|torch|pytorch)[= ]=?(\d+(?:\.\d+)+)", row.versions.lower())
     }
     month = re.search(r"\d{4}-\d{2}", row.date or row.versions)
     current = [r for r in _RELEASES if month and r[0] <= month.group()] or [_RELEASES[-1]]
-    return (
-        named.get("transformers", current[-1][1]),
-        named.get("torch") or named.get("pytorch") or current[-1][2],
-    )
-
-
-def _framework_config(row: Row) -> str:
-    """Return which of a framework's patches were on: none, or its name."""
-    found = re.search(r"framework_config=(\S+)", row.framework)
-    return found.group(1) if found else "none"
+    _, transformers, torch_version = current[-1]
+    return named.get("transformers", transformers), named.get("torch") or named.get("pytorch") or torch_version
 
 
 def _precision(row: Row) -> tuple[Any, Any]:
@@ -263,15 +238,11 @@ def _upcast(
     return "all" if "SFTTrainer" in row.framework and patched == "none" else "none"
 
 
-# TRL's example of the time, which the announcement's script follows.
-_LORA_OF_SFT_SCRIPT = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
-
-
 def _lora(row: Row, spec: ModelSpec) -> dict[str, Any] | None:
     if "LoRA" not in row.peft:
         return None
-    if "gist" in row.peft:
-        return _LORA_OF_SFT_SCRIPT
+    if "gist" in row.peft:  # TRL's example of the time, which the announcement's script follows
+        return {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
     rank = re.search(r"r=(\d+)", row.peft)
     alpha, dropout = re.search(r"alpha=(\d+)", row.peft), re.search(r"dropout=([\d.]+)", row.peft)
     targets = re.search(r"targets=\[([^]]*)\]", row.peft)
@@ -298,7 +269,7 @@ def _attention(row: Row) -> str:
 
 
 def _task(row: Row, spec: ModelSpec) -> Task:
-    if _takes_images(row):
+    if "image" in row.task:
         return Task.IMAGE_CLASSIFICATION
     if "classification" in row.task.lower():
         return Task.SEQUENCE_CLASSIFICATION
@@ -349,36 +320,21 @@ def _technique(row: Row, software: Software) -> str:
 def _spread(row: Row, *, mixed: bool) -> Spread:
     """Return how a row was spread; `mixed`: whether arithmetic was in 16 bits beside weights in fp32, or would be."""
     if row.n_gpus == 1:
-        return ALONE
+        return Spread(Parallelism(), mixed=False)
     offload: dict[str, Any] = {}
     if row.offload not in ("", "none"):
         if row.offload != "CPU params":
             raise NotPredicted("offloaded to the host: " + row.offload)
         offload = {"offload": "parameters"}
-    sharding = _sharding(row)
+    sharding = next((kind for beginning, kind in _SHARDINGS if row.distributed.startswith(beginning)), None)
+    stage = re.search(r"ZeRO-(\d)", row.distributed)
+    if sharding is None and row.group == "deepspeed_autotune" and stage is not None:
+        sharding = _STAGES[stage.group(1)]
+    if sharding is None:
+        raise NotPredicted("spread in a way that isn't modelled: " + (row.distributed or "not stated"))
     return Spread(
         Parallelism(world_size=row.n_gpus or 1, sharding=sharding, **offload),
         mixed=mixed,
         frozen_in_fp32=False,
         root_stays=sharding == "fsdp_full",
     )
-
-
-def _sharding(row: Row) -> Sharding:
-    for beginning, sharding in _SHARDINGS:
-        if row.distributed.startswith(beginning):
-            return sharding
-    stage = _ZERO.search(row.distributed)
-    if row.group == "deepspeed_autotune" and stage is not None:
-        return _STAGES[stage.group(1)]
-    raise NotPredicted("spread in a way that isn't modelled: " + (row.distributed or "not stated"))
-
-
-def _holds_inputs(row: Row, *, frozen: bool) -> bool:
-    """Return whether torch's first FSDP held the inputs of layers, and their gradients, until the backward pass ended.
-
-    Of a unit without trained weights it registers `register_multi_grad_hook` on the inputs, which refer to the hook,
-    and the hook to them; under reentrant checkpointing these are leaves, whose gradients stay with them
-    (`_register_post_backward_reshard_only_hook`, removed in `_finalize_params`).
-    """
-    return frozen and (row.n_gpus or 0) > 1 and row.group == "fms_acceleration"

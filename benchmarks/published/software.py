@@ -22,15 +22,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from autotune.units import GIB
 from autotune.values.catalogue import Gpu
-from published.attention import EAGER_OF_2022, REPEATED_FLASH
 from published.kernels import (
+    EAGER_OF_2022,
+    REPEATED_FLASH,
     FastCrossEntropy,
     FastNorm,
     FastRope,
     FusedLora,
+    LinearCrossEntropy,
     SparingCrossEntropy,
-    linear_cross_entropy,
 )
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
 
@@ -39,43 +41,25 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Software:
-    """What a model was trained with.
-
-    Attributes:
-        transformers: Version; (99,) for the installed one.
-        torch: Version of torch.
-        fast_loss: Triton cross entropy that overwrites the logits with their gradient.
-        fast_norm: RMSNorm as one kernel.
-        fast_rope: Rotary embedding as one kernel, in place.
-        linear_loss: Output head and cross entropy fused, in chunks.
-        fused_lora: LoRA on packed weights as one function for query, key and value.
-        autocast: Whether mixed precision casts.
-        quantization: Of the weights, if they are packed.
-        upcast: What of the weights that aren't packed was put in fp32 (`prepare_model_for_kbit_training`).
-        lora: Keyword arguments of `peft.LoraConfig`.
-        lora_in_base_dtype: Whether adapters have the type of the weights, not fp32.
-        checkpointing: Whether activations are checkpointed.
-        reentrant: Whether, before transformers 5, they were so reentrantly.
-        holds_inputs: Whether hooks held the inputs of layers, as torch's first FSDP did where their weights are frozen.
-        spare_block: Whether the trace has one more tensor of the size of the fast loss's input (`FastCrossEntropy`).
-    """
+    """What a model was trained with; (99,): the version that is installed."""
 
     transformers: Version = (99,)
     torch: Version = (99,)
-    fast_loss: bool = False
-    fast_norm: bool = False
-    fast_rope: bool = False
-    linear_loss: bool = False
-    fused_lora: bool = False
+    fast_loss: bool = False  # Triton cross entropy that overwrites the logits with their gradient
+    fast_norm: bool = False  # RMSNorm as one kernel
+    fast_rope: bool = False  # rotary embedding as one kernel, in place
+    linear_loss: bool = False  # output head and cross entropy fused, in chunks
+    fused_lora: bool = False  # LoRA on packed weights as one function for query, key and value
     autocast: bool = False
     quantization: Quantization | None = None
+    # What of the weights that aren't packed was put in fp32 (`prepare_model_for_kbit_training`).
     upcast: Literal["none", "norms", "all"] = "none"
-    lora: dict[str, Any] | None = field(default=None, hash=False)
-    lora_in_base_dtype: bool = False
+    lora: dict[str, Any] | None = field(default=None, hash=False)  # arguments of `peft.LoraConfig`
+    lora_in_base_dtype: bool = False  # adapters have the type of the weights, not fp32
     checkpointing: bool = True
-    reentrant: bool = True
-    holds_inputs: bool = False
-    spare_block: bool = False
+    reentrant: bool = True  # before transformers 5
+    holds_inputs: bool = False  # hooks held the inputs of layers, as torch's first FSDP did where weights are frozen
+    spare_block: bool = False  # one more tensor of the size of the fast loss's input (`SparingCrossEntropy`)
 
 
 # Model types whose logits were not put in fp32 for the loss before transformers 4.50 made all share one function.
@@ -128,7 +112,6 @@ class LoopedExperts(nn.Module):
             self.experts = nn.ModuleList([_Expert(config) for _ in range(self.count)])
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the sum of what the chosen experts make of each token."""
         shape = hidden.shape
         hidden = hidden.view(-1, shape[-1])
         weights = torch.nn.functional.softmax(self.gate(hidden), dim=1, dtype=torch.float)
@@ -148,9 +131,9 @@ class LoopedExperts(nn.Module):
 class _Expert(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.w1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.w3 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        width, inner = config.hidden_size, config.intermediate_size
+        self.w1, self.w3 = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(inner, width, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = torch.nn.functional.silu(self.w1(hidden)) * self.w3(hidden)
@@ -346,7 +329,7 @@ def _forward_with_linear_loss(model: Any, input_ids: Any, attention_mask: Any, l
 
     hidden = model.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)[0]
     shifted = hidden[..., :-1, :].contiguous().view(-1, hidden.shape[-1])
-    loss = linear_cross_entropy(shifted, model.lm_head.weight)
+    loss = LinearCrossEntropy.apply(shifted, model.lm_head.weight)
     return CausalLMOutputWithPast(loss=loss, logits=None)
 
 
@@ -362,12 +345,7 @@ def _forward_with_linear_loss(model: Any, input_ids: Any, attention_mask: Any, l
 #   bitsandbytes besides: 0.92 GiB is taken.
 #
 # Workspaces of cuBLAS come out of torch's allocator.
-_GIB = float(1 << 30)
-_LAZY_SINCE = (1, 13)
-
-
 def context_bytes(gpu: Gpu, torch_version: Version) -> float:
-    """Return the bytes that are taken beside the allocator."""
-    if torch_version >= _LAZY_SINCE:
-        return 0.92 * _GIB
-    return (1.78 if gpu.capability and gpu.capability >= (8, 0) else 1343 / 1024) * _GIB
+    if torch_version >= (1, 13):
+        return 0.92 * GIB
+    return (1.78 if gpu.capability and gpu.capability >= (8, 0) else 1343 / 1024) * GIB

@@ -66,13 +66,11 @@ class TableTrial(Value):
 
     @classmethod
     def of(cls, result: TrialResult) -> TableTrial:
-        """Return the recorded form of `result`."""
         number, duration_s, outcome = result.request.number, result.duration_s, result.outcome
         if isinstance(outcome, Measurement):
             return cls(number=number, status=result.status, duration_s=duration_s, measurement=outcome)
-        return cls(
-            number=number, status=outcome.status, duration_s=duration_s, cause=outcome.cause, memory=outcome.memory
-        )
+        failed = {"cause": outcome.cause, "memory": outcome.memory}
+        return cls(number=number, status=outcome.status, duration_s=duration_s, **failed)
 
     def within(self, memory_bytes: int) -> TableTrial:
         """Return the trial as if there were no more memory than that.
@@ -104,8 +102,7 @@ class RecordedPoint(Value):
     trials: tuple[TableTrial, ...] = Field(min_length=1)
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        """Samples per second of each completed trial."""
+    def rates(self) -> tuple[float, ...]:  # samples/s of each completed trial
         return tuple(t.measurement.samples_per_second for t in self.trials if t.measurement)
 
     @property
@@ -122,21 +119,12 @@ class Table(Value):
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write `table` to `path` atomically.
-
-    Raises:
-        OSError: The directory can't be written.
-    """
     lines = [table.header.model_dump_json(), *(point.model_dump_json() for point in table.points)]
     write_text("".join(f"{line}\n" for line in lines), path)
 
 
 def load_table(path: str | Path) -> Table:
-    """Return the table in `path`.
-
-    Raises:
-        InputError: The file is missing or malformed; the message names the line.
-    """
+    """Return the table in `path`; `InputError` names the line if it is malformed."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -196,16 +184,8 @@ def plan_of(
 ) -> SearchPlan:
     """Return the plan of a search of `table`; its space is the recorded one at every effort.
 
-    Args:
-        table: The recorded table.
-        effort: Effort of the search, which sets its budget.
-        seed: Seed of the search; by default that of the recorded workload.
-        memory_bytes: Memory budget, at most the recorded one, which is the default.
-        max_trials: Trials of the search.
-        max_time_s: Time of the search in recorded seconds.
-
-    Raises:
-        InputError: The table's space can't be read, or was recorded with less memory than `memory_bytes`.
+    The seed is by default that of the recorded workload, the memory the recorded one, which is the most that there is:
+    `InputError` if it is exceeded. Time counts in recorded seconds.
     """
     header = table.header
     if memory_bytes is not None and memory_bytes > header.memory_bytes:
@@ -239,10 +219,10 @@ def _recorded_space(header: TableHeader) -> SpaceFile:
     except ValidationError as error:
         raise InputError(f"the table's space can't be read: {located(error)}") from None
     efforts = list(Effort)
-    recorded = efforts.index(header.budget.effort)
+    varied = efforts[: efforts.index(header.budget.effort) + 1]
     parameters = {
         name: parameter.model_copy(update={"from_effort": Effort.QUICK})
         for name, parameter in written.parameters.items()
-        if efforts.index(parameter.from_effort) <= recorded
+        if parameter.from_effort in varied
     }
     return written.model_copy(update={"parameters": parameters})

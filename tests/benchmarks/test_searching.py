@@ -20,7 +20,7 @@ from factories import (
     product_rate,
 )
 from runner_contract import RunnerContract
-from searching.replay import ReplayClock, ReplayRunner
+from searching.replay import ReplayClock, ReplayRunner, tightened
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 
 from autotune.errors import InputError
@@ -35,7 +35,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from search import STRATEGIES, TABLES  # noqa: E402
-from searching.oracle import tightened  # noqa: E402
 from searching.scores import first_hit, near_best, noise_of, rates_of  # noqa: E402
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)
