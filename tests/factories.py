@@ -218,6 +218,23 @@ class Clock:
         return self.now_s
 
 
+class ScriptedDeviceClock:
+    """A device's clock that stands still until it is told how much time has passed."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.settled = 0
+
+    def mark(self) -> float:
+        return self.now
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
 class ScriptedRunner(Runner):
     """Runs trials in no time: a function says what each gives, and results lie on disk as a real runner leaves them.
 
@@ -273,6 +290,25 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
         return math.prod(table[getattr(request.config, knob)] for knob, table in factors.items())
 
     return rate
+
+
+# A space whose throughput is separable, so that its optimum is known: another value than the baseline's in every knob but
+# the attention kernel.
+SEPARABLE = {
+    "precision": ["fp32", "bf16", "pure_bf16"],
+    "attn_implementation": ["sdpa", "eager"],
+    "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
+}
+separable_rate = product_rate(
+    {
+        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
+        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
+        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
+        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
+    }
+)
+SEPARABLE_BEST = make_config(16, precision="bf16", optim="adamw_torch")
 
 
 def make_contribution(knob: str, ratio: float | None, basis: Basis = "in turn", **fields: Any) -> Contribution:

@@ -121,10 +121,6 @@ def be_killed() -> None:
     _in_a_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def fall_asleep() -> None:
-    _in_a_step(sleep_in_a_corner)
-
-
 def raise_an_error() -> None:
     def fail_in_a_step() -> None:
         raise ZeroDivisionError("planted")

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from factories import make_measurement, make_result, product_rate
+from factories import make_measurement, make_result, separable_rate
 
 from autotune.errors import InfrastructureError
 from autotune.execution import launch
@@ -57,23 +57,12 @@ class Scripted(Runner):
     def run(self, request: TrialRequest) -> TrialResult:
         seconds = 0.2 + int(request.config.config_id[:2], 16) / 1000
         time.sleep(seconds)
-        result = make_result(request.config, make_measurement(scripted_rate(request)), duration_s=seconds)
+        result = make_result(request.config, make_measurement(separable_rate(request)), duration_s=seconds)
         return result.model_copy(update={"request": request})
 
 
 def scripted(directory: Path, device: str) -> Runner:
     return Scripted()
-
-
-# Separable, so the optimum is known: 16 samples, bf16, adamw_torch, sdpa.
-scripted_rate = product_rate(
-    {
-        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
-        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
-        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
-        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
-    }
-)
 
 
 class Dying(Runner):

@@ -213,13 +213,6 @@ def test_the_users_own_arguments_are_the_baseline_and_real_data_have_their_own_l
     assert any("ByT5" in note for note in result.notes)
 
 
-@pytest.mark.slow
-def test_lora_is_found_where_the_method_may_change(search):
-    result = search(allow="method", space="lora", max_trials=3)
-    assert [t for t in result.trials if t.status is TrialStatus.COMPLETED and t.config.adapter]
-    assert result.best_by_allowance[autotune.Allowance.METHOD].measurement is not None
-
-
 def _wait_for(condition, process, limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():

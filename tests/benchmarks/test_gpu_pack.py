@@ -77,16 +77,3 @@ def test_a_killed_pack_has_lost_nothing_but_its_last_trial(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["finished"] is False
     assert summary["parts"]["optimizers"]["trials"]
-
-
-def test_an_interrupted_pack_says_so(tmp_path):
-    command = pack_command(*CPU, "--parts", "optimizers", "--out", tmp_path)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
-    assert process.stdout is not None
-    while "optimizers" not in process.stdout.readline():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130
-    checks = json.loads((tmp_path / "summary.json").read_text())["checks"]
-    assert checks[-1]["detail"].startswith("interrupted")

@@ -61,24 +61,6 @@ def runner(table, clock) -> ReplayRunner:
     return ReplayRunner(table, clock)
 
 
-class TestContract(RunnerContract):
-    @pytest.fixture
-    def completing(self):
-        return make_request(FAST)
-
-    @pytest.fixture
-    def starved(self):
-        return make_request(FAST, limits=make_limits(memory_bytes=GIB - 1))
-
-    @pytest.fixture
-    def hurried(self):
-        return make_request(FAST, limits=make_limits(timeout_s=19.0))
-
-    @pytest.fixture
-    def impossible(self):
-        return make_request(UNKNOWN)
-
-
 def test_the_trials_of_a_configuration_come_in_turn_and_then_again(runner):
     rates = [runner.run(make_request(FAST)).measurement.samples_per_second for _ in range(5)]
     assert rates == [10.0, 12.0, 10.0, 12.0, 10.0]

@@ -112,34 +112,6 @@ def test_a_script_is_tuned_gone_on_with_and_trained_with_the_answer(autotune, tm
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.slow
-def test_a_function_that_makes_a_trainer_is_tuned(autotune, tmp_path):
-    """From a program of the user's own, in which the function and what it uses are of the main module."""
-    program = SCRIPT.partition("\nimport sys\n")[0] + (
-        "\nimport autotune\n\n"
-        "def build():\n"
-        "    args = TrainingArguments('out', use_cpu=True, report_to='none', remove_unused_columns=False)\n"
-        "    return NetTrainer(model=Net(), args=args, train_dataset=Rows())\n\n"
-        "if __name__ == '__main__':\n"
-        "    how = {'effort': 'quick', 'max_trials': 1, 'device': 'cpu', 'run_dir': 'run'}\n"
-        "    result = autotune.find(make_trainer=build, **how)\n"
-        "    print(result.workload.model.name, result.training_arguments('out').per_device_train_batch_size)\n"
-    )
-    write(tmp_path, program, "program.py")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
-    assert done.returncode == 0, done.stderr
-    best = load(tmp_path / "run" / "best-config.json").best.config
-    assert done.stdout.split()[-2:] == ["Net", str(best.per_device_train_batch_size)]
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture
 def resume(tmp_path, monkeypatch):
     """Return a function that resumes a search whose answer is there at once; it gives the output and what was asked."""

@@ -56,14 +56,6 @@ def test_what_does_not_fit_is_a_report_with_the_one_change_that_would(estimated,
     assert found.would_fit in str(error)
 
 
-@pytest.mark.slow
-def test_where_no_change_would_do_the_device_that_would_is_named(estimated):
-    found = estimated(model="gpt2", memory_bytes=1100 << 20, fix={"micro-batch": "1"})
-    assert found.largest_micro_batch is None
-    assert "it fits" in found.would_fit
-    assert "(--gpu)" in found.would_fit
-
-
 def test_where_one_change_is_not_enough_several_are_named_that_fit_together(estimated):
     found = estimated(model="llama-2-7b", gpu="rtx-4090", fix={"micro-batch": "4"})
     (named,) = re.findall(r"with --fix (\S+) \(--allow method\)|with --fix (\S+) it takes", found.would_fit)

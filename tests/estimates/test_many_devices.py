@@ -226,18 +226,3 @@ def test_sequence_parallel_stays_inside_a_node_and_beside_zero():
     assert {way.sequence_parallel for way in shared} == {2, 4, 8}
     assert {way.sharding for way in shared} == {"zero_2", "zero_3"}
     assert {way.data_parallel for way in shared} == {32, 16, 8}
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({}, "ddp"),
-        ({"sharding": "zero_1"}, "zero_1"),
-        ({"sharding": "fsdp_full", "tensor_parallel": 8}, "fsdp_full, TP 8"),
-        ({"tensor_parallel": 8}, "TP 8, DP 8"),
-        ({"sharding": "zero_3", "sequence_parallel": 8}, "zero_3, SP 8"),
-        ({"sharding": "zero_3", "offload": "parameters"}, "zero_3, weights on cpu"),
-    ],
-)
-def test_a_way_in_a_few_words(fields, words):
-    assert shown(Parallelism(world_size=64, **fields)) == words

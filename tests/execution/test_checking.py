@@ -211,27 +211,6 @@ def test_randomness_is_off_while_entered_and_on_again_afterwards(kind, attention
     assert model.config.to_dict() == before
 
 
-@pytest.mark.parametrize("other", [make_config(2, train_sampling_strategy="group_by_length"), make_config(1)])
-def test_a_loss_run_reads_the_same_samples_again_and_again_whatever_the_sampler(other, model, tmp_path):
-    texts = [json.dumps({"text": "word " * (1 + index % 17)}) for index in range(60)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(texts))
-    dataset = str(tmp_path / "texts.jsonl")
-    workload = make_workload(model=model, sequence_length=64, global_batch_size=4, dataset=dataset)
-    prepare(workload, tmp_path / "run" / "data")
-
-    def rows(config) -> list[list[int]]:
-        task = LossTask(steps=10, pass_steps=2, seed=1)
-        request = make_request(config, workload=workload, task=task)
-        model_config = build_config(workload.model, workload.task)
-        trial = Trial(request, tmp_path / "run" / "trials" / "0000", Stopwatch("data_s"), None, None)
-        data, _ = data_of(trial, model_config, 40, longest_first=4)
-        return [data[index]["input_ids"].tolist() for index in range(40)]
-
-    usual = rows(make_config(2))
-    assert rows(other) == usual
-    assert usual == 5 * usual[:8]
-
-
 ROWS = [{"features": torch.full((4,), float(n)), "labels": n % 2} for n in range(30)]
 
 

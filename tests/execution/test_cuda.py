@@ -137,13 +137,6 @@ def test_a_trial_that_is_killed_gives_its_memory_back(cuda):
     assert cuda_used_bytes("cuda:0") - before < 128 * MIB
 
 
-@pytest.mark.gpu
-def test_the_same_request_gives_the_same_loss(cuda):
-    first = measured(cuda, {}).loss
-    assert first > 0
-    assert measured(cuda, {}).loss == pytest.approx(first, rel=1e-4)
-
-
 @pytest.mark.cuda
 def test_a_trial_sees_one_device(cuda):
     result = cuda.misbehave("count_devices")

@@ -170,17 +170,6 @@ def test_a_rank_knows_itself_by_its_environment(monkeypatch):
     assert own_rank() == Rank(2, 4, is_launched=True)
 
 
-def test_the_environment_is_that_of_torchrun():
-    """All that torch 2.13's agent sets for a worker, but for what is about its own restarts and its store."""
-    torch = Path(importlib.util.find_spec("torch").origin).parent
-    source = (torch / "distributed/elastic/agent/server/local_elastic_agent.py").read_text()
-    made = rank_environment(1, 2, 29500)
-    names = [name for kind in ("", "LOCAL_", "GROUP_", "ROLE_") for name in (f"{kind}RANK", f"{kind}WORLD_SIZE")]
-    assert [name for name in names if f'"{name}"' not in source] == []
-    assert [name for name in names if name not in made] == []
-    assert (made["MASTER_ADDR"], made["MASTER_PORT"], made["LOCAL_RANK"]) == ("127.0.0.1", "29500", "1")
-
-
 @pytest.mark.parametrize(
     ("cores", "ranks", "asked", "threads"),
     [(8, 2, None, 4), (2, 2, None, 1), (2, 4, None, 1), (7, 2, None, 3), (8, 2, "1", 1), (8, 2, "6", 4), (8, 2, "", 4)],

@@ -185,27 +185,6 @@ def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp
     assert "3 ok" in (bench.directory(result) / "log.txt").read_text()
 
 
-def test_a_data_loader_worker_that_dies_is_the_cause(run_own):
-    def make(config):
-        import os
-
-        from torch.utils.data import DataLoader, Dataset
-
-        class Deadly(Dataset):
-            def __len__(self):
-                return 8
-
-            def __getitem__(self, index):
-                os._exit(7)
-
-        return lambda: next(iter(DataLoader(Deadly(), num_workers=1)))
-
-    result = run_own(make)
-    assert result.status is TrialStatus.CRASHED
-    assert "DataLoader worker" in cause_of(result)
-    assert "exited unexpectedly" in cause_of(result)
-
-
 def test_a_function_that_was_exchanged_is_not_loaded(run_own, tmp_path):
     result = run_own(planted(tmp_path / "ran"), known="0" * 64)
     assert result.status is TrialStatus.INVALID
@@ -287,28 +266,6 @@ def test_samples_are_known_where_the_first_dimension_of_a_batch_is_time(examine,
         assert found.facts.split_changes is None
     else:
         assert "consumed 8 samples, and 32 are a step" in found.message
-
-
-def test_autocast_rounds_gradients_to_16_bits_which_is_no_other_gradient(examine):
-    def make(config, accumulation_steps):
-        torch.manual_seed(7)  # the two gradients are 1 % apart
-        rows = torch.randn(64, 64)
-        layers = [layer for _ in range(10) for layer in (nn.Linear(64, 64), nn.Tanh())]
-        net = nn.Sequential(*layers, nn.Linear(64, 1))
-        optimizer = torch.optim.AdamW(net.parameters())
-        batches = iter(torch.utils.data.DataLoader(rows, batch_size=config.per_device_train_batch_size))
-
-        def step():
-            for _ in range(accumulation_steps):
-                batch = next(batches)
-                with torch.autocast("cpu", torch.bfloat16):
-                    loss = mse_loss(net(batch), batch[:, :1]) / accumulation_steps
-                loss.backward()
-            optimizer.step()
-
-        return step
-
-    assert examine(make, batch=64) == Description(facts=make_facts())
 
 
 @pytest.mark.parametrize("loader", [True, False])

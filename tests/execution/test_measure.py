@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from factories import make_request
+from factories import ScriptedDeviceClock, make_request
 
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.values.conditions import Conditions
@@ -21,32 +21,15 @@ from autotune.values.trial import Limits, Memory
 DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
 
 
-class ScriptedClock:
-    """A clock that stands still until it is told how much time has passed."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.settled = 0
-
-    def mark(self) -> float:
-        return self.now
-
-    def settle(self) -> None:
-        self.settled += 1
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedClock:
-    made = ScriptedClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedDeviceClock:
+    made = ScriptedDeviceClock()
     monkeypatch.setattr("autotune.execution.measure.time.perf_counter", lambda: made.now)
     return made
 
 
 def timer_of(
-    clock: ScriptedClock, *, run: int = 1, full: int | None = None, more: dict[str, Any] | None = None, **limits: Any
+    clock: ScriptedDeviceClock, *, run: int = 1, full: int | None = None, more: dict[str, Any] | None = None, **limits: Any
 ) -> StepTimer:
     usual = {
         "memory_bytes": 1,
@@ -61,7 +44,7 @@ def timer_of(
 
 
 def train(
-    timer: StepTimer, clock: ScriptedClock, *, run: int = 1, slowness: Iterable[float], skipped: Iterable[bool] = ()
+    timer: StepTimer, clock: ScriptedDeviceClock, *, run: int = 1, slowness: Iterable[float], skipped: Iterable[bool] = ()
 ) -> int:
     """Call the timer as a Trainer does; return the steps taken until it said stop.
 

@@ -70,17 +70,6 @@ def test_rates_are_those_of_the_workload(bench):
     assert 0 <= measurement.data_wait_share < 1
 
 
-def test_fewer_micro_steps_than_the_workloads_stand_for_all_of_them(bench):
-    measurement = bench.measured(workload={"global_batch_size": 128}, accumulation_steps=2)
-    assert measurement.accumulation_steps == 2
-    assert measurement.samples_per_second == pytest.approx(128 / statistics.fmean(measurement.step_times_s))
-
-
-def test_limits_say_how_many_steps_are_measured(bench):
-    limits = {"discarded_steps": 2, "measure_steps": 4, "relative_interval": 1e-9}
-    assert len(bench.measured(limits=limits).step_times_s) == 4
-
-
 @pytest.mark.slow
 def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_path):
     """So that a trial of two micro-steps meets the memory of any number of them."""

@@ -81,17 +81,6 @@ def test_a_soak_of_two_ranks_saves_and_evaluates(bench, config):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_soak_of_ranks_that_share_tokens_saves_and_evaluates(bench):
-    pytest.importorskip("deepspeed")
-    shared = {"parallelism": Parallelism(world_size=2, sharding="zero_3", sequence_parallel=2)}
-    found = check(bench, SoakTask(eval_batch_sizes=(8, 4)), config=shared, limits={"timeout_s": 200})
-    assert found.effects["parallelism"] == "DeepSpeed ZeRO-3 over 2, sequence parallel 2"
-    assert found.soaked.eval_batch_size == 8
-    assert found.soaked.checkpoint_bytes
-
-
-@pytest.mark.slow
 def test_a_soak_whose_evaluation_does_not_fit_ends_for_all_ranks(bench, wide_llama):
     wide = {"model": resolve(str(wide_llama)), "sequence_length": 128}  # whose logits take 16 MiB a sample
     task, limits = SoakTask(eval_batch_sizes=(64, 4)), {"memory_bytes": 700 * MIB}
@@ -130,16 +119,6 @@ def test_the_first_rank_that_fails_ends_the_trial_with_its_cause(
     assert result.outcome.cause.startswith(cause)
     if status == "out of memory":
         assert "were asked for" in result.outcome.cause
-    assert_nothing_is_left(bench.directory(result), is_running, before)
-
-
-@pytest.mark.slow
-def test_a_rank_that_sleeps_says_where_at_the_time_limit(bench, misbehave, is_running):
-    before = shared_files()
-    result = misbehave("fall_asleep", limits={"timeout_s": 15})
-    assert result.status is TrialStatus.TIMED_OUT
-    assert result.outcome.cause == "no result within 15 s"
-    assert "in sleep_in_a_corner" in (bench.directory(result) / "log-1.txt").read_text()
     assert_nothing_is_left(bench.directory(result), is_running, before)
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 from factories import (
+    SEPARABLE,
+    SEPARABLE_BEST,
     make_budget,
-    make_config,
     make_limits,
     make_plan,
     make_request,
@@ -195,19 +196,11 @@ def test_nodes_that_can_run_no_trial_end_the_search(make_pool):
         make_pool("broken").run(make_request())
 
 
-PARAMETERS = {
-    "precision": ["fp32", "bf16", "pure_bf16"],
-    "attn_implementation": ["sdpa", "eager"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
-}
-
-
 def search(cluster: Cluster, directory: Path, when: dict[int, Any]):
     """Run a search of 40 trials; return the answer and all trials. `when`: what is done after so many."""
     directory.mkdir()
     hardware = cluster.allotment(Fleet(engine="ray"), "cpu", None).hardware
-    plan = make_plan(space=make_space_file(PARAMETERS), hardware=hardware, budget=make_budget(max_trials=40))
+    plan = make_plan(space=make_space_file(SEPARABLE), hardware=hardware, budget=make_budget(max_trials=40))
     ended = []
 
     def listen(event) -> None:
@@ -239,7 +232,7 @@ def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_pat
     assert {r.status for r in ended} == {TrialStatus.COMPLETED}
     assert killed
     assert sum("it ran again" in w for r in ended for w in r.warnings) <= 1
-    assert result.best.config == usual.best.config == make_config(16, precision="bf16", optim="adamw_torch")
+    assert result.best.config == usual.best.config == SEPARABLE_BEST
     assert RunDirectory(tmp_path / "killed").results() == sorted(ended, key=lambda r: r.request.number)
 
 

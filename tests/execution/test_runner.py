@@ -93,14 +93,6 @@ def test_the_same_request_gives_the_same_loss_whatever_ran_between(bench):
     assert first.outcome.effects == second.outcome.effects
 
 
-def test_a_trial_gives_its_memory_back(bench):
-    """The launcher, which every further trial is a copy of, holds as much as before."""
-    launcher = psutil.Process(launcher_pid(bench))
-    before = launcher.memory_info().rss
-    assert bench.run(config=LARGE).outcome.memory.peak_bytes > SMALL_BYTES
-    assert abs(launcher.memory_info().rss - before) < 5 * MIB
-
-
 def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkeypatch):
     counts = iter([7, 8])
     monkeypatch.setattr(runner_module, "host_oom_kills", lambda: next(counts))

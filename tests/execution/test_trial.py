@@ -149,13 +149,6 @@ def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
 
 
 @pytest.mark.slow
-def test_a_soak_saves_and_evaluates_on_the_scripts_own_data(bench, net):
-    soaked = measured(bench, net[1], purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,))).soaked
-    assert soaked.eval_batch_size == 4
-    assert soaked.checkpoint_bytes > 4 * 16 * 32
-
-
-@pytest.mark.slow
 def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama):
     description, workload = llama
     assert (workload.task, workload.model.model_type) == (Task.CAUSAL_LM, "llama")
@@ -206,15 +199,6 @@ def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can
     # two layers of each of four micro-batches
     for checkpointing, effect in (("none", "none"), ("full", "8 checkpointed calls in the first step")):
         assert measured(bench, workload, checkpointing=checkpointing).effects["checkpointing"] == effect
-
-
-@pytest.mark.slow
-def test_losses_are_those_of_the_global_batch_whatever_the_split(bench, llama):
-    task = LossTask(steps=6, pass_steps=2, seed=1)
-    fields = {"task": task, "purpose": Purpose.LOSS_CHECK, "limits": NO_END, "attn_implementation": "sdpa"}
-    curves = [measured(bench, llama[1], per_device_train_batch_size=size, **fields).curve for size in (8, 2)]
-    assert curves[1].losses == pytest.approx(curves[0].losses, rel=1e-5)
-    assert curves[0].dropout_spread == 0.0
 
 
 def streaming(samples):

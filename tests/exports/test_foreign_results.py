@@ -29,22 +29,6 @@ HOSTILE = (
     "\x1b[31m\x07\x7f\x9b\u202e\u200b\ufeff\x00$(touch PWNED)`touch PWNED`${oc.env:HOME}{{ 7 }}{% raw %}"
     ": - [a, b] & *x ! | > %\t@ , ]} \\"
 )
-PARTS = (
-    "x" * 100_000,
-    '"""',
-    "\n",
-    "\\N{BULLET}",
-    "\u2028",
-    "#",
-    " #",
-    "$(id)",
-    "`id`",
-    "{{ 7 }}",
-    "\x00",
-    "\\",
-    "%(prog)s",
-)
-
 Place = tuple[Any, ...]
 
 OWN = {
@@ -203,30 +187,6 @@ def test_no_text_of_a_result_becomes_code(answer, tmp_path):
             taken.append(path)
             assert_the_same(made, benign, HOSTILE)
     assert taken, "no text reached a file"
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_no_part_of_it_does_in_the_fields_that_are_exported(part, tmp_path):
-    document = json.loads(usual().model_dump_json())
-    theirs = benign = document
-    for path in FREE:
-        theirs, benign = planted(theirs, path, part), planted(benign, path, BENIGN)
-    made, other = exported(theirs, tmp_path / "theirs.json"), exported(benign, tmp_path / "benign.json")
-    assert made is not None
-    assert other is not None
-    assert set(made) == set(other)
-    for target, draft in made.items():
-        for name, content in draft.files.items():
-            if name.endswith(".py"):
-                assert shape(content, part) == shape(other[target].files[name], part)
-
-
-FREE = (
-    ("hardware", "name"), ("workload", "model", "name"), ("workload", "model", "path"), ("workload", "dataset"),
-    ("workload", "text_field"), ("workload", "fixed_arguments", "lr_scheduler_type"),
-    ("workload", "fixed_arguments", "project"), ("workload", "fixed_arguments", "project", None),
-    ("best", "config", "attn_implementation"),
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -190,21 +190,6 @@ def test_deepspeed_reads_its_file(spread, tmp_path, monkeypatch):
     assert optimizer is None or optimizer.device == "cpu"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("sharding", ["zero_1", "zero_3"])
-def test_training_arguments_take_deepspeeds_file_beside_their_own(sharding, tmp_path):
-    pytest.importorskip("deepspeed")
-    from transformers import TrainingArguments
-
-    one = measured(1, sharding=sharding, offload="optimizer", hardware=make_hardware())
-    one.export("all", tmp_path)
-    own = json.loads((tmp_path / "training_args.json").read_text())
-    by_file = TrainingArguments(str(tmp_path), **{**own, "deepspeed": str(tmp_path / "deepspeed.json")})
-    assert by_file.hf_deepspeed_config.mismatches == []
-    assert by_file.hf_deepspeed_config.is_zero3() == (sharding == "zero_3")
-
-
 def user_answer(config, code=None, others=(), **workload):
     """The answer of a search in which `config` was seen to be faster than the Trainer's defaults, and than `others`."""
     base = make_config()

@@ -102,15 +102,6 @@ def test_channels_last_and_batch_norm_run():
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_was_copied_in_is_read_back():
-    assert torch.arange(5).cuda().cpu().tolist() == [0, 1, 2, 3, 4]
-    assert torch.ones(5).pin_memory().to("cuda", non_blocking=True).cpu().tolist() == [1] * 5
-
-
-def test_a_mask_that_masks_nothing_is_seen_as_such():
-    assert torch.ones(2, 8, dtype=torch.long, device="cuda").all().item()
-
-
 def test_a_mask_that_masks_nothing_is_seen_as_such_where_bytes_were_copied_in_before():
     copied = [torch.tensor(False).cuda() for _ in range(1000)]
     places = {each.data_ptr() for each in copied}
@@ -171,25 +162,6 @@ def test_what_training_leaves_is_weights_and_two_states(dtype, kernel, options):
     assert left >= 3 * parameters * dtype.itemsize
 
 
-def test_autocast_and_a_loss_scaler_run():
-    scaler, layer = torch.amp.GradScaler("cuda"), nn.Linear(8, 8).cuda()
-    optimizer = torch.optim.SGD(layer.parameters())
-    with torch.autocast("cuda", torch.float16):
-        loss = layer(torch.ones(4, 8, device="cuda")).sum()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert loss.dtype is torch.float16 or loss.dtype is torch.float32
-
-
-def test_a_graph_is_captured_and_replayed():
-    graph, values = torch.cuda.CUDAGraph(), zeros(10)
-    with torch.cuda.graph(graph):
-        doubled = values * 2
-    graph.replay()
-    assert doubled.shape == (10,)
-
-
 def test_eight_bit_optimizers_and_weights_run():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     layer = nn.Linear(4096, 4096).cuda()
@@ -224,16 +196,6 @@ def test_the_allocators_cap_is_kept():
         torch.cuda.empty_cache()
 
 
-def test_memory_is_given_back():
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    kept = torch.empty(GIB, device="cuda", dtype=torch.uint8)
-    assert free - torch.cuda.mem_get_info()[0] == GIB
-    del kept
-    torch.cuda.empty_cache()
-    assert torch.cuda.mem_get_info()[0] == free
-
-
 HOLD = """
 import time, torch
 kept = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
@@ -259,22 +221,6 @@ def test_processes_share_the_device_and_one_that_is_killed_holds_nothing():
         with contextlib.suppress(subprocess.TimeoutExpired):
             other.wait(0.1)
     assert torch.cuda.mem_get_info()[0] == free
-
-
-def _touch(pipe):
-    try:
-        zeros(1)
-    except RuntimeError as error:
-        pipe.send(str(error))
-
-
-def test_a_child_that_was_forked_after_cuda_was_started_is_refused():
-    zeros(1)
-    here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("fork").Process(target=_touch, args=(there,))
-    child.start()
-    assert "Cannot re-initialize CUDA in forked subprocess" in here.recv()
-    child.join()
 
 
 def test_expandable_segments_reserve_what_is_allocated():

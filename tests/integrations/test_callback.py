@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from factories import ScriptedDeviceClock
 from finished_searches import make_search
 from own_trainings import quiet_arguments
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
@@ -105,26 +106,11 @@ def test_an_answer_without_measurement_or_file_is_refused(result, tmp_path):
         AutotuneCallback(tmp_path / "none.json")
 
 
-class ScriptedClock:
-    """A clock that stands still until it is told how much time has passed."""
-
-    now = 0.0
-
-    def mark(self) -> float:
-        return self.now
-
-    def settle(self) -> None:
-        pass
-
-    def seconds(self, start: float, end: float) -> float:
-        return end - start
-
-
 class Course:
     """The Trainer's calls, each part of a step taking a second or more."""
 
     def __init__(self, result: TuningResult) -> None:
-        self.clock = ScriptedClock()
+        self.clock = ScriptedDeviceClock()
         self.callback = AutotuneCallback(result, clock=self.clock)
         self.args = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1, train_batch_size=8)
         self.callback.on_train_begin(self.args, None, None)
@@ -171,15 +157,6 @@ def test_the_first_step_of_an_epoch_doesnt_count(result):
     assert course.seen() == (2, 8.0, 2.0)
 
 
-def test_a_long_training_doesnt_pile_up_marks(result, monkeypatch):
-    monkeypatch.setattr("autotune.integrations.callback._MOST_PENDING", 4)
-    course = Course(result)
-    for _ in range(31):
-        course.step()
-        assert len(course.callback._pending) < 4
-    assert course.seen()[0] == 30 - DISCARDED_STEPS
-
-
 def make_promise(**fields):
     usual = {
         "samples_per_second": 100.0, "interval": Interval(low=95.0, high=105.0), "data_wait_share": 0.01,
@@ -201,12 +178,6 @@ def arguments_of(result, **changes):
     names = {**result.arguments.training_arguments, "gradient_checkpointing": False, "report_to": "none", **changes}
     made = dataclasses.make_dataclass("Arguments", [(n, object, dataclasses.field(default=None)) for n in names])
     return made(**names)
-
-
-def test_the_promise_is_the_measurement_of_the_best(result):
-    promise = Promise.of(result)
-    assert promise.samples_per_second == result.best.measurement.samples_per_second
-    assert promise.samples_per_step == 16
 
 
 REASONS = ("optim sgd (promised adamw_torch)", "waiting for data: 30%")

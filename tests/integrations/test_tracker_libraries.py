@@ -147,20 +147,3 @@ def test_a_tracker_that_cant_write_is_a_note(name, tmp_path, monkeypatch):
     assert len(notes) <= 1
     if name != "wandb":  # it writes to a temporary folder then
         assert notes[0].startswith(f"{name}: ")
-
-
-@pytest.mark.timeout(600)
-def test_a_whole_search_tells_of_its_trials(autotune, tiny_llama, tmp_path):
-    pytest.importorskip("tensorboard")
-    done = autotune(
-        "find", "--model", tiny_llama, "--device", "cpu", "--effort", "quick", "--seq-len", 16, "--max-trials", 1,
-        "--report-to", "tensorboard", "--run-dir", "run",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    folders = {path.name for path in (tmp_path / "run" / "tensorboard").iterdir()}
-    trials = {f"trial-{path.name}" for path in (tmp_path / "run" / "trials").iterdir()}
-    assert folders == trials | {f"answer-{len(trials):04d}"}
-    written = set((tmp_path / "run" / "tensorboard").rglob("*"))
-    again = autotune("resume", "run")
-    assert again.returncode == 0, again.stderr
-    assert set((tmp_path / "run" / "tensorboard").rglob("*")) == written

@@ -119,11 +119,6 @@ def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
     assert not run.exists()
 
 
-def test_the_command_of_a_search_names_its_trackers():
-    options = SearchOptions(model="gpt2", report_to=("wandb", "mlflow"))
-    assert command(options) == "autotune find --model gpt2 --report-to wandb,mlflow"
-
-
 def test_a_completed_trial():
     prediction = Prediction(samples_per_second=12.0, peak_bytes=2 * GIB)
     run = run_of(PLAN, make_result(make_config(16), 10.0, number=7, prediction=prediction))

@@ -8,16 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from factories import (
-    Clock,
-    make_budget,
-    make_config,
-    make_measurement,
-    make_plan,
-    make_result,
-    make_space_file,
-    product_rate,
-)
+from factories import SEPARABLE, Clock, make_budget, make_config, make_measurement, make_plan, make_result, make_space_file
+from factories import SEPARABLE_BEST as BEST
+from factories import separable_rate as rate
 from predicted_space import SPACE, make_model_of
 
 from autotune.execution.runner import Runner
@@ -30,21 +23,6 @@ from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, T
 
 PLACES = 4
 BASE = make_config()
-PARAMETERS = {
-    "precision": ["fp32", "bf16", "pure_bf16"],
-    "attn_implementation": ["sdpa", "eager"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
-}
-rate = product_rate(
-    {
-        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
-        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
-        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
-        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
-    }
-)
-BEST = make_config(16, precision="bf16", optim="adamw_torch")
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +77,7 @@ class ScriptedPool(Runner):
 
 class Search:
     def __init__(self, directory: Path, outcome=rate, *, places: int = PLACES, model=None, **plan) -> None:
-        defaults = {"space": make_space_file(PARAMETERS), "baseline": BASE, "budget": make_budget(max_trials=12)}
+        defaults = {"space": make_space_file(SEPARABLE), "baseline": BASE, "budget": make_budget(max_trials=12)}
         self.plan = make_plan(**{**defaults, **plan})
         self.directory = directory
         self.clock = Clock()

@@ -171,14 +171,6 @@ def test_lessons_from_elsewhere_do_not_count_as_run():
     assert len(sampler.state.history) == 0
 
 
-def test_a_parameter_that_is_not_of_the_space_is_sampled_too():
-    sampler = make_sampler()
-    study = study_of(sampler)
-    trial = study.ask()
-    assert sampler.suggest(trial) == BASE
-    assert 0 <= trial.suggest_float("learning_rate", 0.0, 1.0) <= 1
-
-
 class OptunasTests(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
     pass
 

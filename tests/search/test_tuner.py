@@ -9,6 +9,7 @@ import pytest
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
+    SEPARABLE,
     Clock,
     ScriptedRunner,
     make_budget,
@@ -22,6 +23,8 @@ from factories import (
     make_workload,
     product_rate,
 )
+from factories import SEPARABLE_BEST as BEST
+from factories import separable_rate as rate
 from optuna.trial import TrialState
 from profiles import MB, make_family, make_model, make_profile, make_work
 
@@ -44,13 +47,6 @@ from autotune.values.workload import OwnCode
 
 BASE = make_config()
 
-PARAMETERS = {
-    "precision": ["fp32", "bf16", "pure_bf16"],
-    "attn_implementation": ["sdpa", "eager"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
-}
-
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch):
@@ -71,7 +67,7 @@ class Search:
         starting: dict[str, float] | None = None,
         **plan,
     ) -> None:
-        space = make_space_file(parameters or PARAMETERS)
+        space = make_space_file(parameters or SEPARABLE)
         defaults = {"space": space, "baseline": BASE, "budget": make_budget(max_trials=12)}
         self.plan = make_plan(**{**defaults, **plan})
         self.directory = directory
@@ -150,18 +146,6 @@ def table(seed: int) -> dict[str, dict]:
     }
 
 
-# The best is in every knob another than the baseline's but the attention kernel.
-rate = product_rate(
-    {
-        "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},
-        "attn_implementation": {"sdpa": 1.0, "eager": 0.8},
-        "optim": {"adamw_torch_fused": 1.0, "adamw_torch": 1.1, "adafactor": 0.9},
-        "per_device_train_batch_size": {1: 5.0, 2: 7.0, 4: 8.5, 8: 10.0, 16: 11.5},
-    }
-)
-BEST = make_config(16, precision="bf16", optim="adamw_torch")
-
-
 def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
     """Every trial crashes, each of a cause of its own, but those of `configs`."""
 
@@ -226,7 +210,7 @@ def memory_bound(request: TrialRequest) -> Outcome | float:
 @pytest.mark.parametrize("outcome", [rate, memory_bound])
 def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, outcome):
     budget = make_budget(max_trials=20)
-    run = search(outcome, {**PARAMETERS, "checkpointing": ["none", "full"]}, budget=budget)
+    run = search(outcome, {**SEPARABLE, "checkpointing": ["none", "full"]}, budget=budget)
     result = run.run()
     space, history = run.plan.search_space, History()
     for finished in RunDirectory(run.directory).results():
@@ -292,28 +276,17 @@ def test_the_one_configuration_that_fits_is_the_answer(search):
     assert run.run().best.config == survivor
 
 
-def test_the_search_runs_part_of_the_accumulation_and_the_finals_all_of_it(search):
-    run = search(rate)
+def test_finals_run_the_whole_accumulation_measure_more_finely_and_compile_anew_once(search):
+    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
     run.run()
     for request in run.finished:
         full = run.plan.workload.accumulation_steps(request.config)
         wanted = full if request.purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
         assert request.accumulation_steps == wanted
-
-
-def test_finals_are_measured_more_finely_than_the_search(search):
-    run = search(rate)
-    run.run()
-    limits = {r.purpose: r.limits for r in run.finished}
-    searched, again = limits[Purpose.SEARCH], limits[Purpose.FINAL]
+    searched, again = ({r.purpose: r.limits for r in run.finished}[p] for p in (Purpose.SEARCH, Purpose.FINAL))
     assert again.measure_steps > searched.measure_steps
     assert again.relative_interval < searched.relative_interval
     assert again.measure_time_s == searched.measure_time_s
-
-
-def test_the_first_final_of_a_configuration_compiles_anew(search):
-    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
-    run.run()
     assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
     assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
 
@@ -351,12 +324,19 @@ def test_a_stopped_search_goes_on_without_running_anything_again(search, stop_af
     assert result.best.config == BEST
 
 
+def lose(run: Search, last: int) -> None:
+    """Remove the last trials, as if the search had been killed before them."""
+    for request in run.finished[-last:]:
+        trial = run.directory / "trials" / f"{request.number:04d}"
+        (trial / "result.json").unlink()
+        trial.rmdir()
+
+
 def test_a_search_that_was_stopped_in_its_finals_does_only_the_rest_of_them(search):
     run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
     run.run()
     last = run.finished[-1]
-    (run.directory / "trials" / f"{last.number:04d}" / "result.json").unlink()
-    (run.directory / "trials" / f"{last.number:04d}").rmdir()
+    lose(run, 1)
     run.run()
     assert [r.config for r in run.runner.requests] == [last.config]
 
@@ -391,17 +371,6 @@ def test_a_finished_search_that_finds_nothing_better_keeps_its_finals(search):
     assert again.best == first.best
 
 
-def test_a_search_that_was_given_more_and_stopped_again_goes_on_within_the_new_limits(search):
-    run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
-    run.run()
-    given(run, max_trials=12)
-    with pytest.raises(SearchInterrupted):
-        run.run(stop_after=3)
-    result = run.run()
-    assert run.count(Purpose.SEARCH) == 12
-    assert result.best.config == BEST
-
-
 def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(search):
     slow = make_failure(TrialStatus.TIMED_OUT)
     run = search(lambda request: 10.0 if request.limits.timeout_s > 120 else slow, budget=Budget.of(Effort.QUICK))
@@ -410,30 +379,6 @@ def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(se
     given(run, effort=Effort.STANDARD)
     run.run()
     assert run.runner.requests[0].purpose is Purpose.BASELINE
-
-
-def test_the_study_of_a_search_that_goes_on_is_made_of_the_result_files(search):
-    run = search(rate)
-    with pytest.raises(SearchInterrupted):
-        run.run(stop_after=4)
-    before = {r.config for r in run.finished}
-    run.run()
-    assert not before & set(run.runner.searched)
-    space = run.plan.search_space
-    assert {space.config(trial.params) for trial in run.study.trials[:4]} == before
-
-
-def test_a_trial_without_a_readable_result_has_not_finished(search):
-    run = search(rate)
-    with pytest.raises(SearchInterrupted):
-        run.run(stop_after=3)
-    spoiled = run.directory / "trials" / "0001"
-    lost = run.finished[1].config
-    (spoiled / "result.json").write_text("{")
-    (spoiled / "result.json").rename(run.directory / "spoiled")
-    spoiled.rmdir()
-    run.run()
-    assert lost in run.runner.searched
 
 
 def test_ctrl_c_writes_and_hands_over_the_best_so_far(search):
@@ -459,10 +404,7 @@ def test_ctrl_c_in_the_finals_does_not_make_the_baseline_the_winner(search):
     """The baseline has been measured again, the leader not yet."""
     run = search(rate)
     run.run()
-    first_final = next(r.number for r in run.finished if r.purpose is Purpose.FINAL)
-    for later in sorted((run.directory / "trials").iterdir())[first_final + 1 :]:
-        (later / "result.json").unlink()
-        later.rmdir()
+    lose(run, run.count(Purpose.FINAL) - 1)
     with pytest.raises(SearchInterrupted) as stop:
         run.run(stop_after=0)
     assert stop.value.result.verdict == "unconfirmed"
@@ -596,22 +538,6 @@ def test_a_listener_hears_of_each_trial_before_and_after_it(search):
     assert rates == sorted(rates)
 
 
-def test_a_gpu_space_with_a_free_global_batch_is_searched_too(search):
-    def saturating(request: TrialRequest) -> Outcome | float:
-        size = request.config.per_device_train_batch_size
-        if size > 256:
-            return OUT_OF_MEMORY
-        samples = request.workload.samples_per_step(request.config)
-        return make_measurement(100 * size / (size + 20), samples=samples)
-
-    workload = make_workload(global_batch_size=None)
-    parameters = {"per_device_train_batch_size": {"choices": "lattice"}, "checkpointing": ["none", "full"]}
-    run = search(saturating, parameters, workload=workload, hardware=make_gpu())
-    result = run.run()
-    assert result.best.config.per_device_train_batch_size == 256
-    assert result.verdict == "faster"
-
-
 SECOND = make_config(16, precision="bf16", optim="adamw_torch_fused")
 SMALL = {"precision": ["fp32", "bf16"]}
 PROVEN = {"soak": True, "loss_steps": 20, "loss_insisted": True, "budget": make_budget(finalists=1, max_trials=20)}
@@ -647,6 +573,7 @@ def test_the_winner_is_soaked_and_compared_after_the_finals(search):
     assert result.loss_check.passed
     assert (result.soaked.eval_batch_size, result.soaked.checkpoint_bytes) == (128, 3 << 20)
     assert result.proof_notes == ()
+    assert len(run.study.trials) == sum(r.purpose.explores for r in run.finished)  # which knows of no check
 
 
 def test_where_all_fail_their_soak_nothing_is_handed_out(search):
@@ -722,19 +649,10 @@ def test_where_everything_diverges_the_baseline_is_the_answer(search):
 def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(search, lost):
     run = search(checked(), SMALL, **PROVEN)
     first = run.run()
-    for request in run.finished[-lost:]:
-        trial = run.directory / "trials" / f"{request.number:04d}"
-        (trial / "result.json").unlink()
-        trial.rmdir()
+    lose(run, lost)
     again = run.run()
     assert len(run.runner.requests) == lost
     assert (again.best, again.soaked, again.loss_check) == (first.best, first.soaked, first.loss_check)
-
-
-def test_checks_are_unknown_to_the_study_and_the_history(search):
-    run = search(checked(), SMALL, **PROVEN)
-    run.run()
-    assert len(run.study.trials) == sum(r.purpose.explores for r in run.finished)
 
 
 def test_time_is_kept_for_the_checks(search):

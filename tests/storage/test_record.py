@@ -1,9 +1,6 @@
 """The lasting record: an Optuna storage that several write at once, and that never takes a search down.
 
-    AUTOTUNE_TEST_RECORDS="postgresql://user:password@host/autotune_test" pytest -m slow tests/storage/test_record.py
-
-tries it on servers as well. All tables of a database named there are dropped, so its name must have "test" in it; the
-server must ask for passwords.
+On a server: `tests/faults/test_postgresql.py`.
 """
 
 import fcntl
@@ -37,25 +34,10 @@ def database(path) -> Record:
     return Record(path)
 
 
-SERVERS = os.environ.get("AUTOTUNE_TEST_RECORDS", "").split()
-server = pytest.mark.parametrize("place", SERVERS, indirect=True, ids=lambda url: url.partition(":")[0])
-
-
-SLOW = [pytest.param(url, marks=pytest.mark.slow) for url in SERVERS]
-
-
-@pytest.fixture(params=["journal", "sqlite", *SLOW])
+@pytest.fixture(params=["journal", "sqlite"])
 def place(request, tmp_path) -> Path | str:
     """A file, or the URL of a database without our tables."""
-    if "://" not in request.param:
-        return tmp_path / "record.journal" if request.param == "journal" else f"sqlite:///{tmp_path}/record.db"
-    pytest.importorskip("psycopg")
-    url = sa.make_url(request.param.replace("postgresql:", "postgresql+psycopg:"))
-    assert "test" in (url.database or ""), "the name of a database to try this on must have 'test' in it"
-    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
-        connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-        connection.execute(sa.text("CREATE SCHEMA public"))
-    return request.param
+    return tmp_path / "record.journal" if request.param == "journal" else f"sqlite:///{tmp_path}/record.db"
 
 
 @pytest.fixture
@@ -129,7 +111,7 @@ for number in range(11):
 """
 
 
-@pytest.mark.parametrize("place", ["journal", *SLOW], indirect=True)
+@pytest.mark.parametrize("place", ["journal"], indirect=True)
 def test_processes_write_at_once_the_same_search_too_into_a_record_that_none_has_made(place):
     assert run_at_once(WRITER, str(place), "abc") == [(0, "")] * 3
     found = {search.id: len(search.trials) for search in Record(place).searches()}
@@ -262,13 +244,4 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(url):
     pytest.importorskip("psycopg")
     with pytest.raises(RecordError, match=r"127\.0\.0\.1: can't be used: connection refused") as caught:
         Record(url).searches()
-    assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.slow
-@server
-def test_a_wrong_password_is_one_line_without_it(place):
-    wrong = sa.make_url(place).set(password="s3cr3t-but-wrong")
-    with pytest.raises(RecordError) as caught:
-        Record(wrong.render_as_string(hide_password=False)).searches()
     assert "s3cr3t" not in str(caught.value)
