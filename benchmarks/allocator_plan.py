@@ -89,8 +89,6 @@ _FRAMES = 3000  # of a sample of Whisper
 
 
 class Case(Value):
-    """One configuration of the plan."""
-
     number: int
     part: str
     family: str
@@ -204,7 +202,6 @@ def _known(model: str) -> tuple[Any, Any, Any]:
 
 
 def workload_of(case: Case) -> tuple[Workload, Any]:
-    """Return what a case trains, and the facts of its model."""
     spec, task, facts = _known(case.model)
     ranks = case.config.parallelism.data_parallel
     workload = Workload(

@@ -162,7 +162,6 @@ def _attention(kernels: Iterable[str]) -> list[str]:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
-    """Add a line to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(row, sort_keys=True) + "\n")
@@ -316,7 +315,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("measure", "predict", "report"))
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")

@@ -48,12 +48,10 @@ class Round(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Throughput of the exported training over that of the trial."""
         return self.exported / self.measured
 
 
 def main() -> None:
-    """Measure and write what the command line asks for."""
     parser = parser_of(__doc__, usual={})
     parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search; none: search first")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
@@ -96,7 +94,6 @@ def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> li
 
 
 def steps_for(result: TuningResult, seconds: float) -> int:
-    """Return how many optimizer steps take about `seconds`."""
     measured = result.best.measurement
     step_s = statistics.fmean(measured.step_times_s) if measured else 1.0
     return min(MOST_STEPS, max(FEWEST_STEPS, round(seconds / step_s)))

@@ -69,7 +69,6 @@ def search(share: float) -> dict[str, Any]:
 
 
 def kept(result: TuningResult) -> dict[str, Any]:
-    """Return what is kept of an answer."""
     shares = result.spent.shares() if result.spent is not None else {}
     return {
         **told(result),
@@ -92,7 +91,6 @@ def is_decided(result: TuningResult) -> bool:
 
 
 def main() -> None:
-    """Run the searches, print and write what they told."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=10, help="searches of each kind (default: %(default)s)")
     parser.add_argument("--beside", type=float, default=0.25, help="share of the cores (default: %(default)s)")

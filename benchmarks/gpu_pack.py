@@ -78,7 +78,6 @@ def parts(models: list[str]) -> list[Part]:
 
 
 def main() -> int:
-    """Run the pack; return the exit code."""
     options = parse_options()
     if options.list:
         for part in options.parts:
@@ -156,7 +155,6 @@ def run_part(part: Part, session: Session, seconds: float, usual_s: float) -> No
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line; `parts` are those that are to run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: %(default)s)")
     parser.add_argument(

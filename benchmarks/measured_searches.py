@@ -42,7 +42,6 @@ def find(options: argparse.Namespace, scratch: Path, **more: Any) -> TuningResul
 
 
 def told(result: TuningResult) -> dict[str, Any]:
-    """Return what is kept of an answer."""
     return {
         "verdict": result.verdict,
         "changes": {change.knob: change.after for change in result.best.changes},

@@ -37,7 +37,6 @@ SMALL_PARAMETERS = 100_000_000
 
 
 def main() -> None:
-    """Measure, print and write what the command line asks for."""
     options = parser_of(__doc__, usual={"model": "distilbert-base-uncased"}).parse_args()
     hardware = detect(options.device)
     trials: list[TrialResult] = []
@@ -97,7 +96,6 @@ def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
 
 
 def row(trial: TrialResult) -> dict[str, Any]:
-    """Return where the seconds of a trial went."""
     phases = trial.outcome.phases
     return {
         "number": trial.request.number,
@@ -111,7 +109,6 @@ def row(trial: TrialResult) -> dict[str, Any]:
 
 
 def told(document: dict[str, Any]) -> list[str]:
-    """Return the result in a few lines."""
     lines = [f"command line: {document['command_line']['wall_s']:.2f} s until its help is shown"]
     if document["spent"] is not None:
         starting = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in document["spent"]["starting"].items())

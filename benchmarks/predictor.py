@@ -186,7 +186,6 @@ def predict(row: Row, setup: Setup, traced: Tracer) -> Prediction:
 
 
 def _held(setup: Setup, known: Profile) -> Held:
-    """Return what torch's allocator gives out and holds."""
     several, kept = setup.accumulation > 1, setup.keeps_gradients
     return held_bytes(known, setup.optim, setup.micro_batch, accumulated=several, keeps_gradients=kept)
 

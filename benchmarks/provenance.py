@@ -21,7 +21,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def provenance(hardware: Hardware) -> dict[str, Any]:
-    """Return what has to stand beside every figure."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),

@@ -29,13 +29,11 @@ from autotune.values.trial import Purpose, TrialResult
 
 
 def say(event: Event) -> None:
-    """Print notes."""
     if isinstance(event, Note):
         print(event.text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Record the table that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", type=Path, help="file to write")
     parser.add_argument("--model", required=True)

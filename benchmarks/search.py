@@ -143,8 +143,6 @@ def describe(name: str, table: Table) -> str:
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """Return the figures of one strategy on one table as a line."""
-
     def shown(name: str, names: Sequence[str] = ("median", "p90")) -> str:
         texts = ["never" if row[name][k] is None else f"{row[name][k]:.0f}" for k in names]
         return f"{texts[0]} (p90 {texts[1]})"

@@ -35,8 +35,6 @@ TOLERANCE_BYTES = 256 << 20
 
 
 class Ground(StrEnum):
-    """What a pack runs on."""
-
     GPU = "a GPU"
     STAND_IN = "a stand-in for CUDA (tests/fakecuda), no real GPU: values are zero and times mean nothing"
     CPU = "a CPU"
@@ -65,8 +63,6 @@ class Check(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What one trial of one part came to."""
-
     part: str
     number: int
     status: TrialStatus
@@ -117,7 +113,6 @@ def story_of(
 
 
 def check_trials(stories: Sequence[Story]) -> list[Check]:
-    """Return the checks that can be made of `stories`."""
     crashed = [s for s in stories if s.status is TrialStatus.CRASHED]
     done = [s for s in stories if s.status is TrialStatus.COMPLETED and s.memory is not None]
     over = [s for s in done if s.peak_bytes > s.budget_bytes]
@@ -202,7 +197,6 @@ class Report:
         self._append({"part": self._part, **found})
 
     def check(self, name: str, passed: bool, detail: str, kind: Kind = Kind.ANYWHERE) -> None:
-        """Keep a check."""
         judged = kind is Kind.ANYWHERE or self.ground is Ground.GPU
         kept = {"part": self._part, **Check(name, passed, detail, kind)._asdict(), "judged": judged}
         self._document["checks"].append(kept)
@@ -219,7 +213,6 @@ class Report:
         print(f"  {story.line}", flush=True)
 
     def finish(self) -> None:
-        """Say that nothing more comes."""
         self._document["finished"] = True
         self._append({"finished": True})
 

@@ -126,7 +126,6 @@ class Session:
             self._runner = None
 
     def number(self) -> int:
-        """Return the number of the next trial."""
         return next(self._numbers)
 
     def facts(self, task: Workload) -> ModelFacts:
@@ -136,7 +135,6 @@ class Session:
         return self._facts[task.model.reference]
 
     def run(self, request: TrialRequest, name: str, *, runner: LocalRunner | None = None) -> TrialResult:
-        """Run a trial and keep it."""
         self.watch.reset()
         result = (runner or self.runner).run(request)
         self.report.trial(story_of(self.part, result, observed_bytes=self.observed_bytes(), named=name), result)
@@ -163,8 +161,6 @@ def modules_path() -> str:
 
 
 class Need(NamedTuple):
-    """Something that not every machine has."""
-
     name: str
     is_there: Callable[[Hardware], bool]
 

@@ -38,7 +38,6 @@ _REFERENCE: dict[str, Any] = {"precision": "fp32", "per_device_train_batch_size"
 
 
 def config_of(fields: Mapping[str, Any], hardware: Hardware) -> TrainConfig:
-    """Return a configuration of the table for a device."""
     return TrainConfig(**{**BASE, "dataloader_pin_memory": not hardware.is_cpu, **fields})
 
 

@@ -163,7 +163,6 @@ class FusedLora(torch.autograd.Function):
 
     @classmethod
     def put_on(cls, attention: Any) -> None:
-        """Patch the projections of an attention module."""
         waiting: list[Any] = []
         layers = [attention.q_proj, attention.k_proj, attention.v_proj]
 
@@ -192,7 +191,6 @@ EAGER_OF_2022 = "eager_of_2022"
 
 
 def _repeated_flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-    """Repeat keys and values for all heads, then attend with flash attention 2."""
     groups = query.shape[1] // key.shape[1]
     key, value = _repeat(key, groups), _repeat(value, groups)
     return ALL_ATTENTION_FUNCTIONS["flash_attention_2"](module, query, key, value, mask, **kwargs)

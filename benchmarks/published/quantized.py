@@ -23,8 +23,6 @@ _NESTED_BLOCK = 256
 
 @dataclass(frozen=True)
 class Quantization:
-    """How weights are stored."""
-
     kind: Literal["4bit", "int8", "gptq"]  # nf4 and fp4 differ in their 16 values only, so not in memory
     nested: bool = False  # the scales are quantized too (bitsandbytes' double quantization)
     group: int | None = None  # GPTQ: elements that share a scale, None for all of a row
@@ -62,7 +60,6 @@ class PackedLinear(nn.Module):
         return [("scale", blocks, torch.uint8), ("scale_of_scale", math.ceil(blocks / _NESTED_BLOCK), torch.float32)]
 
     def unpack(self) -> torch.Tensor:
-        """Return the weights in 16 bits, as a new tensor."""
         scale = self.scale.to(torch.float32) if self.how.nested else None
         weight = torch.empty((self.out_features, self.in_features), dtype=self.how.compute, device="meta")
         del scale

@@ -18,8 +18,6 @@ class NotPredicted(Exception):
 
 
 class Row(BaseModel):
-    """One measurement, or one run that failed."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str

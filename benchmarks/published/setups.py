@@ -61,8 +61,6 @@ _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class Setup:
-    """What was run."""
-
     spec: ModelSpec
     family: Family
     shape: Shape

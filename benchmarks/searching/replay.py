@@ -78,8 +78,6 @@ class ReplayRunner(Runner):
 
 
 class Replayed(NamedTuple):
-    """A trial that was replayed."""
-
     config: TrainConfig
     status: TrialStatus
     ended_at_s: float

@@ -89,7 +89,6 @@ class TableTrial(Value):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome that was recorded, without its log."""
         if self.measurement is not None:
             return self.measurement
         return Failure(status=self.status, cause=self.cause or "", memory=self.memory)

@@ -62,6 +62,7 @@ def test_without_a_knob_the_best_are_ranked(estimated):
     assert any(note.startswith("not ranked: ") and "--allow optimizer does not admit" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_what_weights_and_states_alone_rule_out_is_not_traced_to_rank_the_rest(estimated, monkeypatch):
     """6,700 million weights fit 24 GB in 16 bits, without gradients of their own."""
     asked, trace = [], traced_once.profile

@@ -162,19 +162,20 @@ def test_a_collator_that_drops_samples_is_refused(look, tmp_path, name):
     assert found.message.startswith("your data collator Half makes 8 rows of 16 samples: it drops the others")
 
 
-@pytest.mark.parametrize("kind", [Trainer, OwnLoss])
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_training_passes(look, tmp_path, name, kind):
-    found = look(made(kind, name, tmp_path))
+def assert_honest(found):
     assert isinstance(found, Description), found
     assert found.facts.split_changes is None
     assert not any("gradient" in note or "loss" in note for note in found.notes), found.notes
     assert found.own.has_rows
 
 
-def trial_of(bench, look, pickled, make):
-    """Describe what a maker makes, and run it as a trial of micro-batches of 4."""
-    found = look(make)
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_loss_of_ones_own_passes(look, tmp_path, name):
+    assert_honest(look(made(OwnLoss, name, tmp_path)))
+
+
+def trial_of(bench, found, pickled, make):
+    """Run what a maker makes, and was described before, as a trial of micro-batches of 4."""
     known = {name: getattr(found.own, name) for name in ("weights", "reorders", "pads", "has_rows", "normalizes")}
     code = pickled(make, bench.run_directory / "data").model_copy(update=known)
     fields = {"model": found.own.spec, "task": found.own.task, "global_batch_size": 8, "own_code": code}
@@ -185,8 +186,11 @@ def trial_of(bench, look, pickled, make):
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_training_completes_its_trial(bench, look, pickled, tmp_path, name):
-    result = trial_of(bench, look, pickled, made(Trainer, name, tmp_path))
+def test_an_honest_training_passes_and_completes_its_trial(bench, look, pickled, tmp_path, name):
+    make = made(Trainer, name, tmp_path)
+    found = look(make)
+    assert_honest(found)
+    result = trial_of(bench, found, pickled, make)
     assert result.status is TrialStatus.COMPLETED, result.outcome
 
 
@@ -202,7 +206,8 @@ class Early:
 
 @pytest.mark.parametrize("name", FAULTY)
 def test_samples_that_are_dropped_later_make_the_trial_invalid(bench, look, pickled, tmp_path, name):
-    result = trial_of(bench, look, pickled, made(Trainer, name, tmp_path, Early))
+    make = made(Trainer, name, tmp_path, Early)
+    result = trial_of(bench, look(make), pickled, make)
     assert result.status is TrialStatus.INVALID
     assert "your data collator Early makes" in result.outcome.cause
     assert "it drops the others" in result.outcome.cause

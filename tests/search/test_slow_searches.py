@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import write_model
+from tiny_models import TINY
 
 import autotune
 from autotune.execution.job import marked
@@ -19,18 +21,6 @@ from autotune.values.time_spent import wall_s
 from autotune.values.trial import TrialResult, TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-TINY_MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
 
 
 def assert_sound(result):
@@ -67,9 +57,7 @@ def test_a_quick_search_gives_a_sound_answer_within_the_five_minutes_it_has(mode
 
 
 def test_experts_from_a_local_directory(tmp_path):
-    from conftest import write_model
-
-    directory = write_model(tmp_path / "tiny-mixtral", TINY_MIXTRAL)
+    directory = write_model(tmp_path / "tiny-mixtral", TINY["mixtral"])
     assert_sound(autotune.find(str(directory), effort="quick", device="cpu", run_dir=tmp_path / "run"))
 
 

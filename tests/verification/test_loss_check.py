@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 from factories import installed_arguments, make_config, make_facts, make_problem, make_workload
+from own_trainings import quiet_arguments
+from tiny_models import T5
 
 from autotune.space.knobs import changes
 from autotune.values.budget import LossCurve, LossTask
@@ -113,23 +115,12 @@ def test_dropout_must_move_the_loss_as_far_as_the_baselines(spread, passes):
 
 GLOBAL_BATCH, STEPS = 8, 15
 TASK = LossTask(steps=STEPS, pass_steps=STEPS // 5, seed=7)
-T5 = {
-    "vocab_size": 96,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_heads": 4,
-    "dropout_rate": 0.1,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 0,
-}
+FIGURES = {**T5, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
 
 
 def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True, lora=False, **arguments) -> LossCurve:
     """The losses of a real Trainer, as a loss run collects them."""
-    from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+    from transformers import T5Config, T5ForConditionalGeneration, Trainer
 
     from autotune.execution.checking import arguments_of, around_training, findings
     from autotune.training.dataset import Repeated, training_data
@@ -137,7 +128,7 @@ def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True
     from autotune.values.model import Task
 
     torch.manual_seed(3)
-    model = T5ForConditionalGeneration(T5Config(**{**T5, "dropout_rate": dropout}))
+    model = T5ForConditionalGeneration(T5Config(**FIGURES, dropout_rate=dropout))
     if normalized:
         normalize_loss(model)
     if lora:
@@ -148,17 +139,12 @@ def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True
     samples, collator = training_data(workload, model.config, samples=TASK.pass_steps * GLOBAL_BATCH, directory=None)
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(directory / "out"),
+        args=quiet_arguments(
+            directory / "out",
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=GLOBAL_BATCH // micro_batch,
-            use_cpu=True,
-            dataloader_pin_memory=False,
             train_sampling_strategy="sequential",
             remove_unused_columns=False,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
             **{**arguments_of(task), **arguments},
         ),
         train_dataset=Repeated(samples, STEPS * GLOBAL_BATCH),
