@@ -21,13 +21,13 @@ such device, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import functools
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pack import configurations as table
@@ -50,8 +50,8 @@ LEAST_S = 1.0  # a part with less isn't begun
 def parts(models: list[str]) -> list[Part]:
     """Return all parts, with the searches for `models`: what is quick and tells most comes first."""
 
-    def trials(rows: Sequence[Configuration]) -> functools.partial[None]:
-        return functools.partial(run_configurations, configurations=rows)
+    def trials(rows: Sequence[Configuration]) -> partial[None]:
+        return partial(run_configurations, configurations=rows)
 
     return [
         Part("doctor", "what the doctor finds", 10, look_at_machine),
@@ -155,15 +155,16 @@ def run_part(part: Part, session: Session, seconds: float, usual_s: float) -> No
 
 
 def parse_options() -> argparse.Namespace:
+    words = partial(str.split, sep=",")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: %(default)s)")
     parser.add_argument(
         "--models",
-        type=lambda text: text.split(","),
+        type=words,
         default=["t5-small", "bert-large-uncased", "t5-3b"],
         help=f"to search for, of {', '.join(SEARCHES)}, with commas between (default: all but tiny)",
     )
-    parser.add_argument("--parts", type=lambda text: text.split(","), help="these alone, with commas between (default: all)")
+    parser.add_argument("--parts", type=words, help="these alone, with commas between (default: all)")
     parser.add_argument("--list", action="store_true", help="tell the parts and how long each takes on a GPU")
     parser.add_argument("--out", type=Path, help="directory of the results (default: in benchmarks/results)")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds in all (default: %(default)s)")

@@ -218,7 +218,7 @@ class Clock:
         return self.now_s
 
 
-class ScriptedDeviceClock:
+class StepClock:
     """A device's clock that stands still until it is told how much time has passed."""
 
     def __init__(self) -> None:
@@ -292,8 +292,8 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
     return rate
 
 
-# A space whose throughput is separable, so that its optimum is known: another value than the baseline's in every knob but
-# the attention kernel.
+# A space whose throughput is separable, so that its optimum is known: it differs from the baseline in every knob but the
+# attention kernel.
 SEPARABLE = {
     "precision": ["fp32", "bf16", "pure_bf16"],
     "attn_implementation": ["sdpa", "eager"],

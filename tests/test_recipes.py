@@ -1,7 +1,6 @@
 """The recipes for clusters: they parse, and call `autotune` as it can be called."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 

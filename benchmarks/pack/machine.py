@@ -199,7 +199,9 @@ def _train_beside(session: Session, beside: Hardware, held: int) -> None:
         peak = fits.measurement.memory.peak_bytes if fits.measurement else 0
         check("a trial runs beside another process", bool(peak), str(fits.status))
         if peak:
-            check("its peak is its own", peak < min(held, LEFT_BYTES), f"{show_memory(peak)} beside {show_memory(held)}")
+            check(
+                "its peak is its own", peak < min(held, LEFT_BYTES), f"{show_memory(peak)} beside {show_memory(held)}"
+            )
         # The whole device as its budget: it is the device that has no more.
         large = config_of({"per_device_train_batch_size": LARGE_BATCH}, beside)
         request = request_of(session.number(), large, task, beside, memory_bytes=beside.memory_bytes)

@@ -19,7 +19,6 @@ from factories import (
     make_space_file,
     product_rate,
 )
-from runner_contract import RunnerContract
 from searching.replay import ReplayClock, ReplayRunner, tightened
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 

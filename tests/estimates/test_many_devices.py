@@ -16,7 +16,7 @@ from autotune.cost.profile import Profile
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.estimate import report
 from autotune.estimates.forecast import Question
-from autotune.estimates.many_devices import nodes_of, shown, spread, ways
+from autotune.estimates.many_devices import nodes_of, spread, ways
 from autotune.estimates.report import ConfigReport, SpreadReport
 from autotune.estimates.request import EstimateOptions, check, target_of, with_packages
 from autotune.output.estimate_table import estimate_table

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from factories import make_config, make_request, make_workload
 from own_trainings import quiet_arguments
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -25,12 +23,8 @@ from autotune.execution.checking import (
 )
 from autotune.execution.gradients import randomness_off
 from autotune.execution.outcome import is_out_of_memory
-from autotune.execution.trial import Trial, data_of
-from autotune.training.build import build_config
 from autotune.training.resolve import resolve
-from autotune.training.texts import prepare
 from autotune.values.budget import LossTask, SoakTask
-from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Memory, TrialStatus
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from factories import ScriptedDeviceClock, make_request
+from factories import StepClock, make_request
 
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.values.conditions import Conditions
@@ -22,14 +22,19 @@ DATA_S, MICRO_S, OPTIMIZER_S = 0.5, 2.0, 1.0
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedDeviceClock:
-    made = ScriptedDeviceClock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    made = StepClock()
     monkeypatch.setattr("autotune.execution.measure.time.perf_counter", lambda: made.now)
     return made
 
 
 def timer_of(
-    clock: ScriptedDeviceClock, *, run: int = 1, full: int | None = None, more: dict[str, Any] | None = None, **limits: Any
+    clock: StepClock,
+    *,
+    run: int = 1,
+    full: int | None = None,
+    more: dict[str, Any] | None = None,
+    **limits: Any,
 ) -> StepTimer:
     usual = {
         "memory_bytes": 1,
@@ -44,7 +49,12 @@ def timer_of(
 
 
 def train(
-    timer: StepTimer, clock: ScriptedDeviceClock, *, run: int = 1, slowness: Iterable[float], skipped: Iterable[bool] = ()
+    timer: StepTimer,
+    clock: StepClock,
+    *,
+    run: int = 1,
+    slowness: Iterable[float],
+    skipped: Iterable[bool] = (),
 ) -> int:
     """Call the timer as a Trainer does; return the steps taken until it said stop.
 

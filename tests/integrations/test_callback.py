@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from factories import ScriptedDeviceClock
+from factories import StepClock
 from finished_searches import make_search
 from own_trainings import quiet_arguments
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
@@ -110,7 +110,7 @@ class Course:
     """The Trainer's calls, each part of a step taking a second or more."""
 
     def __init__(self, result: TuningResult) -> None:
-        self.clock = ScriptedDeviceClock()
+        self.clock = StepClock()
         self.callback = AutotuneCallback(result, clock=self.clock)
         self.args = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1, train_batch_size=8)
         self.callback.on_train_begin(self.args, None, None)

@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import MachineError
 from autotune.integrations.trackers import Tracking, answer_of, check, run_of
-from autotune.output.gather import command
-from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.value import write_value

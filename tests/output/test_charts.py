@@ -1,7 +1,5 @@
 """Charts: who is on the front, where the budget is, the best so far, a waterfall; colours for every eye."""
 
-import itertools
-import math
 import re
 import warnings
 import xml.etree.ElementTree as ET
@@ -14,7 +12,6 @@ from factories import make_contribution as part
 from finished_searches import BASE, BEST, make_report, outcome
 
 from autotune.output.charts import (
-    COLOURS,
     Spot,
     best_over_time,
     pareto,

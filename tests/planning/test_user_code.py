@@ -23,7 +23,7 @@ from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.model import Task
-from autotune.values.trial import Description, Purpose, TrialStatus
+from autotune.values.trial import Description, Purpose
 from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound, Workload
 
 SCRIPT = ["python", "train.py"]

@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from factories import SEPARABLE, Clock, make_budget, make_config, make_measurement, make_plan, make_result, make_space_file
+from factories import (
+    SEPARABLE,
+    Clock,
+    make_budget,
+    make_config,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_space_file,
+)
 from factories import SEPARABLE_BEST as BEST
 from factories import separable_rate as rate
 from predicted_space import SPACE, make_model_of

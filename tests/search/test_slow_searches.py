@@ -1,11 +1,8 @@
 """Whole searches with real trials on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ from conftest import write_model
 from tiny_models import TINY
 
 import autotune
-from autotune.execution.job import marked
 from autotune.storage.record import VARIABLE
 from autotune.tuning_result import TuningResult, load
 from autotune.values.config import TrainConfig

@@ -16,7 +16,6 @@ from factories import (
     make_config,
     make_facts,
     make_failure,
-    make_gpu,
     make_measurement,
     make_plan,
     make_space_file,

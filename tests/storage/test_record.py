@@ -5,14 +5,12 @@ On a server: `tests/faults/test_postgresql.py`.
 
 import fcntl
 import json
-import os
 import threading
 import time
 from pathlib import Path
 
 import optuna
 import pytest
-import sqlalchemy as sa
 from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
 from optuna.storages import JournalStorage
