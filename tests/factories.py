@@ -292,8 +292,7 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
     return rate
 
 
-# A space whose throughput is separable, so that its optimum is known: it differs from the baseline in every knob but the
-# attention kernel.
+# A space whose throughput is separable: its optimum differs from the baseline in every knob but the attention kernel.
 SEPARABLE = {
     "precision": ["fp32", "bf16", "pure_bf16"],
     "attn_implementation": ["sdpa", "eager"],
