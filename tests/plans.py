@@ -17,11 +17,10 @@ class Looked(NamedTuple):
     facts: ModelFacts | None = None
     found: Description | None = None
 
-    def describe(self, request: DescribeRequest) -> Description:
+    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+        if isinstance(request, ExamineRequest):
+            return Description(facts=request.facts)
         return self.found or Description(facts=self.facts or make_facts(task=request.workload.task))
-
-    def examine(self, request: ExamineRequest) -> Description:
-        return Description(facts=request.facts)
 
 
 def started(**options) -> Start:

@@ -4,8 +4,7 @@ A soak stays under the trial's memory budget throughout, and evaluates with the 
 has `compute_metrics`, its evaluation keeps the predictions of the whole data set, on the device until
 `eval_accumulation_steps` moves them to the host. The soak keeps as many: the Trainer's own loop reads every sample, but
 the model computes the first two batches alone, those with the longest samples; for the others the predictions of the
-very first sample stand in. They go through `preprocess_logits_for_metrics` and `compute_metrics` as always. What a soak
-writes lies in the trial's directory, and the runner removes it.
+very first sample stand in, which go through `preprocess_logits_for_metrics` and `compute_metrics` as always.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
 def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[None]:
     """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
 
-    `not_saved` says why a soak saves none.
-
-    Raises:
-        CheckError: Saving failed.
+    `not_saved` says why a soak saves none. CheckError: saving failed.
     """
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
@@ -88,17 +84,7 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
 
 
 def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
-    """Return what a check adds to the measurement of the training that has ended.
-
-    Args:
-        task: The check.
-        trainer: After `train`.
-        reading: Says what there is to evaluate on.
-        guard: Reads the peak of memory, and holds it against the budget.
-
-    Raises:
-        CheckError: Evaluation failed.
-    """
+    """Return what a check adds to the measurement of the training that has ended; CheckError: evaluation failed."""
     if isinstance(task, LossTask):  # whose losses the Trainer logs as means over the step's accumulation
         losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
         if len(losses) != task.steps:
@@ -120,10 +106,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
     """Has the Trainer save a checkpoint after the last step, if the disk has room for it."""
 
     def __init__(self, trainer: Any, *, not_saved: str | None = None) -> None:
-        self._trainer = trainer
-        self.is_saving = False
+        self._trainer, self.not_saved, self.is_saving = trainer, not_saved, False
         self.bytes: int | None = None
-        self.not_saved = not_saved
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint when training is about to stop."""
@@ -154,9 +138,9 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
-    """Return how far dropout spreads the loss of the first step's samples; None if compiled, which would start again.
+    """Return how far dropout, drawn with eight seeds, spreads the loss of the first step's samples; None: unknown.
 
-    Drawn with one seed after the other; the samples are the same whatever the micro-batch, and for every rank.
+    The samples are the same whatever the micro-batch, and for every rank. A compiled model would be compiled again.
     """
     args, data = trainer.args, trainer.train_dataset
     if hasattr(trainer.model_wrapped, "_orig_mod"):
@@ -192,9 +176,7 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
 
     Predictions that fit with no batch size are left out at last, and the result says why. A rank that fails leaves the
     others amid their evaluation, which only their end gets them out of: of several ranks none goes on to the next size.
-
-    Raises:
-        CheckError: Evaluation failed, or fits with no size.
+    CheckError: evaluation failed, or fits with no size.
     """
     args, ranks, trained = trainer.args, own_rank().of, guard.peak()
     args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
@@ -202,9 +184,8 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
     own: int | None = getattr(args, "eval_accumulation_steps", None)
     # With all predictions, moved to the host after each batch if need be; then without them.
     steps = [own] if reading.kept is None or args.device.type == "cpu" else list(dict.fromkeys((own, 1)))
-    attempts: list[tuple[int, int | None, int | None]] = []
-    attempts += [(size, step, reading.kept) for size in sizes if reading.kept for step in steps]
-    attempts += [(size, own, None) for size in sizes]
+    attempts: list[tuple[int, int | None, int | None]] = [(size, own, None) for size in sizes]
+    attempts[:0] = [(size, step, reading.kept) for size in sizes if reading.kept for step in steps]
     failure: str | None = None
     while attempts:
         size, accumulation, kept = attempts.pop(0)
@@ -242,21 +223,19 @@ def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
     """Let the model compute the first batches alone; yield the size of the predictions, and why the metrics failed."""
     step, loop, metrics = trainer.prediction_step, trainer.evaluation_loop, trainer.compute_metrics
     seen: dict[str, Any] = {}
-    first: list[Any] = []
-    batches = samples = 0
-    ends_at = time.monotonic() + _LONGEST_S
+    first, batches, samples, ends_at = None, 0, 0, time.monotonic() + _LONGEST_S
 
     def prediction_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal batches, samples
+        nonlocal first, batches, samples
         if batches >= _COMPUTED and time.monotonic() > ends_at:
             raise TimeoutError(f"reading all samples takes too long; the predictions of the first {samples:,} fitted")
         rows = find_batch_size(inputs)
         batches, samples = batches + 1, samples + rows
-        if first and batches > _COMPUTED:
-            return recursively_apply(lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone(), first[0])
+        if batches > _COMPUTED:
+            return recursively_apply(lambda t: t.expand(rows, *t.shape[1:]).clone() if t.ndim else t.clone(), first)
         found = step(model, inputs, *args, **kwargs)
-        if not first:
-            first.append(recursively_apply(lambda t: t[:1].clone() if t.ndim else t.clone(), found))
+        if batches == 1:
+            first = recursively_apply(lambda t: t[:1].clone() if t.ndim else t.clone(), found)
         return found
 
     def evaluation_loop(*args: Any, **kwargs: Any) -> Any:

@@ -2,12 +2,12 @@
 
 A named model is built on the meta device, so nothing is allocated, and real data are tokenized once for all trials. A
 user's own code is run until it trains, to see what its Trainer, model, data and arguments are, which of them can be
-changed from outside, and whether its gradient depends on the micro-batch (`gradients`). Of a loop it is `loop` that
-runs a step.
+changed from outside, and whether its gradient depends on the micro-batch (`gradients`, which runs a loop's step too).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -24,8 +24,7 @@ from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_code
-from autotune.execution.gradients import reported_split, split_of_trainer
-from autotune.execution.loop import examined
+from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.user_code import CodeError, harness, overlaid, reach, theirs
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
@@ -40,21 +39,39 @@ from autotune.value import read_value, write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
-from autotune.values.workload import RECIPES, STEP_FILE, Barred, LengthProfile, OwnCode, OwnFound
+from autotune.values.workload import RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
 
-# Samples of the batch that is looked at.
-_FEW = 2
+_FEW = 2  # samples of the batch that is looked at
 
 
 def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; what trials need of the data goes to the directory `data` beside it."""
-    _answer(directory, lambda: _described(read_value(DescribeRequest, directory / "request.json"), directory))
+    request, data = read_value(DescribeRequest, directory / "request.json"), directory.parent / "data"
+
+    def described() -> Description:
+        workload, recipe = request.workload, request.workload.recipe
+        if workload.own_code is not None:
+            return _described_code(workload.own_code, directory, data)
+        check_arguments(request.arguments, request.source)
+        facts = describe(workload.model, workload.task)
+        if recipe is not None:
+            facts = facts.model_copy(update={"split_changes": recipe.kind.coupled})
+        lengths, notes = (prepare if recipe is None else checked_data)(workload, data)
+        return Description(facts=facts, lengths=lengths, notes=notes)
+
+    _answer(directory, described)
 
 
 def run_examine(directory: Path) -> None:
     """Answer the request in `directory`; the pickled function lies in the directory `data` beside it."""
-    file = directory.parent / "data" / STEP_FILE
-    _answer(directory, lambda: examined(read_value(ExamineRequest, directory / "request.json"), file))
+    request = read_value(ExamineRequest, directory / "request.json")
+
+    def described() -> Description:
+        split = split_of_loop(request, directory.parent / "data" / STEP_FILE)
+        facts, notes = reported_split(request.facts, split, None)
+        return Description(facts=facts, notes=notes)
+
+    _answer(directory, described)
 
 
 def _answer(directory: Path, described: Callable[[], Description]) -> None:
@@ -63,19 +80,6 @@ def _answer(directory: Path, described: Callable[[], Description]) -> None:
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / "description.json")
-
-
-def _described(request: DescribeRequest, directory: Path) -> Description:
-    workload = request.workload
-    data_directory = directory.parent / "data"
-    if workload.own_code is not None:
-        return _described_code(workload.own_code, directory, data_directory)
-    check_arguments(request.arguments, request.source)
-    facts = describe(workload.model, workload.task)
-    if workload.recipe is not None:
-        facts = facts.model_copy(update={"split_changes": workload.recipe.kind.coupled})
-    lengths, notes = (prepare if workload.recipe is None else checked_data)(workload, data_directory)
-    return Description(facts=facts, lengths=lengths, notes=notes)
 
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
@@ -111,8 +115,11 @@ class Training:
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.base = base_model(self.model)  # inside an adapter's wrapper
         self.is_of_library = isinstance(self.base, PreTrainedModel)
-        self.batches = self._user_batches()
         samples = trainer.train_dataset
+        # Why the order of the samples is the code's own; None: trials may set it.
+        self.batches = self.overrides("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
+        if self.batches is None and (isinstance(samples, IterableDataset) or not has_length(samples)):
+            self.batches = "the samples come as a stream"
         self.lengths = lengths_of(samples) if self.batches is None else None
         self.weights = user_code.weights_of(self.model)
         if self.batches is None:
@@ -141,10 +148,8 @@ class Training:
         searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
         checkpoints, held = user_code.checkpointing(base, self.arguments), self._held()
         if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
-            searched["tf32"], held["tf32"] = (
-                True,
-                "your code switches TF32 on, which the Trainer's arguments don't undo",
-            )
+            searched["tf32"] = True
+            held["tf32"] = "your code switches TF32 on, which the Trainer's arguments don't undo"
         facts = self._facts()
         split = split_of_trainer(  # before anything makes TrainingArguments, which resets the accelerator's state
             trainer,
@@ -153,7 +158,7 @@ class Training:
             reorders=self.batches is None,
             batch_coupled=facts.batch_coupled is not None,
         )
-        facts, line = reported_split(facts, split, whose)
+        facts, split_note = reported_split(facts, split, whose)
         found = OwnFound(
             spec=self._spec(),
             task=self.task,
@@ -176,10 +181,23 @@ class Training:
             recipe=recipe,
         )
         profile = None
+        notes = [
+            f"your own training: {self.name} with {found.spec.name}; trials end with its training: nothing is pushed "
+            "or reported to trackers, its output_dir isn't touched, and only the winner is evaluated and saved, in the "
+            "run directory"
+        ]
         if lengths is not None:
             targets = lengths_of(trainer.train_dataset, "labels") if self.task.has_targets else None
             profile = profile_of(lengths, None if targets is None else float(targets.mean()))
-        return Description(facts=facts, lengths=profile, notes=(*self._notes(found, profile), *line), own=found)
+            notes.append(profile.shown)
+        if self.batches is not None:
+            order = "trials read the samples in that order, the longest not first: peaks may come later"
+            notes.append(f"{self.batches}: {order}")
+        if found.not_predicted is not None:
+            notes.append(f"no prediction: {found.not_predicted}")
+        # Of knobs that one would expect to be tried.
+        notes += [f"{knob} stays as it is: {held[knob]}" for knob in ("optim", "precision") if knob in held]
+        return Description(facts=facts, lengths=profile, notes=(*notes, *split_note), own=found)
 
     def overrides(self, *methods: str) -> str | None:
         """Return the first of these methods that is the code's own in place of the library's, as '... has a ...'."""
@@ -190,11 +208,10 @@ class Training:
         return None
 
     def _check(self) -> None:
-        """Refuse what can't be tuned: several devices, no data, or batches of another size than the arguments say."""
         for name in ("deepspeed", "fsdp", "parallelism_config"):
             if getattr(self.trainer.args, name, None):
-                reason = "a training of your own is one process on one device; remove it"
-                raise InputError(f"your TrainingArguments set {name}: {reason}")
+                one = "a training of your own is one process on one device; remove it"
+                raise InputError(f"your TrainingArguments set {name}: {one}")
         if not self.overrides("get_train_dataloader"):
             if self.trainer.train_dataset is None:
                 raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
@@ -206,14 +223,6 @@ class Training:
                 f"your {self.name}.get_train_dataloader makes batches of {made}, whatever "
                 f"per_device_train_batch_size says ({asked}); have it follow self._train_batch_size"
             )
-
-    def _user_batches(self) -> str | None:
-        """Return why the order of the samples is the code's own; None if trials may set it."""
-        samples = self.trainer.train_dataset
-        if (own := self.overrides("get_train_dataloader", "_get_train_sampler", "_get_dataloader")) is not None:
-            return own
-        is_stream = isinstance(samples, IterableDataset) or not has_length(samples)
-        return "the samples come as a stream" if is_stream else None
 
     def _whose_loss(self) -> str | None:
         """Return whose loss it is; None if it is the library model's own, whose way to count labels is known."""
@@ -234,7 +243,7 @@ class Training:
         has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None
-        table: tuple[tuple[str, object, str | None], ...] = (
+        table: tuple[tuple[str, object, str | None], ...] = (  # a knob, whether it is held, and why
             ("packing", True, "your code puts its samples into batches"),
             ("quantization", True, made),
             ("experts_per_token", True, made),
@@ -282,14 +291,13 @@ class Training:
         names, args = self._of_trl(), self.trainer.args
         if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
             return None
-        is_other = self.trainer.compute_loss_func is not None
-        if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or is_other):
+        is_other_loss = self.trainer.compute_loss_func is not None
+        if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or is_other_loss):
             return None
         kinds = (n for n, k in RECIPES.items() if k.trainer in names and k.task is self.task and not k.generates)
         return next(kinds, None)
 
     def _not_predicted(self) -> str | None:
-        """Return why the cost model can't trace this training, None if it can."""
         if self.task is Task.OWN:
             return f"{type(self.base).__name__} is no model of transformers with a head that is known"
         if (reason := user_code.not_traced(self.model, self.base)) is not None:
@@ -300,7 +308,6 @@ class Training:
         return None if has_ids else "batches have no rows of input_ids"
 
     def _width(self, name: str) -> int | None:
-        """Return the length of the rows of a batch; None if it has none of that name."""
         tensor = self.batch.get(name) if hasattr(self.batch, "get") else None
         return int(tensor.shape[1]) if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 else None
 
@@ -338,31 +345,12 @@ class Training:
             has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in self.base.modules()),
         )
 
-    def _notes(self, found: OwnFound, profile: LengthProfile | None) -> tuple[str, ...]:
-        lines = [
-            f"your own training: {self.name} with {found.spec.name}; trials end with its training: nothing is pushed "
-            "or reported to trackers, its output_dir isn't touched, and only the winner is evaluated and saved, in the "
-            "run directory"
-        ]
-        if profile is not None:
-            lines.append(profile.shown)
-        if self.batches is not None:
-            order = "trials read the samples in that order, the longest not first: peaks may come later"
-            lines.append(f"{self.batches}: {order}")
-        if found.not_predicted is not None:
-            lines.append(f"no prediction: {found.not_predicted}")
-        # Of knobs that one would expect to be tried.
-        lines += [f"{knob} stays as it is: {found.held[knob]}" for knob in ("optim", "precision") if knob in found.held]
-        return tuple(lines)
-
 
 def _written(args: Any) -> dict[str, Any]:
     """Return TrainingArguments as the code has them, without the overlay and without what JSON can't hold."""
     written = {}
     for name, value in {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}.items():
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            continue
-        written[name] = value
+            written[name] = value
     return written

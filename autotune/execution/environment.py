@@ -2,22 +2,19 @@
 
 A trial sees its own devices and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
 `cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of
-several ranks sees as many as it has ranks, and rank N is at `cuda:N`.
+several ranks sees as many as it has ranks, and rank N is at `cuda:N`. The launcher forks the ranks in tens of
+milliseconds, where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would have
+them meet, at a port that the launcher has held since before they were forked, so that nobody else can take it. A group
+that computes on CUDA can send tensors of the host as well, which decisions need.
 
-A trial over several devices has one process for each device. The launcher has imported everything and forks them, which
-takes tens of milliseconds where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer
-would have them meet, at a port that the launcher has held since before they were forked, so that nobody else can take
-it. A group that computes on CUDA can send tensors of the host as well, which decisions need.
+DeepSpeed compiles its operators where they are first used, in a minute and more each, and keeps them
+(`TORCH_EXTENSIONS_DIR`). In a trial that would count against its limit; and a trial that is killed meanwhile leaves a
+lock for which all later ones would wait. So a child compiles them before, outside of any trial's time and memory; what
+can't be compiled, the trial reports. Both remove locks that nobody holds.
 
-DeepSpeed compiles its operators where they are first used: the messages of ranks on a CPU, the optimizer of the host
-for what is offloaded. That takes a minute and more each, and is kept (`TORCH_EXTENSIONS_DIR`). In a trial it would
-count against the limit; and a trial that is killed meanwhile leaves a lock for which all later ones would wait. So a
-child compiles them before, outside of any trial's time and memory; what can't be compiled, the trial reports. Both
-remove locks that nobody holds.
-
-Libraries that share memory between processes (NCCL between ranks, torch between a data loader and its workers,
-DeepSpeed on the CPU) make files in /dev/shm and remove them themselves, unless they are killed before. Such files stay
-until the machine is restarted, and take its memory: what a trial that was ended has left there is removed.
+Libraries that share memory between processes (NCCL, torch's data loaders, DeepSpeed on the CPU) make files in /dev/shm
+and remove them themselves, unless they are killed before: what an ended trial has left there would stay until the
+machine is restarted, and is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import importlib
 import os
 import shutil
 import signal
@@ -39,7 +35,7 @@ from unittest.mock import patch
 
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
-from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD, allocator_settings
+from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.values.trial import TrialRequest
 
 # The listening socket of the first rank, open in its process, and how many threads each may use.
@@ -66,6 +62,7 @@ ENVIRONMENT = {
 
 SHARED_MEMORY = Path("/dev/shm")
 
+COMPILE = f"{__name__}:compile_operators"
 COMPILE_LIMIT_S = 1800.0  # two operators, on a slow machine that does other things as well
 COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compiled
 
@@ -73,13 +70,10 @@ COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compil
 def launcher_environment(
     device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N').
+    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N', as the parent counts) and `others` like it.
 
-    Args:
-        device: As the parent counts.
-        mark: A variable that makes the launcher's descendants known for good; see `job`.
-        present: The parent's environment.
-        others: Further devices, of other trials or of further ranks.
+    `mark` is a variable that makes the launcher's descendants known for good (see `job`), `present` the parent's
+    environment.
     """
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
@@ -109,18 +103,6 @@ def visible(devices: Sequence[str], present: Mapping[str, str] = os.environ) -> 
     return ",".join(str(index) if names is None else names[index] for index in indices)
 
 
-def choose_segments(expandable: bool) -> None:
-    """Have torch's CUDA allocator make expandable segments or not; its other settings stay the user's.
-
-    To be called before anything is allocated. A trial is forked from a process in which torch has read its variable.
-    """
-    given = allocator_settings()
-    if expandable or given:
-        import torch
-
-        torch._C._accelerator_setAllocatorSettings(f"{f'{given},' if given else ''}expandable_segments:{expandable}")
-
-
 def trial_device(device: str) -> str:
     """Return the name that the parent's `device`, or the one of this rank, has inside a trial."""
     return "cpu" if device == "cpu" else f"cuda:{own_rank().number}"
@@ -128,10 +110,7 @@ def trial_device(device: str) -> str:
 
 @contextlib.contextmanager
 def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
-    """Let inductor and Triton find nothing compiled, and leave nothing behind in `directory`; each rank its own.
-
-    Otherwise they share their own caches in the user's temporary directory, from trial to trial and search to search.
-    """
+    """Let inductor and Triton find nothing compiled, as in the user's caches, and leave nothing; each rank its own."""
     cache = directory / f"compile-cache-{rank}"
     try:
         with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}):
@@ -141,12 +120,10 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
 
 
 def forget_unfinished(since: float) -> None:
-    """Remove libraries from inductor's cache that a killed compiler didn't write to their end.
-
-    Every later training would load them: "file too short". They are those written at `since` (in seconds since 1970) or
-    later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a linker has open
-    stays: the cache is shared by all trainings of the user.
-    """
+    """Remove libraries from inductor's cache that a killed compiler didn't write to their end."""
+    # Every later training would load them: "file too short". They are those written at `since` (in seconds since 1970)
+    # or later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a linker has
+    # open stays: the cache is shared by all trainings of the user.
     if "torch" not in sys.modules:  # in a process that forks no trials
         return
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -185,18 +162,9 @@ def compile_operators(directory: Path) -> None:
     (directory / COMPILED_FILE).touch()
 
 
-def tell_deepspeed(device: str) -> None:
-    """Tell DeepSpeed that the ranks have met: on a CPU TrainingArguments leaves that out, and ZeRO-3 asks for it."""
-    remove_unused_locks()
-    if device == "cpu" and own_rank().is_launched:
-        importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
-
-
 def remove_unused_locks() -> None:
-    """Remove the locks of builders that were killed, for which torch would wait for ever; find the ninja of DeepSpeed.
-
-    Torch keeps a lock open for as long as it builds, or looks at what it has built.
-    """
+    """Remove the locks of builders that were killed, for which torch would wait for ever; find DeepSpeed's ninja."""
+    # Torch keeps a lock open for as long as it builds, or looks at what it has built.
     from torch.utils.cpp_extension import get_default_build_root
 
     # It was installed beside DeepSpeed, which need not be on the path.
@@ -224,11 +192,9 @@ def remove_orphans(before: set[Path], directory: Path = SHARED_MEMORY) -> None:
 
 
 def is_unused(file: Path) -> bool:
-    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell.
-
-    /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
-    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
-    """
+    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell."""
+    # /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
+    # counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
     try:
         if file.lstat().st_uid != os.getuid():
             return False
@@ -252,24 +218,15 @@ class Rank(NamedTuple):
 
 
 def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
-    """Return the variables that torchrun sets for rank `number` of `of` on one machine, and the rank's threads.
+    """Return the variables that torchrun sets for rank `number` of `of` on this machine, which meet at `port`.
 
-    torchrun gives each rank one thread unless OMP_NUM_THREADS is set: the exported command sets it (see
-    `threads_of_rank`).
-
-    Args:
-        number: The rank.
-        of: The number of ranks, all on this machine.
-        port: Where they meet.
-        listener: The open socket that listens there, for the first rank alone.
+    `listener` is the open socket that listens there, for the first rank alone. torchrun gives each rank one thread
+    unless OMP_NUM_THREADS is set, as the exported command sets it.
     """
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(number)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(of)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": ADDRESS,
-        "MASTER_PORT": str(port),
+        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)},
         _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), of)),
         **({_LISTENER: str(listener)} if listener is not None else {}),
     }
@@ -313,15 +270,9 @@ def meet(device: str, *, timeout_s: float) -> None:
     limit = datetime.timedelta(seconds=timeout_s + 120.0)
     listener = os.environ.get(_LISTENER)
     torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        rank.of,
-        rank.number == 0,
-        limit,
-        wait_for_workers=False,
-        master_listen_fd=int(listener) if listener is not None else None,
-    )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    kept = None if listener is None else int(listener)
+    store = TCPStore(address, port, rank.of, rank.number == 0, limit, wait_for_workers=False, master_listen_fd=kept)
     # Nothing touches the device here: what its context takes is for the memory guard to see.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
     init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)

@@ -3,7 +3,8 @@
 A loss that is a sum or a mean over the micro-batch may need another scale of accumulation than it gets, and one that
 compares the samples of a micro-batch with each other is another loss with each split. What code says of itself doesn't
 show that; two gradients from the same weights and the same samples do, all in one micro-batch and in several. A
-Trainer's are computed by its own `training_step` (here), a loop's by its step (`loop`).
+Trainer's are computed by its own `training_step`. Of a user's loop a step is run at the baseline's micro-batch and at
+another one; nothing is compiled meanwhile, gradients aren't clipped, and the samples that models are given are counted.
 
 Everything that is known to be random is switched off meanwhile, and batch norm keeps its running statistics. Dropout
 modules have a rate `p`; others keep theirs in an attribute or read it from the config at each call. Randomness of
@@ -13,9 +14,13 @@ time with another seed, and what differs then differs for another reason.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,13 +28,20 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 from transformers import set_seed
 
+from autotune.errors import InputError
 from autotune.execution.outcome import is_out_of_memory
+from autotune.execution.user_code import loss_and_samples, step_of
 from autotune.execution.user_data import first_batch, rows_of, view
 from autotune.training.facts import is_rate
 from autotune.training.loss import leaves_out_first_label, normalize_loss
+from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
+from autotune.values.trial import ExamineRequest
+from autotune.values.workload import ACCUMULATION
 
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
 _COMPARED = 1 << 16
@@ -38,7 +50,7 @@ _COMPARED = 1 << 16
 # in twos: up to 7e-7 in fp32, 9e-3 with weights in bf16, 2e-3 under autocast; there up to 4e-2 on ten layers without
 # norms, 64 samples in twos and ones. A mean of means of texts of 8 to 60 tokens 0.47 to 0.57, a loss that isn't divided
 # by the micro-batches 0.50 to 0.70.
-ROUNDING, SHORT_ROUNDING = 5e-3, 0.05
+_ROUNDING, _SHORT_ROUNDING = 5e-3, 0.05
 
 # Samples of a Trainer's step whose gradients are compared, and of a micro-batch of it.
 _SAMPLES, _SPLIT_SAMPLES = 4, 2
@@ -52,7 +64,7 @@ class Gradient(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What the measurement showed; both None: the split changes nothing."""
+    """The result of the measurement; both None: the split changes nothing."""
 
     changes: str | None = None  # how the gradient differs, with the figures
     unknown: str | None = None  # why it could not be measured
@@ -64,8 +76,7 @@ def gradient_of(
     """Return the gradient of parameters, or what else `of` reads of them; of those that have none it is zero."""
     squares, elements = [], [torch.zeros(0)]
     for parameter in parameters:
-        found = of(parameter)
-        if found is None:
+        if (found := of(parameter)) is None:
             elements.append(torch.zeros(min(_COMPARED, parameter.numel())))
             continue
         values = (found.to_dense() if found.is_sparse else found).detach().flatten()
@@ -85,13 +96,8 @@ def compared(
 ) -> Split:
     """Compare the gradient of a step in several micro-batches with that of the whole step.
 
-    Args:
-        whole: The gradient of the step.
-        again: Gives the same with another seed, where chance has to be known.
-        split: The same samples in other micro-batches.
-        shapes: What the first and the last are called: '1 micro-batch of 4'.
-        rounding: The relative distance that is none.
-        same_samples: Whether both read the same samples; otherwise their norms alone are compared.
+    `again` gives the whole's with another seed, for what chance changes; `shapes` is what the two are called, as '1
+    micro-batch of 4'; `rounding` is the relative distance that is none.
     """
     if not math.isfinite(whole.norm + split.norm):
         return Split(unknown="a gradient is not a number")
@@ -99,11 +105,18 @@ def compared(
         return Split(unknown="all gradients are zero")
     if whole.elements.shape != split.elements.shape:
         return Split(unknown="other weights get gradients with another split")
+
+    def distance(one: Gradient, other: Gradient) -> float:  # relative to the longer one
+        largest = max(float(one.elements.norm()), float(other.elements.norm()))
+        if same_samples and largest:
+            return float((one.elements - other.elements).norm()) / largest
+        return abs(one.norm - other.norm) / max(one.norm, other.norm)
+
     # Of gradients of different samples the norms alone are compared. A loop that feeds one micro-batch again and again
     # has half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
-    apart, allowed = _distance(whole, split, same_samples), rounding if same_samples else 0.4
+    apart, allowed = distance(whole, split), rounding if same_samples else 0.4
     if apart > allowed:  # a single pair shows but roughly what chance changes
-        allowed += 3.0 * _distance(whole, again(), same_samples)
+        allowed += 3.0 * distance(whole, again())
     if apart <= allowed:
         return Split() if same_samples else Split(unknown="other samples are read with another split")
     return Split(
@@ -111,14 +124,6 @@ def compared(
         f"{shapes[0]} and {split.norm:.4g} in {shapes[1]}, {apart:.0%} apart where {allowed:.1%} could be rounding and "
         "chance"
     )
-
-
-def _distance(one: Gradient, other: Gradient, same_samples: bool = True) -> float:
-    """Return how far two gradients are apart, relative to the longer one; of different samples, their norms."""
-    largest = max(float(one.elements.norm()), float(other.elements.norm()))
-    if same_samples and largest:
-        return float((one.elements - other.elements).norm()) / largest
-    return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
 
 def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
@@ -139,15 +144,9 @@ def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[
 def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: bool, batch_coupled: bool) -> Split:
     """Return whether the gradient of a Trainer's step depends on the split, tried with a few of its samples.
 
-    The Trainer's own `training_step` computes it, with its count of the step's labels. Afterwards the model has the
-    normalised loss, if that is what trials give it, and no gradients.
-
-    Args:
-        trainer: When it is about to train.
-        normalizes: Whether trials put `normalize_loss` on its model.
-        lengths: Of the samples; None if they have none.
-        reorders: Whether trials set the order of the samples.
-        batch_coupled: Whether the model has routers or batch norm.
+    The Trainer's own `training_step` computes it, with its count of the step's labels. `normalizes`: trials put
+    `normalize_loss` on its model, which it has afterwards; `reorders`: they set the order of the samples, whose
+    `lengths` are None where they have none; `batch_coupled`: the model has routers or batch norm.
     """
     try:
         whole, parts = _batches(trainer, lengths, reorders=reorders)
@@ -155,20 +154,31 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         return Split(unknown=f"no batch of {_SAMPLES} samples could be made ({type(error).__name__}: {error})")
     if parts is None:
         return Split(unknown="its batches have no rows that could be split")
-    model = trainer.model
+    model, args = trainer.model, trainer.args
     if normalizes:
         normalize_loss(model)
         trainer.model_accepts_loss_kwargs = True
         trainer._loss_shifts_labels = leaves_out_first_label(model)
     computes_short = trainer.accelerator.mixed_precision != "no" or is_short(model.parameters())
-    rounding = SHORT_ROUNDING if computes_short else ROUNDING
+    rounding = _SHORT_ROUNDING if computes_short else _ROUNDING
     if batch_coupled:  # a router's loss looks at all tokens of a micro-batch (as the first loss in `loss_check`)
         rounding = 0.1
+
+    def gradient(batches: list[Any], seed: int = 0) -> Gradient:  # as the Trainer's loop accumulates it
+        model.zero_grad(set_to_none=True)
+        set_seed(seed)
+        trainer.current_gradient_accumulation_steps = len(batches)
+        with patch.object(args, "gradient_accumulation_steps", len(batches)):
+            count = trainer._get_num_items_in_batch(batches, args.device)
+            for batch in batches:
+                trainer.training_step(model, dict(batch), count)
+        return gradient_of(p for p in model.parameters() if p.requires_grad)
+
     shapes = (f"1 micro-batch of {_SAMPLES}", f"{len(parts)} of {_SPLIT_SAMPLES}")
     try:
         with still(model):
-            one, other = _gradient(trainer, [whole]), _gradient(trainer, parts)
-            return compared(one, lambda: _gradient(trainer, [whole], 1), other, shapes=shapes, rounding=rounding)
+            one, other = gradient([whole]), gradient(parts)
+            return compared(one, lambda: gradient([whole], 1), other, shapes=shapes, rounding=rounding)
     except Exception as error:  # whatever the user's code raises
         if is_out_of_memory(error):
             return Split(unknown=f"{_SAMPLES} samples do not fit the memory")
@@ -177,26 +187,11 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         model.zero_grad(set_to_none=True)
 
 
-def _gradient(trainer: Any, batches: list[Any], seed: int = 0) -> Gradient:
-    """Return the gradient of one step of these micro-batches, as the Trainer's loop accumulates it."""
-    args, model = trainer.args, trainer.model
-    model.zero_grad(set_to_none=True)
-    set_seed(seed)
-    trainer.current_gradient_accumulation_steps = len(batches)
-    with patch.object(args, "gradient_accumulation_steps", len(batches)):
-        count = trainer._get_num_items_in_batch(batches, args.device)
-        for batch in batches:
-            trainer.training_step(model, dict(batch), count)
-    return gradient_of(p for p in model.parameters() if p.requires_grad)
-
-
 def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[Any] | None]:
-    """Return a batch of a few samples and the same in parts; None if they can't be had.
-
-    The samples are of different lengths, none of them among the longest. Rows of one batch are the same samples
-    whatever a collator draws. A batch that has no rows (a packed one) is collated anew in parts, where the order of the
-    samples can be set.
-    """
+    """Return a batch of a few samples and the same in parts; None if they can't be had."""
+    # The samples are of different lengths, none of them among the longest. Rows of one batch are the same samples
+    # whatever a collator draws. A batch that has no rows (a packed one) is collated anew in parts, where the order of
+    # the samples can be set.
     samples, order = trainer.train_dataset, None
     if reorders:
         order = np.arange(len(samples)) if lengths is None else np.argsort(lengths, kind="stable")
@@ -215,6 +210,129 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     parts = [first_batch(trainer, view(samples, order[part]), _SPLIT_SAMPLES) for part in slices]
     # What has as many rows all the same has another dimension first, of time for example.
     return whole, rows if rows and rows_of(parts[0], _SPLIT_SAMPLES) == _SPLIT_SAMPLES else parts
+
+
+@dataclasses.dataclass
+class _Step:  # of a loop, as it was seen
+    micro_batch: int
+    samples: Counter[int] = dataclasses.field(default_factory=Counter)  # that were given to each outermost model
+    rows: Counter[bytes] = dataclasses.field(default_factory=Counter)  # that models were given, by their first values
+    gradients: list[Gradient] = dataclasses.field(default_factory=list)  # of each optimizer of torch's that stepped
+    weights: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the first ones of each of its parameters
+    is_short: bool = False  # some of the weights, or of what is computed, have less than 32 bits
+
+    @property
+    def gradient(self) -> Gradient:
+        return Gradient(math.hypot(*(g.norm for g in self.gradients)), torch.cat([g.elements for g in self.gradients]))
+
+    def is_like(self, other: _Step) -> bool:  # both begin from the same weights and are given the same samples
+        is_same = len(self.weights) == len(other.weights) and all(map(torch.equal, self.weights, other.weights))
+        return is_same and self.rows == other.rows
+
+
+def split_of_loop(request: ExamineRequest, file: Path) -> Split:
+    """Return whether a step of the loop pickled in `file` shows another gradient at the other micro-batch.
+
+    InputError: a step consumes another number of samples than it should.
+    """
+    sizes = (request.config.per_device_train_batch_size, request.other)
+    configs = [request.config.model_copy(update={"per_device_train_batch_size": n}) for n in sizes if n is not None]
+    runs = []
+    for config in configs:
+        if isinstance(found := _run(request, config, file), str):
+            return Split(unknown=found)
+        runs.append(found)
+    if len(runs) < 2:
+        return Split()
+    whole, split = runs
+    if not whole.gradients or not split.gradients:
+        return Split(unknown="no optimizer of torch's made a step")
+    same = whole.is_like(split)
+
+    def again() -> Gradient:
+        found = _run(request, configs[0], file, seeds=(0 if same else 1, 1))
+        if isinstance(found, str) or not found.gradients or (same and not found.is_like(whole)):
+            return whole.gradient
+        return found.gradient
+
+    counts = [request.workload.accumulation_steps(config) for config in configs]
+    one, other = (f"{n} micro-batch{'es' * (n > 1)} of {s.micro_batch}" for n, s in zip(counts, runs, strict=True))
+    rounding = _SHORT_ROUNDING if whole.is_short or split.is_short else _ROUNDING
+    return compared(whole.gradient, again, split.gradient, shapes=(one, other), rounding=rounding, same_samples=same)
+
+
+def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[int, int] = (0, 0)) -> _Step | str:
+    """Return what was seen of one step, or why there was none; another number of samples than asked for is refused."""
+    # The first of the seeds is for what the function sets up, the second for the step.
+    own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
+    assert own is not None
+    found = _Step(config.per_device_train_batch_size)
+    set_seed(seeds[0])
+    try:
+        with _watched(found):
+            step = step_of(own, config, steps, file)
+            set_seed(seeds[1])
+            said = loss_and_samples(step())[1]
+    except Exception as error:  # whatever the user's code raises: the trial of the baseline tells of it, too
+        traceback.print_exc()
+        return f"with a micro-batch of {found.micro_batch} the step failed ({type(error).__name__}: {error})"
+    counts = dict.fromkeys(found.samples.values() if said is None else [said])
+    expected = request.workload.samples_per_step(config)
+    if not counts or expected in counts:
+        return found
+    remedy = "run" if own.takes_accumulation else f"have {own.name} take {ACCUMULATION}, and run"
+    raise InputError(
+        f"step: with a micro-batch of {found.micro_batch} a step of {own.name} consumed "
+        f"{' or '.join(map(str, counts))} samples, and {expected} are a step ({steps} x {found.micro_batch}): {remedy} "
+        f"{ACCUMULATION} micro-batches in each step; a step that can't be counted from outside returns (loss, samples)"
+    )
+
+
+@contextmanager
+def _watched(found: _Step) -> Iterator[None]:
+    """Watch what is done inside: make a model, run one step."""
+    call, clip = nn.Module.__call__, nn.utils.clip_grad_norm_
+    depth, known, stepped = 0, set(), set()
+
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth == 0 and next(module.parameters(), None) is not None:
+            if id(module) not in known:
+                known.add(id(module))
+                stack.enter_context(still(module))
+            inputs = tree_leaves([[dict(v) if isinstance(v, Mapping) else v for v in (*args, *kwargs.values())]])
+            given = next((value for value in inputs if isinstance(value, torch.Tensor) and value.ndim), None)
+            if given is not None and torch.is_grad_enabled():
+                found.samples[id(module)] += rows_of({"": given}, found.micro_batch) or found.micro_batch
+                # A row is known by its first values, which padding on the right leaves alone.
+                values = given.detach().reshape(len(given), -1)[:, :8].double().cpu()
+                found.rows.update(row.numpy().tobytes() for row in values)
+        found.is_short |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        depth += 1
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            depth -= 1
+
+    def about_to_step(optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in stepped:
+            stepped.add(id(optimizer))
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            found.gradients.append(gradient_of(parameters))
+            found.weights.append(gradient_of(parameters, of=lambda p: p).elements)
+            found.is_short |= is_short(parameters)
+
+    def norm(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return clip(parameters, float("inf"), *args, **kwargs)  # clipped, a wrong scale couldn't be seen
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for place in (nn.utils, nn.utils.clip_grad):
+            stack.enter_context(patch.object(place, "clip_grad_norm_", norm))
+            stack.enter_context(patch.object(place, "clip_grad_value_", lambda *args, **kwargs: None))
+        stack.enter_context(patch.object(nn.Module, "__call__", called))
+        stack.enter_context(register_optimizer_step_pre_hook(about_to_step))
+        yield
 
 
 def is_short(parameters: Iterable[torch.Tensor]) -> bool:

@@ -68,7 +68,7 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
 
     @abc.abstractmethod
     def in_use_bytes(self) -> int:
-        """Return what counts against the budget now."""
+        """Return what counts against the budget now; cached memory is in use, too."""
 
     @abc.abstractmethod
     def begin_anew(self, known: Memory) -> None:
@@ -88,10 +88,7 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
         """Hold the budget against what the step has loaded, after each step before the measured ones."""
 
     def relax(self) -> None:  # nothing to do where the limit costs no time
-        """Take the peak as final, and from now on cost no time that the user's own training wouldn't take.
-
-        Raises MemoryError if that peak is over the budget.
-        """
+        """Check the peak, take it as final, and cost no time from now on that the user's training wouldn't take."""
 
     def retries(self) -> int | None:
         """Return how often so far the allocator had to give its cache back and ask again; None: it doesn't count."""
@@ -126,19 +123,19 @@ class CpuGuard(MemoryGuard):
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def peak(self) -> Memory:
-        """Return the growth of the resident set at its highest, less the libraries' code that was read in since."""
+        """Return the growth of the resident set at its highest."""
         return self._final or worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
         """Return the present growth of the resident set."""
         return self._growth("VmRSS")
 
-    def _growth(self, key: str) -> int:
+    def _growth(self, key: str) -> int:  # less the libraries' code that was read in since
         code = max(0, _status_bytes("RssFile") - self._code_before)
         return max(0, _status_bytes(key) - self._resident_before - code)
 
     def begin_anew(self, known: Memory) -> None:
-        """Start again from the present resident set, and what is known of the time before."""
+        """Start again from the present resident set."""
         self._earlier = known
         _restart_peak()
 
@@ -153,15 +150,13 @@ class CpuGuard(MemoryGuard):
 
 
 def _status_bytes(key: str) -> int:
-    """Return one memory figure of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {key}")
 
 
-def _restart_peak() -> None:
-    """Let VmHWM start again from the present resident set (proc(5)); where a container forbids it, it goes on."""
+def _restart_peak() -> None:  # VmHWM, from the present resident set (proc(5)); where a container forbids it, it goes on
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -181,7 +176,7 @@ class CudaGuard(MemoryGuard):
         self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
         self._known_beside: int | None = None
-        self._capped_beside = 0  # what lay beside the allocator when the cap was set
+        self._capped_beside = 0  # when the cap was set
         self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
@@ -227,15 +222,12 @@ class CudaGuard(MemoryGuard):
         return worst_memory([self._earlier, now])
 
     def in_use_bytes(self) -> int:
-        """Return what counts against the budget now; cached memory is in use, too."""
+        """Return what torch has reserved, and what lies beside it."""
         return self._cuda.memory_reserved(self._device) + (self._beside() or 0)
 
     def is_crowded_out(self, asked_bytes: int) -> bool:
-        """Compare what the driver says is free with what the budget has left.
-
-        Where it doesn't tell processes apart, others are charged with all that came beside the allocator since the
-        cap was set.
-        """
+        """Compare what the driver says is free with what the budget has left."""
+        # Where it doesn't tell processes apart, all that came beside the allocator since the cap was set is others'.
         beside = (self._beside() if self._is_listed else None) or self._capped_beside
         left = self._budget_bytes - self._cuda.memory_reserved(self._device) - beside
         free = cuda_free_bytes(self._device)
@@ -276,16 +268,10 @@ class CudaGuard(MemoryGuard):
             return self._known_beside
         used = own_used_bytes(self._device) if self._is_listed else None
         if used is not None:
-            used += _paged_bytes()
+            if (functional := sys.modules.get("bitsandbytes.functional")) is not None:  # paged states
+                states = functional.GlobalPageManager.get_instance().paged_tensors
+                paging_bytes = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
+                used += int(sum(state.nbytes for state in states)) + (paging_bytes if states else 0)
         elif self._used_before is not None and (now := cuda_used_bytes(self._device)) is not None:
             used = now - self._used_before
         return None if used is None else max(0, used - self._cuda.memory_reserved(self._device))
-
-
-def _paged_bytes() -> int:
-    """Return the bytes of bitsandbytes' paged states, and what their paging takes."""
-    if (functional := sys.modules.get("bitsandbytes.functional")) is None:
-        return 0
-    states = functional.GlobalPageManager.get_instance().paged_tensors
-    paging_bytes = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
-    return int(sum(state.nbytes for state in states)) + (paging_bytes if states else 0)

@@ -1,19 +1,16 @@
 """The jobs of the launcher: their processes, from their fork until nothing of them is left.
 
 A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `token_ring`). Each
-place runs one job at a time.
-
-Each process leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept
-as its log. A job ends when all its processes have, when its time is up, or when one of several fails: the others, which
-would wait for it in a collective for ever, get a moment to write down what they saw, and are killed. Then whatever is
-left of the processes' groups is killed too, and every orphan.
+place runs one job at a time. Each process leads a session of its own, dies with the launcher, and prints into a pipe of
+which head and tail are kept as its log. A job ends when all its processes have, when its time is up, or when one of
+several fails: the others, which would wait for it in a collective for ever, get a moment to write down what they saw,
+and are killed. Then whatever is left of the processes' groups is killed too, and every orphan.
 
 Ending a trial with all that it started, or what a killed search has left running, takes three nets, since each has
 holes. A process group holds what a trial starts, except what leads a session of its own (torchrun's ranks do). A
-subreaper gets these back when their parent ends: a trial's process while it lives, and then the launcher, whose
-children are processes of jobs or what jobs that have ended left; except if the launcher itself is killed. So every
-process of a search also carries a mark in its environment, which children inherit; only a process that clears its
-environment *and* loses its launcher escapes.
+subreaper gets these back when their parent ends: a trial's process while it lives, and then the launcher, except if the
+launcher itself is killed. So every process of a search also carries a mark in its environment, which children inherit;
+only a process that clears its environment *and* loses its launcher escapes.
 """
 
 from __future__ import annotations
@@ -40,15 +37,7 @@ from typing import NoReturn
 import psutil
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from autotune.execution.environment import (
-    ADDRESS,
-    forget_unfinished,
-    own_rank,
-    rank_environment,
-    remove_orphans,
-    shared_files,
-    use_cores,
-)
+from autotune.execution import environment
 from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
 from autotune.execution.token_ring import ring, take_place
 from autotune.value import Value, open_own
@@ -61,7 +50,6 @@ ENDS_VARIABLE = "AUTOTUNE_ENDS_AT"  # when the job's time is up, by the monotoni
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
 _OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
 _GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
-
 
 # Of a log, from its beginning and from its end.
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
@@ -84,9 +72,7 @@ class BoundedLog:
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
-        self._head_left = HEAD_BYTES
-        self._tail = b""
-        self._dropped_bytes = 0
+        self._head_left, self._tail, self._dropped_bytes = HEAD_BYTES, b"", 0
 
     def close(self) -> None:
         """Write what is left."""
@@ -105,9 +91,8 @@ class BoundedLog:
         self._head_left -= len(head)
         self._file.write(head)
         self._file.flush()
-        tail = self._tail + rest
-        self._tail = tail[-TAIL_BYTES:]
-        self._dropped_bytes += len(tail) - len(self._tail)
+        self._dropped_bytes += max(0, len(self._tail) + len(rest) - TAIL_BYTES)
+        self._tail = (self._tail + rest)[-TAIL_BYTES:]
         return bool(chunk)
 
 
@@ -132,10 +117,8 @@ class _Running:
     has_failure: bool = False
 
     def timed_out(self) -> bool | None:
-        """Return whether it is over by its time limit, or by itself; None: it isn't over.
-
-        One of several ranks that fails shortens the limit to the moment that the others have.
-        """
+        """Return whether it is over by its time limit, or by itself; None: it isn't over."""
+        # One of several ranks that fails shortens the limit to the moment that the others have.
         now = time.monotonic()
         for process in self.processes:
             process.has_ended = process.has_ended or has_ended(process.pid)
@@ -150,10 +133,7 @@ class _Running:
 
 
 class Jobs:
-    """Runs the jobs that come by a connection, and sends the place of each and its `Ending`; for the main thread.
-
-    `program` runs an entry in a directory, in the process that it is called in.
-    """
+    """Runs jobs that come by a connection, by `program`, and sends place and `Ending` of each; for the main thread."""
 
     def __init__(self, parent: Connection, program: Callable[[str, Path], None]) -> None:
         self._parent, self._program, self._pid = parent, program, os.getpid()
@@ -188,7 +168,7 @@ class Jobs:
                     self._end(running, timed_out)
 
     def _begin(self, job: Job) -> None:
-        running = _Running(job, [], time.monotonic() + job.timeout_s, time.time(), shared_files())
+        running = _Running(job, [], time.monotonic() + job.timeout_s, time.time(), environment.shared_files())
         self._running.append(running)
         os.environ[ENDS_VARIABLE] = str(running.deadline)
         sys.stdout.flush()
@@ -196,19 +176,16 @@ class Jobs:
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
         meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
         if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-            meeting = socket.create_server((ADDRESS, 0), backlog=1024)  # ranks that come before the first's store
+            meeting = socket.create_server((environment.ADDRESS, 0), backlog=1024)  # who comes before the first's store
         with meeting as listener:
             members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
             for place, (directory, number) in enumerate(members):
                 read_end, write_end = os.pipe()
-                pid = os.fork()
-                if pid == 0:
-                    for other, ends in enumerate(places):
-                        if other == place:
-                            take_place(place, ends, len(places))
-                        else:
-                            for end in ends:
-                                os.close(end)
+                if (pid := os.fork()) == 0:
+                    for end in itertools.chain.from_iterable(places[:place] + places[place + 1 :]):
+                        os.close(end)
+                    if places:
+                        take_place(place, places[place], len(places))
                     os.close(read_end)
                     self._become_process(job, directory, number, write_end, listener)
                 os.close(write_end)
@@ -220,8 +197,7 @@ class Jobs:
                 os.close(end)
             pids, port = [p.pid for p in running.processes], None if listener is None else listener.getsockname()[1]
         for directory in job.directories:
-            begun = {"pid": pids[0], "pids": pids, "port": port}
-            (directory / PROCESS_FILE).write_text(json.dumps(begun))
+            (directory / PROCESS_FILE).write_text(json.dumps({"pid": pids[0], "pids": pids, "port": port}))
 
     def _become_process(
         self, job: Job, directory: Path, number: int, output: int, listener: socket.socket | None
@@ -245,14 +221,14 @@ class Jobs:
                 Path("/proc/self/oom_score_adj").write_text("800")  # the one that is killed if memory runs out
             os.environ["CUDA_VISIBLE_DEVICES"] = job.visible
             if job.cores:
-                use_cores(job.cores)
+                environment.use_cores(job.cores)
             if listener is not None:
                 port, kept = listener.getsockname()[1], None
                 if number == 0:  # the others connect to it
                     kept = listener.detach()
                     os.set_inheritable(kept, True)  # for a fresh interpreter
                 listener.close()
-                os.environ.update(rank_environment(number, job.ranks or 1, port, kept))
+                os.environ.update(environment.rank_environment(number, job.ranks or 1, port, kept))
             tell_where_it_stands()
             self._program(job.entry, directory)
             code = 0
@@ -270,8 +246,7 @@ class Jobs:
         if timed_out and running.job.ranks is not None:  # each writes its stack into its log: who waits for whom
             for process in running.processes:
                 if not process.has_ended:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGUSR1)
+                    _kill(process.pid, signal.SIGUSR1)
             time.sleep(0.5)
         others = {process.pid for other in self._running for process in other.processes}
         statuses, unkillable = end_below(pids, spare=others, limit_s=END_LIMIT_S)
@@ -285,15 +260,15 @@ class Jobs:
         codes = [None if (s := statuses.get(pid)) is None else os.waitstatus_to_exitcode(s) for pid in pids]
         failed_at = [process.failed_at for process in running.processes]
         if any(codes) or None in codes or any(failed_at):
-            remove_orphans(running.shared)
-            forget_unfinished(since=running.began)
+            environment.remove_orphans(running.shared)
+            environment.forget_unfinished(since=running.began)
         ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out, unkillable=unkillable)
         self._parent.send((running.job.place, ending))
 
 
 def tell_where_it_stands() -> None:
-    """Have a rank write its stack into its log when it is asked to, at the time limit."""
-    if own_rank().is_launched:
+    """Have a rank write its stack into its log when it is asked to (SIGUSR1), at the time limit."""
+    if environment.own_rank().is_launched:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
 
 
@@ -361,6 +336,6 @@ def end_marked(mark: str, *, limit_s: float) -> int:
     return 0
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

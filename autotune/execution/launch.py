@@ -2,10 +2,8 @@
 
 :class:`Launcher` is that process as the parent sees it: started for all places of a search, given jobs, ended with all
 that runs under it. `main` is its own program. It isn't the server of `multiprocessing`, which has its parent's
-environment, output and session, imports the parent's main program again, and ends nothing below a child.
-
-`run_trial` is what each process of a trial runs. Whatever goes wrong in it becomes a :class:`Failure` in its outcome
-file; a process that dies without one is judged by `outcome`.
+environment, output and session, imports the parent's main program again, and ends nothing below a child. `run_trial`
+is what each process of a trial runs: whatever goes wrong in it becomes a :class:`Failure` in its outcome file.
 
 A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
@@ -36,39 +34,13 @@ from typing import Any
 from unittest.mock import patch
 
 from autotune.errors import AutotuneError, InfrastructureError, NoEffectError
-from autotune.execution.environment import (
-    choose_segments,
-    cold_compile_cache,
-    forget_unfinished,
-    launcher_environment,
-    meet,
-    own_rank,
-    trial_device,
-)
+from autotune.execution import environment
+from autotune.execution import job as jobs
 from autotune.execution.guard import MemoryGuard, memory_guard
-from autotune.execution.job import (
-    END_LIMIT_S,
-    MARK_VARIABLE,
-    Job,
-    Jobs,
-    become_subreaper,
-    die_with_parent,
-    end_below,
-    end_marked,
-    has_ended,
-    tell_where_it_stands,
-)
-from autotune.execution.outcome import (
-    asked_bytes,
-    first_line,
-    is_out_of_memory,
-    outcome_file,
-    read_tail,
-    shortage,
-)
+from autotune.execution.outcome import asked_bytes, first_line, is_out_of_memory, outcome_file, read_tail, shortage
 from autotune.execution.token_ring import Turns
 from autotune.value import open_own, read_value, write_text, write_value
-from autotune.values.hardware import installed_versions
+from autotune.values.hardware import allocator_settings, installed_versions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
@@ -80,19 +52,10 @@ LOG_FILE = "launcher.log"
 LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 
 
-def end_what_was_left(run_directory: Path) -> None:
-    """End what a search that was killed in `run_directory` has left running."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        mark = json.loads((run_directory / MARK_FILE).read_text())["mark"]
-        end_marked(str(mark), limit_s=END_LIMIT_S)
-
-
 class Launcher:
-    """A launcher process, which takes jobs once `wait` has returned; it can be made before there is time to wait.
+    """A launcher process for all trials of a search, whose `devices` are named as this process counts.
 
-    Args:
-        run_directory: The search's directory.
-        devices: Of all its trials, as this process counts.
+    It takes jobs once `wait` has returned; it can be made before there is time to wait.
     """
 
     def __init__(self, run_directory: Path, devices: Sequence[str]) -> None:
@@ -107,7 +70,7 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 pass_fds=(other_end.fileno(),),
-                env=launcher_environment(devices[0], {MARK_VARIABLE: self._mark}, others=devices[1:]),
+                env=environment.launcher_environment(devices[0], {jobs.MARK_VARIABLE: self._mark}, others=devices[1:]),
                 start_new_session=True,
             )
         other_end.close()
@@ -123,7 +86,7 @@ class Launcher:
             tail = read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
 
-    def send(self, job: Job) -> None:
+    def send(self, job: jobs.Job) -> None:
         """Have a job run; if the launcher has died, `reply` tells."""
         with contextlib.suppress(OSError):
             self._connection.send(job)
@@ -148,7 +111,7 @@ class Launcher:
         """Kill the launcher and all that runs under it."""
         self._process.kill()
         self._process.wait()
-        end_marked(self._mark, limit_s=END_LIMIT_S)
+        jobs.end_marked(self._mark, limit_s=jobs.END_LIMIT_S)
         self._connection.close()
 
 
@@ -161,10 +124,17 @@ def main() -> None:
     parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
+
+    def run_here(entry: str, directory: Path) -> None:
+        pkgutil.resolve_name(entry)(directory)
+
+    def run_afresh(entry: str, directory: Path) -> None:
+        os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
+
     if arguments.one is not None:
-        tell_where_it_stands()
-        _run_here(arguments.entry, arguments.one)
-        if own_rank().is_launched:
+        jobs.tell_where_it_stands()
+        run_here(arguments.entry, arguments.one)
+        if environment.own_rank().is_launched:
             sys.stdout.flush()
             os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
         return
@@ -172,18 +142,18 @@ def main() -> None:
         parser.error("--jobs FD is needed to serve jobs")
     # From Python 3.12 on: allocators of libraries (pyarrow's jemalloc) have threads, which no trial needs.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    die_with_parent(os.getppid())
-    become_subreaper()
+    jobs.die_with_parent(os.getppid())
+    jobs.become_subreaper()
     os.set_inheritable(arguments.jobs, False)
     parent = Connection(arguments.jobs)
     try:
-        forkable = not arguments.fresh and _preload(trial_device(arguments.device))
+        forkable = not arguments.fresh and _preload(environment.trial_device(arguments.device))
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows
     parent.send(forkable)
-    forget_unfinished(since=time.time())  # those of earlier searches and trainings
-    Jobs(parent, _run_here if forkable else _run_afresh).serve()
+    environment.forget_unfinished(since=time.time())  # those of earlier searches and trainings
+    jobs.Jobs(parent, run_here if forkable else run_afresh).serve()
 
 
 def import_failure(error: BaseException) -> str:
@@ -219,7 +189,7 @@ def _preload(device: str) -> bool:
                 importlib.import_module(module)
             except Exception as error:
                 print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
-    for module in ("launch", "loop"):  # and with them all others that a trial needs
+    for module in ("launch", "trial"):  # and with them all others that a trial needs
         importlib.import_module(f"autotune.execution.{module}")
     # What is there by now stays, the packages' versions too: the collections that the Trainer forces would go through
     # all of it in every trial, and copy its pages, which took 0.5 s.
@@ -232,10 +202,8 @@ def _preload(device: str) -> bool:
 
 @contextlib.contextmanager
 def _capability_without_context() -> Iterator[None]:
-    """Have torch answer for a device's capability out of NVML.
-
-    Importing bitsandbytes asks for it, and torch would make a context to answer.
-    """
+    """Have torch answer for a device's capability out of NVML."""
+    # Importing bitsandbytes asks for it, and torch would make a context to answer.
     import pynvml
     import torch
 
@@ -270,18 +238,10 @@ def _survives_fork(device: str) -> bool:
             traceback.print_exc()
             os._exit(1)
     deadline = time.monotonic() + 120.0
-    while not has_ended(pid) and time.monotonic() < deadline:
+    while not jobs.has_ended(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    statuses, _ = end_below([pid], limit_s=END_LIMIT_S)
+    statuses, _ = jobs.end_below([pid], limit_s=jobs.END_LIMIT_S)
     return statuses.get(pid) == 0
-
-
-def _run_here(entry: str, directory: Path) -> None:
-    pkgutil.resolve_name(entry)(directory)
-
-
-def _run_afresh(entry: str, directory: Path) -> None:
-    os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
 
 
 def run_trial(directory: Path) -> None:
@@ -289,21 +249,23 @@ def run_trial(directory: Path) -> None:
     request = read_value(TrialRequest, directory / "request.json")
     if (turns := Turns.here(request.limits.timeout_s)) is not None:
         turns.begin()
-    stopwatch, rank = Stopwatch("prepare_s"), own_rank().number
-    device, budget_bytes = trial_device(request.device), request.limits.memory_bytes
+    stopwatch, rank = Stopwatch("prepare_s"), environment.own_rank().number
+    device = environment.trial_device(request.device)
     outcome: Outcome
-    with cold_compile_cache(directory, rank) if request.cold_compile else contextlib.nullcontext():
-        guard = memory_guard(device, budget_bytes)
+    with environment.cold_compile_cache(directory, rank) if request.cold_compile else contextlib.nullcontext():
+        guard = memory_guard(device, request.limits.memory_bytes)
         try:
             import torch
 
-            if device != "cpu":
-                choose_segments(request.config.expandable_segments)
+            # The user's other settings of the allocator stay, which torch has read before this process was forked.
+            given, is_expandable = allocator_settings(), request.config.expandable_segments
+            if device != "cpu" and (given or is_expandable):
+                settings = f"{f'{given},' if given else ''}expandable_segments:{is_expandable}"
+                torch._C._accelerator_setAllocatorSettings(settings)
             torch.manual_seed(request.workload.seed)
-            meet(device, timeout_s=request.limits.timeout_s)
+            environment.meet(device, timeout_s=request.limits.timeout_s)
             with guard:
-                from autotune.execution.loop import run_steps
-                from autotune.execution.trial import Trial, run_named_model, run_user_code
+                from autotune.execution.trial import Trial, run_named_model, run_steps, run_user_code
 
                 trial = Trial.begun(request, directory, stopwatch, guard, turns)
                 if (step := request.workload.own_step) is not None:
@@ -313,7 +275,7 @@ def run_trial(directory: Path) -> None:
                 else:
                     outcome = run_named_model(trial)
         except Exception as error:
-            outcome = _failure(error, guard, budget_bytes)
+            outcome = _failure(error, guard, request.limits.memory_bytes)
     laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}
     outcome = outcome.model_copy(update={"phases": Phases(**laps)})
     write_value(outcome, directory / outcome_file(rank))

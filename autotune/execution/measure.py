@@ -137,18 +137,18 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if state.global_step <= STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
             self._retries_before = self.retries()
         if self.turns is not None and self.steps_per_turn is not None:
-            is_over = not len(self._records) % self.steps_per_turn and not self._goes_on(self.turns)
+            at_end = len(self._records) % self.steps_per_turn == 0
+            is_over = at_end and not self._goes_on(self.turns, self.steps_per_turn)
         else:
             is_over = self._is_enough()
         if is_over:
             control.should_training_stop = True
             self._end()
 
-    def _goes_on(self, turns: Turns) -> bool:
-        """End a turn; return whether more is to be measured, in the next turn or, if the others have gone, alone."""
-        assert self.steps_per_turn is not None
+    def _goes_on(self, turns: Turns, steps: int) -> bool:
+        """End a turn of `steps`; return whether to go on, in the next turn or, if the others have gone, alone."""
         self.clock.settle()
-        turn_s = statistics.fmean(map(self._step_time_s, self._records[-self.steps_per_turn :]))
+        turn_s = statistics.fmean(map(self._step_time_s, self._records[-steps:]))
         self.stopwatch.enter("waited_s")
         goes_on = turns.end_turn(turn_s, self.limits, self.ends_at)
         self.stopwatch.enter("measured_s")
@@ -174,29 +174,21 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self.stopwatch.enter(self.afterwards)
 
     def _is_enough(self) -> bool:
-        """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached.
-
-        When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
-        """
+        """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
+        # When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
         count = len(self._counted())
-        if count >= self.limits.measure_steps:
-            return True
-        if count < self._next_look:
-            return False
+        if count >= self.limits.measure_steps or count < self._next_look:
+            return count >= self.limits.measure_steps
         self._next_look = count + max(1, count // 4)
         self.watch.look()  # while the device still computes
-        return self.agree(self._is_decided())
-
-    def _is_decided(self) -> bool:
         times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
-        look_s = (self._next_look - len(times)) * took_s / len(self._records)  # until the next look
-        if took_s >= self.limits.measure_time_s or now + look_s > self.ends_at:
-            return True
-        if len(times) >= 5 and relative_half_width(times) <= self.limits.relative_interval:
-            return True
-        beaten_s = self.limits.beaten_step_s if len(times) >= _ENOUGH else None
-        return beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
+        look_s = (self._next_look - count) * took_s / len(self._records)  # until the next look
+        is_tight = count >= 5 and relative_half_width(times) <= self.limits.relative_interval
+        is_late = took_s >= self.limits.measure_time_s or now + look_s > self.ends_at
+        beaten_s = self.limits.beaten_step_s if count >= _ENOUGH else None
+        is_beaten = beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
+        return self.agree(is_tight or is_late or is_beaten)
 
     def step_times_s(self) -> list[float]:
         """Return the time of each measured step, missing micro-steps added."""
@@ -204,28 +196,24 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
-        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left.
-
-        Of trials in turn it is the first turn.
-        """
+        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left."""
+        # Of trials in turn it is the first turn.
         if self.steps_per_turn is not None:
             return self._records[self.steps_per_turn :]
         return self._records[1:] if self.relax is not None and len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
         """Return the share of the measured time spent between the end of a step and its successor's first forward."""
-        waits = sum(self.clock.seconds(m[0], m[1]) for m in self._records)
-        total = sum(self.clock.seconds(m[0], m[-1]) for m in self._records)
+        waits, total = (sum(self.clock.seconds(marks[0], marks[i]) for marks in self._records) for i in (1, -1))
         return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
-        whole = self.added_s + self.clock.seconds(marks[0], marks[-1])
-        missing = self.full_micro_steps - self.run_micro_steps
+        seconds, missing = self.clock.seconds, self.full_micro_steps - self.run_micro_steps
+        whole_s = self.added_s + seconds(marks[0], marks[-1])
         if not missing:
-            return whole
-        micro_steps = [self.clock.seconds(a, b) for a, b in itertools.pairwise(marks[1:-1])]
-        data = self.clock.seconds(marks[0], marks[1]) / self.run_micro_steps
-        return whole + missing * (statistics.fmean(micro_steps) + data)
+            return whole_s
+        micro_step_s = statistics.fmean(seconds(a, b) for a, b in itertools.pairwise(marks[1:-1]))
+        return whole_s + missing * (micro_step_s + seconds(marks[0], marks[1]) / self.run_micro_steps)
 
 
 def _loss_scale(optimizer: Any) -> float:
@@ -249,9 +237,8 @@ def measurement_of(
     """
     warnings: tuple[str, ...] = ()
     if retries := timer.alloc_retries:
-        often = "once" if retries == 1 else f"{retries} times"
-        told = "ran short {} while it was measured, and gave its cache back: it is too near the budget"
-        warnings = (f"the allocator {told.format(often)}",)
+        often = f"the allocator ran short {'once' if retries == 1 else f'{retries} times'} while it was measured"
+        warnings = (f"{often}, and gave its cache back: it is too near the budget",)
     return Measurement(
         **speed_of(timer.step_times_s(), request),
         accumulation_steps=request.accumulation_steps,

@@ -51,21 +51,16 @@ class HostWatch:
 
     def conditions(self) -> Conditions:
         """Return what the counters gained."""
-        after = counters(self._own)
-        if self._before is None or after is None:
+        before, after = self._before, counters(self._own)
+        if before is None or after is None or after.cores_s <= before.cores_s:
             return Conditions()
-        cores_s, busy_s, stolen_s, own_s = (b - a for a, b in zip(self._before, after, strict=True))
-        if cores_s <= 0:
-            return Conditions()
+        cores_s, busy_s, stolen_s, own_s = (b - a for a, b in zip(before, after, strict=True))
         others, stolen = (round(min(1.0, max(0.0, part / cores_s)), 4) for part in (busy_s - own_s, stolen_s))
         return Conditions(others_share=others, stolen_share=stolen)
 
 
 def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counters | None:
-    """Return the kernel's counters; None where it doesn't show them.
-
-    `own` is the process that counts, with all below it, as the trial's; this one by default.
-    """
+    """Return the kernel's counters, None where it doesn't show them; `own`, or this process, and all below counts."""
     try:
         lines, ticks_s = (line.split() for line in stat.read_text().splitlines()), 1 / os.sysconf("SC_CLK_TCK")
         # Under their numbers: processors that are offline have no line.
@@ -88,10 +83,7 @@ def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counter
 
 
 class NvmlWatch:
-    """Temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes.
-
-    It takes NVML's handle of the device and the module pynvml.
-    """
+    """Temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes."""
 
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
         self._handle, self._nvml, self._host = handle, nvml, HostWatch(ranks=ranks)
@@ -100,8 +92,7 @@ class NvmlWatch:
     def begin(self) -> None:
         """Forget what was seen and begin anew."""
         self._looks, self._reasons = 0, Counter[str]()
-        self._temperatures: list[float] = []
-        self._busy: list[float] = []
+        self._temperatures, self._busy = list[float](), list[float]()
         self._host.begin()
 
     def look(self) -> None:
@@ -131,7 +122,7 @@ def others_share(hardware: Hardware, seconds: float = LOOK_S) -> float | None:
 
     Nothing of this search may compute on the GPU meanwhile; on the CPU what it computes is left out.
     """
-    devices = [f"cuda:{n}" for n in range(hardware.count)] if hardware.count and not hardware.is_cpu else []
+    devices = [] if hardware.is_cpu else [f"cuda:{n}" for n in range(hardware.count or 0)]
     watches = [watch(device) for device in devices or [hardware.device]]
     for each in watches:
         each.begin()

@@ -1,15 +1,11 @@
-"""How a trial ended, from what its process or its ranks left behind.
+"""How a trial ended, from what its process or its ranks left behind: an outcome file and a log each.
 
-Each rank writes an outcome file and a log into the trial's directory. Its outcome file counts first; without one, its
-exit code, signal and log decide.
-
-The outcomes of several ranks are merged into one. All ranks take part in every step, so the step times are those of the
-rank that took longest for all of them together: the longest of each single step would count a delay that the next step
-makes up for. Memory is that of the worst rank. Samples are counted over all ranks, and the loss is the mean over them.
+The outcome file counts first; without one, exit code, signal and log decide. All ranks take part in every step, so the
+step times of several are those of the rank that took longest for all of them together: the longest of each single step
+would count a delay that the next step makes up for. Memory is that of the worst rank, the loss the mean over them.
 
 A rank that fails takes the others with it: they lose a connection, or are killed while they wait. The cause is the
 failure that was noticed first; of two noticed at the same moment, one that speaks of a lost peer is the consequence.
-
 Failed allocations are recognised in any disguise. Of an error one short line is said; the library's own words are in
 the log of the trial's process, whose end is read.
 """
@@ -102,10 +98,8 @@ def has_failed(outcome: Path, has_ended: bool) -> bool:
     """Return whether a rank has failed, by its outcome file, or because its process has ended without one."""
     try:
         return bool(json.loads(outcome.read_bytes())["kind"] == "failure")
-    except FileNotFoundError:
-        return has_ended
-    except (OSError, ValueError, TypeError, KeyError):
-        return True
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return has_ended or not isinstance(error, FileNotFoundError)
 
 
 def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
@@ -126,17 +120,14 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     culprits = [rank for rank in failures if not is_consequence(rank)] or list(failures)
     rank = min(culprits, key=lambda rank: (math.inf if (at := noticed[rank]) is None else at, rank))
     failure = failures[rank]
-    if ending.launcher_died:
+    if ending.launcher_died or failure.status is TrialStatus.TIMED_OUT:
         return failure
-    who = "" if failure.status is TrialStatus.TIMED_OUT else f"rank {rank}: "
-    return failure.model_copy(update={"cause": f"{who}{failure.cause}"})
+    return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
 
 
 def recovered(directory: Path) -> TrialResult | None:
-    """Return the result of a trial that had ended before the search that was killed could write it; None of others.
-
-    Its start and end are the times of its files. A crash isn't recovered: the end of the search may have caused it.
-    """
+    """Return the result of a trial that had ended before the search that was killed could write it; None of others."""
+    # Its start and end are the times of its files. A crash isn't recovered: the end of the search may have caused it.
     try:
         request = read_value(TrialRequest, directory / "request.json")
         began = (directory / "request.json").stat().st_mtime
@@ -154,8 +145,7 @@ def recovered(directory: Path) -> TrialResult | None:
 def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
     """Return the outcome that a rank has written, or what its end without one means."""
     log = directory / log_file(rank)
-    tail = read_tail(log)
-    deep = read_tail(log, lines=1000, size=1 << 16)  # a library's last words, which tracebacks may follow
+    tail, deep = read_tail(log), read_tail(log, lines=1000, size=1 << 16)  # last words, which tracebacks may follow
     out_of_memory = any(message in deep.lower() for message in _FATAL_MESSAGES)
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
@@ -181,26 +171,24 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
 
 
 def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
-    status, how = TrialStatus.CRASHED, "it could not be ended" if code is None else f"exit code {code}"
     if code is not None and code < 0:
-        how = f"killed by signal {-code}"
-        with contextlib.suppress(ValueError):  # a real-time signal
-            how = f"killed by {signal.Signals(-code).name}"
+        names = {int(number): number.name for number in signal.Signals}  # real-time signals have none
+        status, how, ended = TrialStatus.CRASHED, f"killed by {names.get(-code, f'signal {-code}')}", "{}"
+    else:
+        how = "it could not be ended" if code is None else f"exit code {code}"
+        status, ended = TrialStatus.CRASHED, "ended without a result ({})"
+    # csrc/ops.cuh: bitsandbytes prints this before it leaves the process by exit(1), no exception raised.
+    ran_short = code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
     if ending.timed_out:
         status, cause = TrialStatus.TIMED_OUT, f"no result within {request.limits.timeout_s:.0f} s"
     elif ending.launcher_died:
         cause = "the process that runs trials died with it"
     elif code == -signal.SIGKILL and ending.host_oom:
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
-    elif out_of_memory or (
-        # csrc/ops.cuh: what bitsandbytes prints before it leaves the process by exit(1), no exception raised.
-        code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
-    ):
+    elif out_of_memory or ran_short:
         status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({how})"
-    elif code is not None and code < 0:
-        cause = how
     else:
-        cause = f"ended without a result ({how})"
+        cause = ended.format(how)
     return Failure(status=status, cause=cause, log_tail=tail)
 
 
@@ -217,7 +205,6 @@ def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, 
 
 
 def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
-    """Return the measurement of all ranks, or what is wrong with it."""
     first = ranks[0]
     for number, rank in enumerate(ranks):
         for knob, seen in first.effects.items():
@@ -227,15 +214,17 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
         if len(rank.step_times_s) != len(first.step_times_s):
             cause = f"rank 0 measured {len(first.step_times_s)} steps, rank {number} {len(rank.step_times_s)}"
             return Failure(status=TrialStatus.CRASHED, cause=cause)
+    longest = {
+        name: max((value for rank in ranks if (value := getattr(rank, name)) is not None), default=None)
+        for name in ("startup_s", "first_step_s", "data_wait_share", "alloc_retries")
+    }
+    losses = [rank.loss for rank in ranks if rank.loss is not None]
     return first.model_copy(
         update={
             **speed_of(max((rank.step_times_s for rank in ranks), key=sum), request),
+            **longest,
             "memory": worst_memory([rank.memory for rank in ranks]),
-            "startup_s": max(rank.startup_s for rank in ranks),
-            "first_step_s": max(rank.first_step_s for rank in ranks),
-            "data_wait_share": max((r.data_wait_share for r in ranks if r.data_wait_share is not None), default=None),
-            "loss": statistics.fmean(losses) if (losses := [r.loss for r in ranks if r.loss is not None]) else None,
-            "alloc_retries": max((r.alloc_retries for r in ranks if r.alloc_retries is not None), default=None),
+            "loss": statistics.fmean(losses) if losses else None,
             "warnings": tuple(dict.fromkeys(line for rank in ranks for line in rank.warnings)),
             "conditions": worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
         }
@@ -253,24 +242,23 @@ def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error`, or one that caused it, is an allocation that failed."""
-    seen: set[int] = set()
+    chain: dict[int, BaseException] = {}
     current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        text = str(current).lower()
-        if isinstance(current, MemoryError) or type(current).__name__ == "OutOfMemoryError":
-            return True
-        if any(message in text for message in _ALLOCATION_MESSAGES):
-            return True
-        seen.add(id(current))
+    while current is not None and id(current) not in chain:
+        chain[id(current)] = current
         current = current.__cause__ or current.__context__
-    return False
+    return any(
+        isinstance(one, MemoryError)
+        or type(one).__name__ == "OutOfMemoryError"
+        or any(message in str(one).lower() for message in _ALLOCATION_MESSAGES)
+        for one in chain.values()
+    )
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error; of a failed allocation, how much was asked for."""
     text = str(error).strip()
-    asked = _ASKED.search(text)
-    if asked is not None:
+    if (asked := _ASKED.search(text)) is not None:
         amount = asked[1]
         return f"{show_memory(int(amount.split()[0])) if amount.endswith('bytes') else amount} were asked for"
     worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages

@@ -42,12 +42,10 @@ class Place(Value):
 
 
 def kind_of(hardware: Hardware) -> str:
-    """Return the digest of what makes two devices alike, so that trials on them can be compared.
-
-    Machines of one kind may differ by a few MiB in what the system keeps of their memory.
-    """
-    host = 0 if not hardware.is_cpu else round(hardware.host_memory_bytes / GIB)
-    memory = hardware.memory_bytes if not hardware.is_cpu else host
+    """Return the digest of what makes two devices alike, so that trials on them can be compared."""
+    # Of the host's memory the system of one machine may keep a few MiB more than that of another.
+    host = round(hardware.host_memory_bytes / GIB) if hardware.is_cpu else 0
+    memory = host if hardware.is_cpu else hardware.memory_bytes
     changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
     return hardware.model_copy(update=changes).digest(leave_out=frozenset({"count"}))
 
@@ -59,11 +57,9 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places on the machine; one alone is all of `hardware`.
+    """Return `count` places on the machine; one alone is all of `hardware`. MachineError: there aren't as many.
 
     On CUDA they are of `each` GPUs of the same kind as `hardware`, those with the most free memory.
-
-    Raises MachineError if the machine hasn't as many.
     """
     if count == 1:
         return (whole(hardware),)
@@ -85,27 +81,17 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
     """Return what each trial has to itself: the devices of a place, with the least that is free on any of them.
 
-    Raises InputError if there is no memory for so many.
+    On a CPU it is a share of cores and free memory; InputError: there is no memory for so many.
     """
-    if hardware.is_cpu:
-        return share_of(hardware, len(places))
-    if len(places) == 1:
+    if (count := len(places)) == 1:
         return hardware
-    free = min(detect(device).free_bytes for place in places for device in place.devices)
-    return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
-
-
-def share_of(hardware: Hardware, places: int) -> Hardware:
-    """Return what a trial has of a processor that so many share alike: cores, and free memory less the libraries'.
-
-    Raises InputError if there is no memory for so many.
-    """
-    if places == 1:
-        return hardware
-    free = (hardware.free_bytes - (places - 1) * LAUNCHER_BYTES) // places
+    if not hardware.is_cpu:
+        free = min(detect(device).free_bytes for place in places for device in place.devices)
+        return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
+    free = (hardware.free_bytes - (count - 1) * LAUNCHER_BYTES) // count
     if free <= 0:
-        raise InputError(f"--workers {places}: the memory that is free is less than their libraries take")
-    return hardware.model_copy(update={"cores": hardware.cores // places, "free_bytes": free})
+        raise InputError(f"--workers {count}: the memory that is free is less than their libraries take")
+    return hardware.model_copy(update={"cores": hardware.cores // count, "free_bytes": free})
 
 
 def shared_note(workers: int, share: Hardware) -> str:
@@ -119,10 +105,7 @@ def shared_note(workers: int, share: Hardware) -> str:
 
 
 def core_sets(count: int) -> tuple[Place, ...]:
-    """Return places of equally many cores, those of a processor and of a physical core kept together.
-
-    Raises MachineError if there are fewer cores than places.
-    """
+    """Return places of equally many cores, those of a processor and of a physical core kept together."""
 
     def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
         found = [0, 0]
@@ -145,19 +128,11 @@ def core_sets(count: int) -> tuple[Place, ...]:
 
 
 def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single: bool) -> tuple[Hardware, list[str]]:
-    """Return the hardware with the number of devices of each training as its count, and notes for the user.
+    """Return the hardware with the number of devices of each training (`--devices`) as its count, and notes.
 
     On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
-    memory budget, like ranks on devices; their speeds say nothing about GPUs.
-
-    Args:
-        hardware: What one trial at a time has.
-        asked: `--devices`.
-        is_single: Whether one trial runs at a time, on this machine; of several, each place has its devices already.
-
-    Raises:
-        InputError: A CPU isn't all of several devices.
-        MachineError: There aren't as many.
+    memory budget, like ranks on devices; their speeds say nothing about GPUs. `is_single`: one trial runs at a time,
+    on this machine; of several, each place has its devices already. MachineError: there aren't as many.
     """
     there = hardware.count or 1
     if hardware.is_cpu and asked == "all":
@@ -174,11 +149,9 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     if hardware.is_cpu:
         if count > hardware.cores:
             raise MachineError(f"--devices {asked}: on the CPU each is a process, and there are {hardware.cores} cores")
-        note = (
-            f"each training is spread over {count} processes, which share {hardware.cores} cores; "
-            "each has the memory budget to itself"
-        )
-        return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // count}), [note]
+        shared = f"{count} processes, which share {hardware.cores} cores; each has the memory budget to itself"
+        notes = [f"each training is spread over {shared}"]
+        return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // count}), notes
     if count > there:
         raise MachineError(f"--devices {asked}: there are {there} x {hardware.name} in the machine that may be used")
     if not is_single:  # each place has as many
@@ -189,16 +162,11 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     return hardware.model_copy(update={"count": count, "free_bytes": free}), notes
 
 
-# Errors of a disk that takes no more.
-DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk that takes no more
 
 
 def check_disk(run_directory: Path) -> None:
-    """Check that trials can be run in `run_directory`.
-
-    Raises:
-        InfrastructureError: It is gone, or its disk is full.
-    """
+    """Raise InfrastructureError if `run_directory` is gone, or its disk is full."""
     try:
         free = shutil.disk_usage(run_directory).free
     except FileNotFoundError:

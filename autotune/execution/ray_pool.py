@@ -106,8 +106,8 @@ class Cluster:
     def allotment(self, fleet: Fleet, device: str, planned: Hardware | None) -> Allotment:
         """Return the hardware that each trial of a search has; from now on `nodes` returns those that offer it.
 
-        `device` is 'auto', 'cpu' or 'cuda', `planned` the hardware of a search that goes on. Raises InputError if the
-        device or its kind isn't one of the cluster's, MachineError if no node is of use.
+        `device` is 'auto', 'cpu' or 'cuda', `planned` the hardware of a search that goes on. InputError: the device or
+        its kind isn't one of the cluster's; MachineError: no node is of use.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise InputError(f"--device {device}: on a cluster it is auto, cpu or cuda")
@@ -124,16 +124,25 @@ class Cluster:
         if not kinds:
             why = "; ".join(unused) or "none"
             raise MachineError(f"no node of the cluster can run trials on {self._device}: {why}")
-        self._kind = self._chosen(kinds, planned)
+        there = ", ".join(f"{nodes[0].hardware.name} ({kind})" for kind, nodes in kinds.items())
+        often = sorted(kinds, key=lambda kind: -sum(n.slots for n in kinds[kind]))
+        wanted = fleet.kind if planned is None else kind_of(planned)  # a digest, or part of a name
+        called = {kind: kinds[kind][0].hardware.name.casefold() for kind in often}
+        fitting = [kind for kind in often if wanted in (None, kind) or str(wanted).casefold() in called[kind]]
+        if not fitting and planned is not None:
+            raise MachineError(f"the search was begun on {planned.name} ({wanted}); the cluster has {there} now")
+        if not fitting:
+            raise InputError(f"--kind {wanted}: the cluster has {there}")
+        self._kind = fitting[0]
         chosen = kinds.pop(self._kind)
         hardware = planned or min((n.hardware for n in chosen), key=lambda one: one.free_bytes)
         nodes = self.nodes()
         where = f"{len(nodes)} node{'s' * (len(nodes) > 1)} of the cluster with {chosen[0].hardware.name}"
         trials = sum(n.slots for n in nodes)
         notes = [f"up to {trials} trials at a time on {where}; finals and checks run one at a time, on one of them"]
-        why = "not used, since only trials on devices of one kind can be compared"
         for digest, others in kinds.items():
             names = f"{others[0].hardware.name} ({others[0].address}{', ...' * (len(others) > 1)})"
+            why = "not used, since only trials on devices of one kind can be compared"
             notes.append(f"{why}: {len(others)} x {names}; --kind {digest} searches for those")
         notes += [f"{count} node(s) of the cluster are not used: {why}" for why, count in unused.items()]
         return Allotment(hardware=hardware, notes=tuple(notes))
@@ -193,19 +202,6 @@ class Cluster:
             slots, hardware = gpus // each, hardware.model_copy(update={"count": each})
             demand = {"num_cpus": min(1.0, cpus / gpus) * each, "num_gpus": float(each)}
         return Node(found["NodeID"], str(found["NodeManagerAddress"]), hardware, slots, demand)
-
-    def _chosen(self, kinds: dict[str, list[Node]], planned: Hardware | None) -> str:
-        """Return the kind of the search before, the one asked for (part of a name, or digest), or the most frequent."""
-        there = ", ".join(f"{nodes[0].hardware.name} ({kind})" for kind, nodes in kinds.items())
-        if planned is not None:
-            if (kind := kind_of(planned)) not in kinds:
-                raise MachineError(f"the search was begun on {planned.name} ({kind}); the cluster has {there} now")
-            return kind
-        wanted = self._fleet.kind
-        for kind in sorted(kinds, key=lambda kind: -sum(n.slots for n in kinds[kind])):
-            if wanted is None or wanted.casefold() in kinds[kind][0].hardware.name.casefold() or wanted == kind:
-                return kind
-        raise InputError(f"--kind {wanted}: the cluster has {there}")
 
 
 def look(kind: str) -> str:
@@ -323,8 +319,9 @@ class RayPool(Runner):
                         return result
             elif not self._nodes:
                 why = "; ".join(dict.fromkeys(filter(None, self._unfit.values()))) or "all have gone"
-                why = f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
-                raise InfrastructureError(why)
+                raise InfrastructureError(
+                    f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
+                )
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial alone, at the first slot that there is."""
@@ -333,7 +330,6 @@ class RayPool(Runner):
         return self.wait()
 
     def _free(self) -> list[tuple[Node, list[int]]]:
-        """Return the nodes with their free slots."""
         if (now := time.monotonic()) - self._looked > 2.0 or not self._nodes:  # some may have come or gone
             self._looked = now
             self._nodes = [node for node in self._cluster.nodes() if node.id not in self._unfit]

@@ -1,13 +1,14 @@
 """Runs trials in child processes and says how they ended.
 
 A :class:`Runner` is given requests and gives back results; :class:`LocalRunner` keeps one launcher process (see
-`launch`) that forks the children of all its places. The parent blocks while a child is being timed; what its end means
-is decided in `outcome`.
+`launch`) that forks the children of all its places, and blocks while a child is being timed.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import json
 import math
 import shutil
 import time
@@ -19,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
 from autotune.errors import InfrastructureError
-from autotune.execution.environment import COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
-from autotune.execution.job import END_LIMIT_S, Job
-from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, Launcher, end_what_was_left
+from autotune.execution.environment import COMPILE, COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
+from autotune.execution.job import END_LIMIT_S, Job, end_marked
+from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, MARK_FILE, Launcher
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome, read_tail
 from autotune.execution.places import Place, check_disk, whole
 from autotune.value import Value, write_value
@@ -43,20 +44,15 @@ IDLE_LIMIT_S = 10.0
 # Of the monotonic clock, in seconds since 1970: by it trials of a search keep their order when the clock is set.
 _EPOCH_S = time.time() - time.monotonic()
 
-_DESCRIBE, _COMPILE = "autotune.execution.describe", "autotune.execution.environment:compile_operators"
-
 
 class Runner(abc.ABC):
     """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
 
     A search begins trials where a place is free and waits for the next that ends. By default there is one place, which
     runs a trial while it is waited for.
-
-    Attributes:
-        takes_turns: Whether several trials can be alive at once and compute in turn.
     """
 
-    takes_turns: bool = False
+    takes_turns: bool = False  # whether several trials can be alive at once and compute in turn
     _begun: TrialRequest | None = None
 
     def free(self) -> int:
@@ -88,10 +84,10 @@ def trial_directory(run_directory: Path, number: int) -> Path:
 
 
 class _Running(NamedTuple):
-    """A job that runs at a place, with the trials that it is, if it is any."""
+    """A job that runs at a place."""
 
     job: Job
-    requests: Sequence[TrialRequest]
+    requests: Sequence[TrialRequest]  # of its trials, if it is any
     started: float
     deadline: float
     idle_bytes: Sequence[int]  # of each device of the place, before it began
@@ -105,14 +101,8 @@ class LocalRunner(Runner):
     Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
     launcher and all that runs under it. What is raised while a trial is waited for ends all that run.
 
-    Args:
-        run_directory: The search's directory, which nobody else uses meanwhile; trial N lives in `trials/NNNN`.
-        hardware: What a trial has at each place, where memory must be back at its idle level after each.
-        entry: ``module:function`` that a child runs; another one than the default is for tests.
-        places: Parts of the machine that run a trial each at the same time; by default one that is all of `hardware`.
-
-    Attributes:
-        ends_at: `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
+    `hardware` is what a trial has at each of the `places`, by default one that is all of it; trial N lives in
+    `trials/NNNN` of the run directory, which nobody else uses meanwhile. Tests have a child run another `entry`.
     """
 
     takes_turns = True
@@ -120,18 +110,19 @@ class LocalRunner(Runner):
     def __init__(
         self, run_directory: Path, hardware: Hardware, *, entry: str = DEFAULT_ENTRY, places: Sequence[Place] = ()
     ) -> None:
-        self._run_directory = run_directory.resolve()
-        self._hardware = hardware
-        self._entry = entry
+        self._run_directory, self._hardware, self._entry = run_directory.resolve(), hardware, entry
         self._places = places or (whole(hardware),)
         self._launcher: Launcher | None = None
         self._running: dict[int, _Running] = {}  # by the number of the place
         self._endings: dict[int, Ending] = {}  # of jobs that have ended and were not asked for yet
         self._compiled: set[str] = set()
+        # `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
         self.ends_at = math.inf
 
     def __enter__(self) -> Self:
-        end_what_was_left(self._run_directory)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
+            mark = json.loads((self._run_directory / MARK_FILE).read_text())["mark"]
+            end_marked(str(mark), limit_s=END_LIMIT_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,25 +140,21 @@ class LocalRunner(Runner):
         return len(self._places) - len(self._running)
 
     def begin(self, request: TrialRequest) -> None:
-        """Begin a trial at the first free place; raises as `run_in_turn` does."""
+        """Begin a trial at the first free place."""
         self._begin(next(place for place in range(len(self._places)) if place not in self._running), [request])
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next; raises as `run_in_turn` does."""
+        """Return the result of the trial that ends next."""
         return self._ended()[0]
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial at the first place, while all others are idle; raises as `run_in_turn` does."""
+        """Run one trial at the first place, while all others are idle."""
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials of one process each at the first place, all alive at once and computing in turn.
-
-        They run again, once, if one of them finds that others have filled the device; then it tells nothing of memory.
-
-        Raises:
-            InfrastructureError: The launcher can't be started, the run directory is gone, or its disk is full.
-        """
+        """Run trials of one process each at the first place, all alive at once and computing in turn."""
+        # They run again, once, if one of them finds that others have filled the device; then it tells nothing of
+        # memory.
         assert not self._running, "trials that are run alone have to be alone"
         self._begin(0, requests)
         return self._ended()
@@ -184,13 +171,12 @@ class LocalRunner(Runner):
         timeout_s = max(request.limits.timeout_s for request in requests)
         for request in requests:
             if not self._compiled.issuperset(needed := operators_of(request)):
-                self.ask("operators", _COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
+                self.ask("operators", COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
                 if (self._run_directory / "operators" / COMPILED_FILE).exists():
                     self._compiled.update(needed)
         self._send(place, directories, self._entry, timeout_s, requests=requests, is_again=is_again)
 
     def _ended(self) -> list[TrialResult]:
-        """Return the results of the trials that end next, on disk."""
         place, running, ending = self._wait_for(tuple(self._running))
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
         warnings = self._wait_until_idle(place, running.idle_bytes)
@@ -200,8 +186,13 @@ class LocalRunner(Runner):
         if running.is_again:
             again = "it ran again: other processes held memory of the device that the budget counts on"
             warnings = (*warnings, again)
-        duration_s, began, results = time.monotonic() - running.started, _EPOCH_S + running.started, []
-        is_crowded = False
+        results, is_crowded = [], False
+        common = {
+            "duration_s": time.monotonic() - running.started,
+            "began": _EPOCH_S + running.started,
+            "place": self._places[place].shown,
+            "warnings": warnings,
+        }
         for number, (request, directory) in enumerate(zip(running.requests, running.job.directories, strict=True)):
             codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
@@ -212,45 +203,33 @@ class LocalRunner(Runner):
                     is_crowded = True
                     outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
             shutil.rmtree(directory / "trainer", ignore_errors=True)
-            common = {"duration_s": duration_s, "warnings": warnings, "place": self._places[place].shown}
-            results.append(TrialResult(request=request, outcome=outcome, began=began, **common))
+            results.append(TrialResult(request=request, outcome=outcome, **common))
             write_value(results[-1], directory / "result.json")
         if is_crowded and not running.is_again:
             self._begin(place, running.requests, is_again=True)
             return self._ended()
         return results
 
-    def describe(self, request: DescribeRequest) -> Description:
-        """Return what a child finds out about a workload.
+    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+        """Return what a child finds out about a workload, or raise what it raised: the workload can't be used.
 
-        Raises:
-            AutotuneError: The workload can't be used; the class is the one that the child raised.
-            InfrastructureError: The child gave no answer.
+        InfrastructureError: the child gave no answer; of a loop whose steps should have been run, a note says so.
         """
-        return self._description(self.ask("describe", f"{_DESCRIBE}:run_describe", request, timeout_s=600.0))
-
-    def examine(self, request: ExamineRequest) -> Description:
-        """Return what running steps of the user's loop shows; a note says so if the child gave no answer.
-
-        Raises InputError if a step consumes another number of samples than it should.
-        """
-        directory = self.ask("examine", f"{_DESCRIBE}:run_examine", request, timeout_s=600.0)
-        try:
-            return self._description(directory)
-        except InfrastructureError as error:  # it hung or died: the trial of the baseline will say of what
-            note = f"samples of a step, and its gradient with another split, could not be looked at: {error}"
-            return Description(facts=request.facts, notes=(note,))
-
-    def _description(self, directory: Path) -> Description:
+        name = "describe" if isinstance(request, DescribeRequest) else "examine"
+        directory = self.ask(name, f"autotune.execution.describe:run_{name}", request, timeout_s=600.0)
         try:
             answers: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
             answer = answers.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             check_disk(self._run_directory)  # which would explain it
-            logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
-            tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None)
             self.check_time()
-            raise InfrastructureError(f"the model could not be inspected: {tail or 'no answer'}") from None
+            logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
+            tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None) or "no answer"
+            if isinstance(request, DescribeRequest):
+                raise InfrastructureError(f"the model could not be inspected: {tail}") from None
+            # It hung or died: the trial of the baseline will say of what.
+            note = f"samples of a step, and its gradient with another split, could not be looked at: {tail}"
+            return Description(facts=request.facts, notes=(note,))
         if isinstance(answer, Refusal):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
@@ -272,8 +251,8 @@ class LocalRunner(Runner):
         if self._launcher is not None and self._launcher.has_died() and not self._running:
             self.close()
         if self._launcher is None:
-            devices = [device for place in self._places for device in place.devices]
-            self._launcher = Launcher(self._run_directory, list(dict.fromkeys(devices)))
+            devices = dict.fromkeys(device for place in self._places for device in place.devices)
+            self._launcher = Launcher(self._run_directory, list(devices))
         return self._launcher
 
     def start(self) -> Launcher:
@@ -308,15 +287,11 @@ class LocalRunner(Runner):
     ) -> None:
         """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
         where, ranks, launcher = self._places[place], requests[0].ranks if requests else None, self.start()
+        seen = visible(where.devices[: ranks or 1])
         job = Job(
-            place=place,
-            directories=tuple(directories),
-            entry=entry,
-            timeout_s=timeout_s,
-            ranks=ranks,
-            visible=visible(where.devices[: ranks or 1]),
+            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s, ranks=ranks, visible=seen,
             cores=where.cores,
-        )
+        )  # fmt: skip
         idle_bytes, started = where.used_bytes(), time.monotonic()
         deadline = started + timeout_s + LAUNCHER_GRACE_S
         self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), is_again)
@@ -350,12 +325,10 @@ class LocalRunner(Runner):
         self._running, self._endings = running, {**lost, **endings}
 
     def _wait_until_idle(self, place: int, idle_bytes: Sequence[int]) -> tuple[str, ...]:
-        """Wait until the devices' memory is back where it was before the trial; return a warning if it isn't."""
         deadline = time.monotonic() + IDLE_LIMIT_S
         while True:
             grown = (now - idle for now, idle in zip(self._places[place].used_bytes(), idle_bytes, strict=True))
-            # A desktop's GPU memory moves by tens of MiB meanwhile.
-            if (excess := max(grown, default=0)) <= 128 << 20:
+            if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
                 return ()
             if time.monotonic() > deadline:
                 return (

@@ -1,17 +1,15 @@
 """Several trials alive at once, of which one computes at a time: each runs in its turn, so that noise hits all alike.
 
 The processes form a ring of pipes, through which a token goes round. Whoever's turn it names computes; all others wait
-or hand it on. First each process makes its model and warms up, then each measures a few steps a turn::
+or hand it on. First each process makes its model and warms up, then each measures a few steps a turn. The order is
+drawn anew every other round and reversed in between, so that neither a drift nor who goes first, or after whom, favours
+one of them. The token carries how long a step took in each process, so that the first, where every round begins, can
+decide when enough is known.
 
-    first    make, warm up | wait          | steps | wait  | wait  | steps | ...
-    second   wait          | make, warm up | wait  | steps | steps | wait  | ...
-
-The order is drawn anew every other round and reversed in between, so that neither a drift nor who goes first, or after
-whom, favours one of them. The token carries how long a step took in each process, so that the first, where every round
-begins, can decide when enough is known. A process whose predecessor has ended without passing the token on goes on
-alone; the pipe's end of file tells it. It keeps its successor waiting until it ends itself, so that still only one
-computes. Who holds the token for half of the trials' time limit hangs, and is ended, its stack in its log. Who waits in
-vain until measuring has to end keeps the turns that it has measured.
+A process whose predecessor has ended without passing the token on goes on alone; the pipe's end of file tells it. It
+keeps its successor waiting until it ends itself, so that still only one computes. Who holds the token for half of the
+trials' time limit hangs, and is ended, its stack in its log. Who waits in vain until measuring has to end keeps the
+turns that it has measured.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ import os
 import random
 import select
 import time
-from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from autotune.values.statistics import paired_ratio
 from autotune.values.trial import Limits
@@ -36,43 +33,22 @@ VARIABLE = "AUTOTUNE_TURNS"
 _MOST_ROUNDS = 200  # that are measured
 
 
-@dataclass
-class _Token:
-    """Goes round: the places whose turn is still to come in this round, and the seconds of a step in each's last."""
-
-    steps_s: list[float]
-    order: list[int] = field(default_factory=list)
-    last: bool = False
-
-
 class Turns:
-    """The place of this process in the ring.
+    """The place of this process in the ring, between the descriptors that the token comes from and goes to.
 
-    Args:
-        receive: File descriptor that the token comes from.
-        send: File descriptor that the token goes to.
-        place: 0 for the process that draws the order of every round and decides how many there are.
-        count: Number of processes.
-        limit_s: The time limit of the trials, in seconds.
-
-    Attributes:
-        waited_s: Seconds spent waiting for the token.
-        broken: Whether the predecessor ended without passing the token on, so that this process is alone.
-        rounds: For the first process: of each complete round, the seconds of a step in each process's turn.
+    Place 0 draws the order of every round and decides how many there are; `limit_s` is the trials' time limit.
     """
 
     def __init__(self, receive: int, send: int, *, place: int, count: int, limit_s: float = math.inf) -> None:
-        self._receive = receive
-        self._send = send
-        self._place = place
-        self._limit_s = limit_s
-        self._token = _Token(steps_s=[0.0] * count)
-        self._draw = random.Random(count)
-        self._order = list(range(count))
+        self._receive, self._send, self._place, self._limit_s = receive, send, place, limit_s
+        # The places whose turn is still to come in this round, and the seconds of a step in each's last turn.
+        self._token: dict[str, Any] = {"steps_s": [0.0] * count, "order": [], "last": False}
+        self._draw, self._order = random.Random(count), list(range(count))
         self._limits: tuple[Limits, float] | None = None
         self._measuring_since = 0.0
-        self.waited_s = 0.0
-        self.broken = False
+        self.waited_s = 0.0  # for the token
+        self.broken = False  # the predecessor ended without passing the token on, so that this process is alone
+        # For the first process: of each complete round, the seconds of a step in each process's turn.
         self.rounds: list[tuple[float, ...]] = []
 
     @classmethod
@@ -101,45 +77,34 @@ class Turns:
         return max(1, min(math.ceil(0.25 / step_s), most // (_MOST_ROUNDS + 1)))
 
     def end_turn(self, step_s: float, limits: Limits, ends_at: float) -> bool:
-        """End a turn and wait for the next; return whether there is one.
-
-        Args:
-            step_s: Mean seconds of a step in this turn.
-            limits: Of each of the trials.
-            ends_at: When the clock shows this, measuring has to be over.
-        """
+        """End a turn, in which a step took `step_s` on the mean, and wait for the next; return whether there is one."""
         self._limits = limits, ends_at
-        self._token.steps_s[self._place] = step_s
-        del self._token.order[0]
+        self._token["steps_s"][self._place] = step_s
+        del self._token["order"][0]
         self._pass()
         return self._next(ends_at)
 
     def _next(self, ends_at: float) -> bool:
         """Wait for this process's turn, handing on the token meanwhile; return whether there is one."""
         while self._take(ends_at):
-            if not self._place and not self._token.order and not self._begin_round():
-                return False
-            if self._token.order[:1] == [self._place]:
+            if not self._place and not self._token["order"]:  # a round is over
+                if self._limits is None:
+                    self._measuring_since = time.perf_counter()
+                else:
+                    self.rounds.append(tuple(self._token["steps_s"]))
+                    if self._is_enough(*self._limits):
+                        self._token["last"] = True
+                        self._pass()
+                        return False
+                if len(self.rounds) % 2:
+                    self._order.reverse()
+                else:
+                    self._draw.shuffle(self._order)
+                self._token["order"] = list(self._order)
+            if self._token["order"][:1] == [self._place]:
                 return True
             self._pass()
         return False
-
-    def _begin_round(self) -> bool:
-        """Draw the order of the next round; return whether there is one, or else tell the others that there is none."""
-        if self._limits is None:
-            self._measuring_since = time.perf_counter()
-        else:
-            self.rounds.append(tuple(self._token.steps_s))
-            if self._is_enough(*self._limits):
-                self._token.last = True
-                self._pass()
-                return False
-        if len(self.rounds) % 2:
-            self._order.reverse()
-        else:
-            self._draw.shuffle(self._order)
-        self._token.order = list(self._order)
-        return True
 
     def _is_enough(self, limits: Limits, ends_at: float) -> bool:
         """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
@@ -147,9 +112,8 @@ class Turns:
         took_s = now - self._measuring_since
         if not counted:
             return False
-        if len(counted) >= _MOST_ROUNDS or now + took_s / len(self.rounds) > ends_at:
-            return True
-        if took_s >= limits.measure_time_s * len(counted[0]):
+        is_late = took_s >= limits.measure_time_s * len(counted[0]) or now + took_s / len(self.rounds) > ends_at
+        if is_late or len(counted) >= _MOST_ROUNDS:
             return True
         if len(counted) < 12:  # from then on the interval stands one pair that is disturbed
             return False
@@ -164,7 +128,7 @@ class Turns:
     def _pass(self) -> None:
         faulthandler.cancel_dump_traceback_later()
         with contextlib.suppress(OSError):  # the successor has ended; the end of file will come round
-            os.write(self._send, json.dumps(vars(self._token)).encode() + b"\n")
+            os.write(self._send, json.dumps(self._token).encode() + b"\n")
 
     def _take(self, ends_at: float) -> bool:
         """Wait for the token, until `ends_at` at most; return whether the trials go on in turn."""
@@ -179,17 +143,15 @@ class Turns:
                 break
             text += part
         self.waited_s += time.perf_counter() - since
-        if is_late:
-            return False
         if not text.endswith(b"\n"):
-            self.broken = True
+            self.broken = not is_late
             return False
-        self._token = _Token(**json.loads(text))
-        if self._token.last:
+        self._token = json.loads(text)
+        if self._token["last"]:
             self._pass()
-        elif self._token.order[:1] in ([], [self._place]):
+        elif self._token["order"][:1] in ([], [self._place]):
             self._hold()
-        return not self._token.last
+        return not self._token["last"]
 
 
 def take_place(place: int, ends: tuple[int, int], count: int) -> None:

@@ -3,35 +3,41 @@
 A Trainer is made for a named model, or it is the one that a user's own code makes. Both train under the arguments of
 the one mapping (`training.arguments.plan`). A user's code is run under the trial's arguments until it trains, and the
 model that it has made becomes the configuration's.
+
+A user's loop is a function that sets up model, data and optimizer for a configuration and returns a function that does
+one whole optimizer step, which is timed as the Trainer's steps are. What is inside a step can't be seen: all its
+micro-batches are run, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib
 import math
 import os
+import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
 from autotune.errors import AutotuneError, NoEffectError
-from autotune.execution import checking, noise
+from autotune.execution import checking, noise, user_code
 from autotune.execution.checking import Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
-from autotune.execution.environment import agree, own_rank, tell_deepspeed, trial_device
+from autotune.execution.environment import agree, own_rank, remove_unused_locks, trial_device
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.token_ring import Turns
-from autotune.execution.user_code import fitted, harness, overlaid, reach, strayed, theirs
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, laid_over, parallel_variables, plan
@@ -42,8 +48,8 @@ from autotune.training.recipes import StepCount, head_figures, recipe_trainer
 from autotune.values.budget import LossTask, SoakTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
-from autotune.values.workload import OwnCode
+from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
+from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17
@@ -114,17 +120,13 @@ class Trial(NamedTuple):
 
     @property
     def samples_per_step(self) -> int:
-        """The samples of a step as it is run, those of all ranks: each reads every n-th of their batches."""
+        """The samples of a step as it is run by all ranks, each of which reads every n-th of their batches."""
         config = self.request.config
         return self.request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
 
-    def not_trainable(self, cause: str) -> Failure:
+    def useless(self, cause: str) -> Failure:
         """Return the failure of a training whose steps are of no use."""
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
-
-    def diverged(self, loss: float) -> Failure:
-        """Return the failure of a training whose loss is no number."""
-        return self.not_trainable(f"the loss became {loss}: not trainable like this")
 
 
 def trained(
@@ -140,9 +142,9 @@ def trained(
         loss = float(train().training_loss)
     effects = probe.verify(trainer)
     if not math.isfinite(total := losses()):
-        return trial.diverged(total)
+        return trial.useless(f"the loss became {total}: not trainable like this")
     if not timer.step_times_s():
-        return trial.not_trainable(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
+        return trial.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
     guard.check()
     found = checking.findings(request.task, trainer, reading, guard)
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
@@ -152,12 +154,36 @@ def trained(
     return measurement.model_copy(update=found)
 
 
-def watch_losses(trainer: Any) -> Callable[[], float]:
-    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if one loss was.
+def run_steps(trial: Trial, own: OwnStep) -> Outcome:
+    """Set a user's loop up and run its steps until enough is known."""
+    timer, losses = trial.timer, []
+    trial.stopwatch.enter("model_s")
+    micro_steps, file = trial.request.accumulation_steps, trial.data_directory / STEP_FILE
+    step = user_code.step_of(own, trial.request.config, micro_steps, file)
+    trial.stopwatch.enter("trainer_s")
+    # The timer looks at nothing of a Trainer but the number of the step, and whether training is to stop.
+    state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
+    while not control.should_training_stop:
+        timer.on_step_begin(None, state, control)
+        loss = user_code.loss_and_samples(step())[0]
+        if isinstance(loss, torch.Tensor):
+            loss = loss.detach() if loss.numel() == 1 else None  # read later, without its graph
+        if isinstance(loss, int | float | torch.Tensor) and not isinstance(loss, bool):
+            losses.append(loss)
+        state.global_step += 1
+        timer.on_step_end(None, state, control)
+    timer.on_train_end(None, state, control)
+    mean = statistics.fmean(map(float, losses)) if losses else None
+    if mean is not None and not math.isfinite(mean):
+        return trial.useless(f"the loss became {mean}: not trainable like this")
+    trial.guard.check()
+    return measurement_of(trial.request, timer, trial.guard.peak(), loss=mean, effects={}, data_wait_share=None)
 
-    The Trainer's own filter leaves such losses out of what it logs. The sum stays on the device, in fp32, so that
-    nothing waits for it before training is over.
-    """
+
+def watch_losses(trainer: Any) -> Callable[[], float]:
+    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if a loss was."""
+    # The Trainer's own filter leaves such losses out of what it logs. The sum stays on the device, in fp32, so that
+    # nothing waits for it before training is over.
     original, total = trainer.training_step, [0.0]
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
@@ -172,9 +198,7 @@ def watch_losses(trainer: Any) -> Callable[[], float]:
 def run_named_model(trial: Trial) -> Outcome:
     """Train a model that is built from its name, with random weights, by the real Trainer.
 
-    Raises:
-        AutotuneError: A library refuses the configuration before training starts.
-        NoEffectError: An argument did not take effect.
+    AutotuneError: a library refuses the configuration before training starts.
     """
     hardware, per_step, recipe = detect(trial.device), trial.samples_per_step, trial.request.workload.recipe
     probe = EffectsProbe(trial.request.config, hardware)
@@ -194,9 +218,9 @@ def run_named_model(trial: Trial) -> Outcome:
             reading = Reading(lambda samples: rows.select([i % len(rows) for i in range(samples)]))
         count = StepCount(trainer, recipe, per_step)
         outcome = trained(trial, probe, trainer, trainer.train, reading)
-        if isinstance(outcome, Measurement):
-            outcome = outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
-        return outcome
+        if isinstance(outcome, Failure):
+            return outcome
+        return outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
 
     def padding(steps: int) -> float | None:  # steps of the longest samples left out
         last = min(steps * per_step, len(rows))
@@ -215,7 +239,9 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
     config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)
     os.environ.update(parallel_variables(config))
     if "deepspeed" in mapping.tuned:
-        tell_deepspeed(trial.device)
+        remove_unused_locks()
+        if trial.device == "cpu" and own_rank().is_launched:  # TrainingArguments leaves it out, and ZeRO-3 asks for it
+            importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
     # The order of the samples was made beforehand, for its sampler: see `batches`.
     arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial)}
     if not config.is_balanced:
@@ -235,10 +261,9 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
     trial.stopwatch.enter("data_s")
     samples = trial.max_steps * per_step
     if made is None:
-        in_full = workload.samples_per_step(config)
 
         def precomputed(seconds: float) -> None:
-            trial.timer.added_s = seconds * in_full
+            trial.timer.added_s = seconds * workload.samples_per_step(config)
 
         return recipe_trainer(
             workload,
@@ -259,11 +284,15 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
         activation_memory_budget=config.activation_memory_budget,
     )
     dataset, collator = data_of(trial, model.config, samples, longest_first=per_step)
-    shifted = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if made.label_smoothing_factor and shifted is not None:
-        collator = functools.partial(_with_decoder_inputs, collator, shifted)
+    shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+
+    def collated(samples: Any) -> Any:  # as by `DataCollatorForSeq2Seq`: a model gets no labels to smooth
+        batch = collator(samples)
+        return {**batch, "decoder_input_ids": shifted(labels=batch["labels"])}
+
+    collate = collated if made.label_smoothing_factor and shifted is not None else collator
     trial.stopwatch.enter("trainer_s")
-    return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collator, callbacks=callbacks)
+    return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
 
 
 class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
@@ -274,12 +303,6 @@ class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
         if isinstance(sampler, BatchRebalanceSampler):
             sampler.shuffle = False
         return sampler
-
-
-def _with_decoder_inputs(collator: Any, shifted: Any, samples: Any) -> Any:
-    """Return a batch as `DataCollatorForSeq2Seq` makes it: the Trainer keeps labels that it smooths from the model."""
-    batch = collator(samples)
-    return {**batch, "decoder_input_ids": shifted(labels=batch["labels"])}
 
 
 def _of_trial(trial: Trial) -> dict[str, Any]:
@@ -306,12 +329,7 @@ def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
-    """Run a user's code until it trains, and measure its training.
-
-    Raises:
-        CodeError: The code ended without training.
-        NoEffectError: An argument did not take effect.
-    """
+    """Run a user's code until it trains, and measure its training."""
     trial.stopwatch.enter("trainer_s")
     request, hardware = trial.request, detect(trial.device)
     mapping = plan(request.config, request.workload, hardware)
@@ -334,12 +352,15 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome
 
-    with overlaid(lambda own: {**harness(own), **wanted}, lambda model: fitted(model, mapping, code)):
-        return reach(code, trial.data_directory, on_train)
+    def laid(own: Any) -> dict[str, Any]:
+        return {**user_code.harness(own), **wanted}
+
+    with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
+        return user_code.reach(code, trial.data_directory, on_train)
 
 
 def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
-    if names := strayed(trainer.args):
+    if names := user_code.strayed(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
     for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
         kind = type(callback)
@@ -349,7 +370,7 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     trainer.add_callback(trial.timer)
     if isinstance(trial.request.task, LossTask):
         set_seed(trial.request.task.seed)
-    saves = theirs(trainer.args).get("save_strategy", "no") != "no"
+    saves = user_code.theirs(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
     found, reading = trainer.eval_dataset, Reading(not_saved=not_saved)
     sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]

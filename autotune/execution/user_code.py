@@ -1,10 +1,9 @@
-"""Runs a user's own code until it trains, with its TrainingArguments, its Trainer and its model as a trial has them.
+"""Runs a user's own code: a Trainer's or a script until it trains, a loop's function until it has made its step.
 
 The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (subclasses such as
 trl's SFTConfig and HfArgumentParser do so, too), and once more when a Trainer gets them, in case the code has set some
 in between. `Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of
-its ``except Exception`` catches. Of the model that the code has made it is told what the cost model has to know, and it
-becomes a configuration's.
+its ``except Exception`` catches. The model that the code has made becomes a configuration's (`fitted`).
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autotune.errors import InputError, one_line
+from autotune.execution.outcome import is_out_of_memory
 from autotune.training.adapters import put_on
 from autotune.training.arguments import OWN_HARNESS, TrainingPlan
 from autotune.training.baseline import BY_EVALUATION
 from autotune.training.loss import base_model, normalize_loss
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.value import read_unchanged
-from autotune.values.config import Quantization
+from autotune.values.config import Quantization, TrainConfig
 from autotune.values.techniques import OwnAdapter, is_new_weight
-from autotune.values.workload import CODE_FILE, OwnCode
+from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
 
 Found = TypeVar("Found")
 
@@ -46,7 +46,7 @@ _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
 
 class _Reached(BaseException):
-    """Unwinds the user's code once its training is over; no error of it or of ours."""
+    """Unwinds the user's code once its training is over."""
 
 
 class CodeError(InputError):
@@ -55,9 +55,8 @@ class CodeError(InputError):
 
 def harness(arguments: Any) -> dict[str, Any]:
     """Return what a trial lays over a code's arguments so that it trains and does nothing else."""
-    schedule = arguments.lr_scheduler_type
-    waits = str(getattr(schedule, "value", schedule)) in BY_EVALUATION
-    return {**OWN_HARNESS, **({"lr_scheduler_type": "constant"} if waits else {})}
+    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    return OWN_HARNESS | ({"lr_scheduler_type": "constant"} if str(schedule) in BY_EVALUATION else {})
 
 
 def theirs(arguments: Any) -> dict[str, Any]:
@@ -73,10 +72,8 @@ def as_written(arguments: Any) -> dict[str, Any]:
 
 def strayed(arguments: Any) -> list[str]:
     """Return the names of arguments that are no longer as they were laid over the code's own."""
-    laid: dict[str, Any] | None = vars(arguments).get(_LAID)
-    if laid is None:
-        return ["all"]
-    return [name for name, value in laid.items() if getattr(arguments, name) != value]
+    laid = vars(arguments).get(_LAID)
+    return ["all"] if laid is None else [name for name, value in laid.items() if getattr(arguments, name) != value]
 
 
 @contextmanager
@@ -85,12 +82,9 @@ def overlaid(
     fit: Callable[[Any], Any] = lambda model: model,
     made: Callable[[Any], None] = lambda trainer: None,
 ) -> Iterator[None]:
-    """Have every TrainingArguments and every Trainer that is made inside take what is laid over it.
+    """Lay `arguments(given)` over all TrainingArguments that are made inside; each Trainer trains `fit(model)`.
 
-    Args:
-        arguments: From TrainingArguments as the code has them to what is laid over them.
-        fit: From a model as the code made it to the one that is trained.
-        made: Called with a Trainer when it is made.
+    `made` is called with each Trainer.
     """
     post_init, init = TrainingArguments.__post_init__, Trainer.__init__
     signature = inspect.signature(init)
@@ -115,13 +109,8 @@ def overlaid(
             lay(given["args"], is_last=True)
         if given.get("model") is not None:
             given["model"] = fit(given["model"])
-        elif (model_init := given.get("model_init")) is not None:
-
-            @functools.wraps(model_init)  # the Trainer reads the signature
-            def fitted(*args: Any) -> Any:
-                return fit(model_init(*args))
-
-            given["model_init"] = fitted
+        elif (init_model := given.get("model_init")) is not None:  # the Trainer reads its signature
+            given["model_init"] = functools.wraps(init_model)(lambda *args: fit(init_model(*args)))
         init(*bound.args, **bound.kwargs)
         made(trainer)
 
@@ -130,15 +119,9 @@ def overlaid(
 
 
 def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
-    """Run the code up to its first `Trainer.train`, and return what `on_train` makes of it there.
+    """Run the code up to its first `Trainer.train`; return what `on_train` makes of the Trainer and what trains it.
 
-    Args:
-        code: The user's.
-        data_directory: Where pickled code is.
-        on_train: Gets the Trainer, and what really trains it.
-
-    Raises:
-        CodeError: It ended without training, or failed before.
+    Pickled code is in `data_directory`. CodeError: it ended without training.
     """
     original, ended = Trainer.train, "it ended"
     found: list[Found] = []
@@ -200,6 +183,37 @@ def unpickled(file: Path, sha256: str, name: str) -> Any:
         raise InputError(f"{name} can't be loaded in a trial: {what}") from error
 
 
+def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Path) -> Callable[[], Any]:
+    """Return the step that the user's function makes, in the place where it was handed over.
+
+    InputError: the function can't be loaded, refuses the configuration, or returns no function.
+    """
+    sys.path.extend(entry for entry in own.search_path if entry not in sys.path)
+    if Path(own.directory).is_dir():
+        os.chdir(own.directory)
+    make = unpickled(file, own.sha256, own.name)
+    try:
+        step = make(config, **({ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}))
+    except (ValueError, NotImplementedError) as error:  # its way to say that it can't do this
+        if is_out_of_memory(error):
+            raise
+        raise InputError(f"{own.name} refuses it: {error}") from error
+    if not callable(step):
+        raise InputError(
+            f"{own.name} returned {type(step).__name__}; it has to return a function that does one optimizer step"
+        )
+    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
+        raise InputError(f"{own.name} returned a generator or coroutine, whose call does nothing; return a function")
+    return step  # type: ignore[no-any-return]
+
+
+def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
+    """Return the loss that a step has returned and, if it returned (loss, samples), the samples it has consumed."""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
+        return returned
+    return returned, None
+
+
 def weights_of(model: nn.Module) -> str:
     """Return the dtype of most weights, of packed layers and adapters apart."""
     sizes: Counter[str] = Counter()
@@ -207,7 +221,7 @@ def weights_of(model: nn.Module) -> str:
     for parameter in _without_adapter(model):
         if id(parameter) not in packed:
             sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    return sizes.most_common(1)[0][0] if sizes else "float32"
+    return max(sizes, key=sizes.__getitem__, default="float32")
 
 
 def counts_of(model: nn.Module) -> dict[str, int]:
@@ -228,9 +242,8 @@ def is_packed(base: Any) -> bool:
 
 def quantization(base: Any) -> Quantization | None:
     """Return the format of the packed weights; None: they aren't, or not by bitsandbytes."""
-    if not is_packed(base):
-        return None
-    return cast(Quantization, quantization_of(found[0][1])) if (found := list(quantized_layers(base))) else None
+    found = list(quantized_layers(base)) if is_packed(base) else []
+    return cast(Quantization, quantization_of(found[0][1])) if found else None
 
 
 def adapter(model: Any) -> OwnAdapter | None:
@@ -282,11 +295,10 @@ def not_traced(model: Any, base: Any) -> str | None:
 
 
 def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
-    """Return a model that a user's own code has made as a configuration has it.
+    """Set kernels, precision, adapter and loss of a model that a user's code has made, but for knobs that are held.
 
-    Its kernels, precision, adapter and loss are set, but for knobs that the code has set itself. Checkpointing that the
-    code has switched on is switched off where the arguments don't ask for it; where they do, the Trainer switches it on
-    as they say. Raises ValueError if the adapter finds nothing in the model that it could be put on.
+    Checkpointing that the code has switched on is switched off where the arguments don't ask for it; where they do,
+    the Trainer switches it on as they say. ValueError: the adapter finds nothing in the model that it could be put on.
     """
     wanted, adapter = mapping.model, mapping.adapter
     asked = (mapping.tuned.get(name) for name in ("activation_checkpointing", "gradient_checkpointing"))

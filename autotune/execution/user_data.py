@@ -1,8 +1,8 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
 As with the data of named models (`training.dataset`), the longest come first, so that the peak of memory is met at
-once, and the rest comes as training would see it. A trial's data set is as long as the trial needs, so that no epoch
-ends inside it. Where the code makes its batches by itself, or reads from a stream, the order is left alone.
+once. A trial's data set is as long as the trial needs, so that no epoch ends inside it. Where the code makes its
+batches by itself, or reads from a stream, the order is left alone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class View:
     """Samples of a data set by their numbers, in any order and as often as wanted; all else is the data set's."""
 
     def __init__(self, source: Any, order: NDArray[np.int64]) -> None:
-        self._source = source
-        self._order = order
+        self._source, self._order = source, order
 
     def __len__(self) -> int:
         return len(self._order)
@@ -70,11 +69,11 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
     deadline, lengths = time.monotonic() + 10.0, []
     for index in range(len(dataset)):
         sample = dataset[index]
+        if time.monotonic() > deadline:
+            return None
         try:
             lengths.append(len(sample[column]))
         except (TypeError, KeyError, IndexError):
-            return None
-        if time.monotonic() > deadline:
             return None
     return np.array(lengths, dtype=np.int64) if lengths else None
 
@@ -95,10 +94,8 @@ def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
 
 
 def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
-    """Return how many of a trial's `samples` are different ones, and the configuration that says their order.
-
-    A loss run reads the same few again and again, in the same order whatever sampler is tried.
-    """
+    """Return how many of a trial's `samples` are different ones, and the configuration that says their order."""
+    # A loss run reads the same few again and again, in the same order whatever sampler is tried.
     if not isinstance(request.task, LossTask):
         return samples, request.config
     own = request.task.pass_steps * request.workload.samples_per_step(request.config)
@@ -110,8 +107,8 @@ def ordered(
 ) -> tuple[Any, Callable[[int], float | None]]:
     """Return so many samples of the Trainer's data set, in the order in which a trial reads them, and their padding.
 
-    The latter is a function of a number of steps: the share of positions that were padding in them but the first, of
-    the longest samples; None: not known. Lengths are read from `directory`, where `record_lengths` has written them.
+    The latter takes a number of steps: the share of padding in them but the first, of the longest samples; None: not
+    known. `record_lengths` has written the lengths into `directory`.
     """
     own, lengths = request.workload.own_code, None
     with contextlib.suppress(OSError, ValueError):
@@ -123,14 +120,8 @@ def ordered(
     if lengths is None:
         order = np.random.default_rng(request.workload.seed).permutation(len(dataset))
     else:
-        order = row_order(
-            lengths,
-            longest_first=per_step,
-            rows=samples,
-            config=config,
-            per_step=request.workload.samples_per_step(config),
-            seed=request.workload.seed,
-        )
+        full, seed = request.workload.samples_per_step(config), request.workload.seed
+        order = row_order(lengths, longest_first=per_step, rows=samples, config=config, per_step=full, seed=seed)
     order = np.resize(order[:distinct], samples).astype(np.int64)
 
     def padding(steps: int) -> float | None:
@@ -144,26 +135,17 @@ def ordered(
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     """Return the first batch of some samples as the Trainer makes it, made in this process."""
-    alone: dict[str, Any] = {
-        "dataloader_num_workers": 0,
-        "dataloader_prefetch_factor": None,
-        "dataloader_persistent_workers": False,
-        "train_sampling_strategy": "sequential",
-    }
+    loading = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+    alone: dict[str, Any] = {f"dataloader_{name}": value for name, value in loading.items()}
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
-    with few, patch.multiple(trainer.args, **alone):
+    with few, patch.multiple(trainer.args, train_sampling_strategy="sequential", **alone):
         return next(iter(trainer.get_train_dataloader()))
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
     """Return whether batches have a row for each sample, tried with a few; a packed batch has not.
 
-    Args:
-        trainer: When it is about to train, with a data set whose order can be set.
-        lengths: Of its samples; None if they have none.
-
-    Raises:
-        InputError: Samples are dropped when they are put into a batch.
+    The order of the Trainer's data set can be set. InputError: samples are dropped when they are put into a batch.
     """
     order = np.linspace(0, len(trainer.train_dataset) - 1, 16).astype(np.int64)
     try:
@@ -200,15 +182,12 @@ def _dropped(trainer: Any, rows: int, samples: int) -> str:
 
 
 class RowCount:
-    """Counts the rows of the batches that a Trainer trains on, from now on.
-
-    Attributes:
-        is_whole: Whether the present step has all its samples; the last one of a stream may have fewer.
-    """
+    """Counts the rows of the batches that a Trainer trains on, from now on."""
 
     def __init__(self, trainer: Any, micro_batch: int) -> None:
         self._trainer, self._micro_batch = trainer, micro_batch
         self._rows = self._samples = 0
+        # Whether the present step has all its samples, which the last of a stream may lack, and whether one had.
         self.is_whole = self._had_whole = False
         self._original = trainer.get_batch_samples
         trainer.get_batch_samples = self._counted

@@ -27,11 +27,7 @@ _SPLIT = (_MICRO_BATCH, _ACCUMULATION, "generation_batch_size")
 
 
 def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]:
-    """Return the script and the answer.
-
-    Raises:
-        InputError: The answer can't be read or can't be applied to a script, or there is no script.
-    """
+    """Return the script and the answer; InputError: it can't be read or applied to a script, or there is no script."""
     result, code = read_result(answer), code_of(command)
     if not result.best.config.parallelism.is_single:
         raise InputError(f"{answer}: trains on several devices, which a script is started for; see autotune export")

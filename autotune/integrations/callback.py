@@ -64,8 +64,7 @@ class Promise(Value):
     @classmethod
     def of(cls, result: ResultData) -> Promise | None:
         """Return what `result` promises; None if its best was never measured."""
-        measured = result.best.measurement
-        if measured is None:
+        if (measured := result.best.measurement) is None:
             return None
         return cls(
             samples_per_second=measured.samples_per_second,
@@ -77,9 +76,9 @@ class Promise(Value):
 
     def __str__(self) -> str:
         rate, interval = self.samples_per_second, self.interval
-        if not interval.is_narrow:
-            return f"about {show_rate(float(f'{rate:.2g}'))}"
-        return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
+        if interval.is_narrow:
+            return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
+        return f"about {show_rate(float(f'{rate:.2g}'))}"
 
 
 class Production(Value):
@@ -131,13 +130,10 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     """
 
     def __init__(self, promise: ResultData | str | Path, *, clock: Clock | None = None) -> None:
-        result = promise if isinstance(promise, ResultData) else read_result(promise)
-        expected = Promise.of(result)
-        if expected is None:
+        self._result = promise if isinstance(promise, ResultData) else read_result(promise)
+        if (expected := Promise.of(self._result)) is None:
             raise InputError("the result has no measurement of its best configuration to compare with")
-        self._result = result
-        self._promise = expected
-        self._given_clock = clock
+        self._promise, self._given_clock = expected, clock
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -147,9 +143,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._latest: tuple[Any, Any, Any] | None = None
         self._mark: Any = None
         self._begun: Any = None
-        self._micro_steps = 0
-        self._steps, self._total_s, self._waited_s = 0, 0.0, 0.0
-        self._discarded = 0
+        self._micro_steps = self._discarded = self._steps = 0
+        self._total_s = self._waited_s = 0.0
         self._watch = noise.watch(str(args.device))
         self._watch.begin()
 
@@ -197,20 +192,24 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         """Compare with the promise, print the line and write it."""
         self._read()
         self.report = self._production(args, model)
-        if state.is_world_process_zero:
-            tqdm.write(visible(f"autotune: {self.report}"), file=sys.stderr)  # not behind the Trainer's progress bar
-            self._write(Path(args.output_dir))
+        if not state.is_world_process_zero:
+            return
+        tqdm.write(visible(f"autotune: {self.report}"), file=sys.stderr)  # not behind the Trainer's progress bar
+        folder = Path(args.output_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / FILE_NAME).open("a") as file:
+                file.write(self.report.model_dump_json() + "\n")
+        except OSError as error:  # which doesn't end a training
+            sys.stderr.write(visible(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}") + "\n")
 
     def _read(self) -> None:
-        """Add up the times between the pending marks."""
-        if not self._pending:
-            return
-        self._clock.settle()
+        if self._pending:
+            self._clock.settle()
         for start, begun, end in self._pending:
             self._total_s += self._clock.seconds(start, end)
             self._waited_s += self._clock.seconds(start, begun)
-        self._steps += len(self._pending)
-        self._pending = []
+        self._steps, self._pending = self._steps + len(self._pending), []
 
     def _production(self, args: Any, model: Any) -> Production:
         result, promise = self._result, self._promise
@@ -225,11 +224,10 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reasons = differences(result, args, model, machine, samples_per_step=samples, data_wait_share=share)
         memory = Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
         if args.device.type == "cuda":
-            import torch
+            from torch import cuda
 
-            reserved_bytes = torch.cuda.max_memory_reserved(args.device)
-            allocated_bytes = torch.cuda.max_memory_allocated(args.device)
-            memory = Memory(allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes)
+            allocated, reserved = cuda.max_memory_allocated(args.device), cuda.max_memory_reserved(args.device)
+            memory = Memory(allocated_bytes=allocated, reserved_bytes=reserved)
         return Production(
             when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=result.workload.model.name,
@@ -243,16 +241,6 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             reasons=(*reasons, *self._watch.conditions().warnings()),
         )
 
-    def _write(self, folder: Path) -> None:
-        """Add a line to the file in the output directory; a file that can't be written doesn't end a training."""
-        assert self.report is not None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / FILE_NAME).open("a") as file:
-                file.write(self.report.model_dump_json() + "\n")
-        except OSError as error:
-            sys.stderr.write(visible(f"autotune: {folder / FILE_NAME} can't be written: {error.strerror}") + "\n")
-
 
 def differences(
     result: ResultData,
@@ -263,10 +251,7 @@ def differences(
     samples_per_step: int,
     data_wait_share: float | None,
 ) -> list[str]:
-    """Return how a training differs from the promised one, where that changes the time of a step, a line each.
-
-    What isn't known of one of the two is passed over.
-    """
+    """Return how a training differs from the promised one, as far as both are known and steps take another time."""
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
 
     def newest(name: str) -> str:  # in the installed transformers, which may have the older name as well

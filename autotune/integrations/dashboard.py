@@ -35,12 +35,9 @@ def is_loopback(host: str) -> bool:
 
 
 def application(run_dir: Path, host: str) -> WSGIApplication:
-    """Return the dashboard of a search, for requests to `host`.
+    """Return the dashboard of a search, for requests to `host`; MachineError: optuna-dashboard isn't installed.
 
-    Raises:
-        RunDirectoryError: There is no search in it, or it has no study yet.
-        MachineError: optuna-dashboard isn't installed.
-        RecordError: The study can't be read.
+    RunDirectoryError: there is no search in it, or it has no study yet; RecordError: the study can't be read.
     """
     study = RunDirectory.existing(run_dir).path / STUDY_FILE
     read_plan(run_dir)
@@ -64,8 +61,7 @@ class Guard:
     """
 
     def __init__(self, dashboard: WSGIApplication, host: str) -> None:
-        self._dashboard = dashboard
-        self._host = host
+        self._dashboard, self._host = dashboard, host
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
@@ -78,7 +74,6 @@ class Guard:
         return self._dashboard(environ, start_response)
 
     def _is_ours(self, asked: str) -> bool:
-        """Whether a request names this server: by an address, or by a name of this machine."""
         name = asked.rpartition(":")[0] if re.search(r":\d+$", asked) else asked
         name = name.strip("[]").lower()
         if is_loopback(name) or name == self._host.lower():
@@ -100,11 +95,7 @@ class _Silent(WSGIRequestHandler):
 
 
 def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
-    """Return a server that listens.
-
-    Raises:
-        InputError: It can't listen there.
-    """
+    """Return a server that listens; InputError: it can't listen there."""
     try:
         return make_server(host, port, application, server_class=_Server, handler_class=_Silent)
     except OSError as error:

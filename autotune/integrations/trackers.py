@@ -59,8 +59,8 @@ def tensorboard(run: Run, search: Path) -> None:
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    figures = [Summary.Value(tag=name, simple_value=value) for name, value in run.metrics.items()]
     writer = EventFileWriter(str(search / "tensorboard" / run.name))
+    figures = [Summary.Value(tag=name, simple_value=value) for name, value in run.metrics.items()]
     for summary in (hparams_pb(dict(run.config), trial_id=run.name), Summary(value=figures)):
         writer.add_event(Logged(wall_time=time.time(), step=run.step, summary=summary))
     writer.close()
@@ -70,14 +70,9 @@ def wandb(run: Run, search: Path) -> None:
     """Write a run of the group of this search."""
     import wandb
 
-    with wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "autotune"),
-        group=search.name,
-        job_type=str(run.config["purpose"]),
-        name=run.name,
-        config=dict(run.config),
-        dir=str(search),
-    ) as made:
+    project, kind = os.environ.get("WANDB_PROJECT", "autotune"), str(run.config["purpose"])
+    settings = {"project": project, "group": search.name, "job_type": kind, "name": run.name, "dir": str(search)}
+    with wandb.init(**settings, config=dict(run.config)) as made:
         made.log(dict(run.metrics), step=run.step)
 
 
@@ -95,12 +90,7 @@ TRACKERS: dict[str, Callable[[Run, Path], None]] = {"tensorboard": tensorboard, 
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Refuse trackers that can't be written to, before the search begins.
-
-    Raises:
-        InputError: There is no tracker of that name, or it isn't logged in.
-        MachineError: Its library isn't installed.
-    """
+    """Refuse trackers before the search begins that don't exist, aren't logged in (InputError) or installed."""
     for name in names:
         if name not in TRACKERS:
             raise InputError(f"--report-to {name}: expected {', '.join(TRACKERS)}{suggestion(name, TRACKERS)}")
@@ -118,14 +108,11 @@ class Tracking:
     """Writes one search to the trackers that its plan names; the observer hears every event, and of what fails here."""
 
     def __init__(self, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
-        self._plan = plan
-        self._directory = directory
-        self._observer = observer
-        self._names = list(plan.report_to)
-        for name, value in _PATIENCE.items() if self._names else ():
-            os.environ.setdefault(name, value)
-        for result in directory.results() if self._names else ():
-            self._write(run_of(plan, result))
+        self._plan, self._directory, self._observer, self._names = plan, directory, observer, list(plan.report_to)
+        if self._names:
+            os.environ.update({name: value for name, value in _PATIENCE.items() if name not in os.environ})
+            for result in directory.results():
+                self._write(run_of(plan, result))
 
     def __call__(self, event: Event) -> None:
         """Pass an event on, and write a trial that has ended."""
@@ -184,10 +171,6 @@ def answer_of(plan: SearchPlan, result: ResultData) -> Run:
 
 
 def _config(plan: SearchPlan, config: TrainConfig, purpose: str, status: str) -> dict[str, bool | int | float | str]:
-    """Return a configuration with what it was tried for, and with what all runs of the search have in common.
-
-    Its knobs are parameters, nested ones as `name.field`; those of parallelism are there for several devices only.
-    """
     is_single = config.parallelism.is_single
     knobs = {n: v for n, v in make_point(config).items() if not (is_single and n.startswith("parallelism."))}
     return {

@@ -28,8 +28,7 @@ from autotune.values.trial import TrialResult
 from autotune.values.workload import OwnCode
 from autotune.verification.attribution import explanation_of
 from autotune.verification.finals import Finals
-from autotune.verification.remarks import nothing_found
-from autotune.verification.verdict import trial_rows
+from autotune.verification.verdict import nothing_found, trial_rows
 from autotune.version import __version__
 
 

@@ -18,9 +18,9 @@ A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that
 
     autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
 
-The function is pickled into the run directory and called in the process of each trial (`execution.loop`). Before
+The function is pickled into the run directory and called in the process of each trial (`execution.trial`). Before
 the first trial, a step is run at two micro-batches to check that it consumes the global batch, and to measure whether
-its gradient depends on the split (`execution.loop`). The cost model is used only if the model is named as well.
+its gradient depends on the split (`execution.gradients`). The cost model is used only if the model is named as well.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class UserLoop(Subject):
         others = [size for size in sizes if isinstance(size, int) and size != mine]
         other = max((size for size in others if size < mine), default=min(others, default=None))
         asked = ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
-        seen = ready().examine(asked)
+        seen = ready().describe(asked)
         return plan.model_copy(update={"facts": seen.facts, "notes": (*plan.notes, *seen.notes)})
 
 

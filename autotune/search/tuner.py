@@ -32,7 +32,6 @@ from autotune.values.trial import Failure, Purpose, TrialRequest, TrialResult, T
 from autotune.verification import verdict
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
-from autotune.verification.remarks import nothing_found
 
 
 class SearchInterrupted(AutotuneError):
@@ -105,7 +104,7 @@ class Tuner:
             raise SearchInterrupted(self._write(), self._directory.path / ANSWER_FILE) from None
         result = self._write()
         if result is None:
-            raise nothing_found(self._plan, self._state.results, str(self._directory.path))
+            raise verdict.nothing_found(self._plan, self._state.results, str(self._directory.path))
         return result
 
     def _recover(self) -> None:

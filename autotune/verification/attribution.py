@@ -7,6 +7,7 @@ trials of the search that differ in this knob alone, whose ratio may differ from
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,8 +39,7 @@ def removals(result: ResultData) -> list[Contribution]:
             config = put_back(result.best.config, result.baseline.config, [c.knob for c in group])
             result.workload.accumulation_steps(config)
         except ValueError as error:
-            reason = str(error).strip().splitlines()
-            cause = f"there is no such configuration: {reason[-1].strip()}"
+            cause = f"there is no such configuration: {str(error).strip().splitlines()[-1].strip()}"
             found.append(Contribution(changes=group, config=None, basis="fails", cause=cause))
         else:
             found.append(Contribution(changes=group, config=config, basis="unknown"))
@@ -47,22 +47,13 @@ def removals(result: ResultData) -> list[Contribution]:
 
 
 def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -> TrainConfig:
-    """Return `config` with the baseline's values for `knobs`, which are named as in `Change`.
-
-    Raises:
-        ValueError: No configuration has these values together.
-    """
+    """Return `config` with the baseline's values for `knobs`, named as in `Change`; ValueError: it can't be."""
     document = config.model_dump()
     for knob in knobs:
         parent, dot, field = knob.partition(".")
         value = getattr(baseline, parent)
         document[parent] = {**document[parent], field: getattr(value, field)} if dot else value
     return TrainConfig.model_validate(document)
-
-
-def label(trial: TrialResult) -> str:
-    """Return the name of a trial."""
-    return trial.request.purpose.label(trial.request.number)
 
 
 def explanation_of(
@@ -72,7 +63,7 @@ def explanation_of(
     if result.best.config == result.baseline.config:
         return None
     evidence = Evidence(result, trials)
-    found = [_contribution(evidence, removal, refused or {}) for removal in removals(result)]
+    found = [evidence._contribution(removal, refused or {}) for removal in removals(result)]
     ours, theirs = (c.rate(result.objective) or None for c in (result.best, result.baseline))
     seen, proven = ours / theirs if ours is not None and theirs is not None else None, result.speedup
     return Explanation(
@@ -83,6 +74,10 @@ def explanation_of(
         total_interval=proven.interval if proven is not None else None,
         contributions=tuple(sorted(found, key=lambda c: -(c.ratio or 0.0))),
     )
+
+
+def _label(trial: TrialResult) -> str:
+    return trial.request.purpose.label(trial.request.number)
 
 
 # Purposes of the trials of which each was chosen and measured by itself.
@@ -100,30 +95,23 @@ class Evidence:
         """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
         best, baseline = self.result.best.config, self.result.baseline.config
         measured = dict.fromkeys(t.request.config for t in self._completed(_SEARCHED))
-        pairs: list[tuple[int, TrainConfig, TrainConfig]] = []
+        pairs: dict[TrainConfig, TrainConfig] = {}
         for config in measured:
-            try:
-                has_it = put_back(config, best, knobs) == config
+            with contextlib.suppress(ValueError):
                 without = put_back(config, baseline, knobs)
-            except ValueError:
-                continue
-            if has_it and without in measured and without != config:
-                distance = sum(getattr(config, name) != getattr(best, name) for name in TrainConfig.model_fields)
-                pairs.append((distance, config, without))
+                if put_back(config, best, knobs) == config != without and without in measured:
+                    pairs[config] = without
         if not pairs:
             return None
-        _, config, without = min(pairs, key=lambda pair: pair[0])
-        return self.compare(config, without, _SEARCHED)
+        nearest = min(pairs, key=lambda c: sum(getattr(c, n) != getattr(best, n) for n in TrainConfig.model_fields))
+        return self.compare(nearest, pairs[nearest], _SEARCHED)
 
     def _completed(self, purposes: tuple[Purpose, ...], config: TrainConfig | None = None) -> list[TrialResult]:
         found = [t for t in self.trials if t.measurement is not None and t.request.purpose in purposes]
         return [t for t in found if config is None or t.request.config == config]
 
     def compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> dict[str, Any] | None:
-        """Return the throughput of one configuration over that of another, by their trials of `purposes`.
-
-        The names are those of a contribution's fields; None if one of the two has no such trial.
-        """
+        """Return, as fields of a contribution, the throughput of one over the other's; None: one wasn't measured."""
         with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
         if not with_it or not without_it:
             return None
@@ -133,7 +121,7 @@ class Evidence:
         times = self._times(without, purposes)
         ratio, interval = ratio_of_means(times, self._times(ours, purposes), spread)
         rate = 1 / statistics.fmean(t for trial in times for t in trial)
-        labels = tuple(map(label, (*with_it, *without_it)))
+        labels = tuple(map(_label, (*with_it, *without_it)))
         return {"ratio": ratio, "interval": interval, "trials": labels, "samples_per_second": rate}
 
     def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
@@ -143,30 +131,29 @@ class Evidence:
         start_s = max(self.result.objective.start_s_per_sample(m) for m in measured)
         return [[t / samples + start_s for t in m.step_times_s] for m in measured]
 
+    def _contribution(self, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
+        config, result = removal.config, self.result
 
-def _contribution(evidence: Evidence, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
-    config, result = removal.config, evidence.result
+        def found(basis: Basis, **fields: Any) -> Contribution:
+            return removal.model_copy(update={"basis": basis, **fields})
 
-    def found(basis: Basis, **fields: Any) -> Contribution:
-        return removal.model_copy(update={"basis": basis, **fields})
-
-    if config is None:
-        return removal
-    for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
-        if (reading := evidence.compare(result.best.config, config, (purpose,))) is not None:
-            return found("in turn", **reading)
-    for trial in evidence.trials:
-        # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
-        is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
-        if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
-            cause = f"{trial.status}: {trial.outcome.cause} (trial {label(trial)})"
-            return found("slow" if is_slow else "fails", cause=cause, trials=(label(trial),))
-    if config in refused:
-        return found("fails", cause=refused[config])
-    if (reading := evidence.compare(result.best.config, config, _SEARCHED)) is not None:
-        return found("once", **reading)
-    if (reading := evidence.elsewhere([c.knob for c in removal.changes])) is not None:
-        return found("elsewhere", **reading | {"samples_per_second": None})
-    why = next((t.cause for t in result.trials if t.number is None and t.config == config), None)
-    cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
-    return found("unknown", cause=cause)
+        if config is None:
+            return removal
+        for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
+            if (reading := self.compare(result.best.config, config, (purpose,))) is not None:
+                return found("in turn", **reading)
+        for trial in self.trials:
+            # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
+            is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
+            if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
+                cause = f"{trial.status}: {trial.outcome.cause} (trial {_label(trial)})"
+                return found("slow" if is_slow else "fails", cause=cause, trials=(_label(trial),))
+        if config in refused:
+            return found("fails", cause=refused[config])
+        if (reading := self.compare(result.best.config, config, _SEARCHED)) is not None:
+            return found("once", **reading)
+        if (reading := self.elsewhere([c.knob for c in removal.changes])) is not None:
+            return found("elsewhere", **reading | {"samples_per_second": None})
+        why = next((t.cause for t in result.trials if t.number is None and t.config == config), None)
+        cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
+        return found("unknown", cause=cause)

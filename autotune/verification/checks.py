@@ -52,10 +52,7 @@ class Proof:
     """The checks of a search's winner: those still to run, and their results; later trials in `state` are included."""
 
     def __init__(self, state: SearchState) -> None:
-        self._state = state
-        self._plan = state.plan
-        self._history = state.history
-        self._results = state.results
+        self._state, self._plan, self._history, self._results = state, state.plan, state.history, state.results
 
     def next(self, winner: TrainConfig) -> Check | None:
         """Return the next trial to check `winner` with; None if it passed, failed, or can't be checked further."""
@@ -107,11 +104,10 @@ class Proof:
 
     def gaps(self, winner: TrainConfig) -> tuple[str, ...]:
         """Return the checks that were left out, with the reasons, a line each."""
-        lines = []
-        if self._plan.soak and self.soaked(winner) is None:
-            lines.append(
-                f"not checked on the longest samples: {self._why_not(self._state.trials(winner, Purpose.SOAK))}"
-            )
+        lines, soaked = [], self.soaked(winner)
+        if self._plan.soak and soaked is None:
+            why = self._why_not(self._state.trials(winner, Purpose.SOAK))
+            lines.append(f"not checked on the longest samples: {why}")
         measured = self._state.measured(winner)
         if measured is not None and self._plan.facts.experts and measured.memory.is_known:
             uneven_bytes = measured.memory.peak_bytes * (1 + UNEVEN_ROUTING)
@@ -120,9 +116,10 @@ class Proof:
                     "measured with even routing, as of random weights: trained weights can take "
                     f"{UNEVEN_ROUTING:.0%} more, {show_memory(round(uneven_bytes))} in all"
                 )
-        own, soaked = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), self.soaked(winner)
-        if soaked is not None and soaked.eval_batch_size is not None and own not in (None, soaked.eval_batch_size):
-            lines.append(f"evaluating with your batch of {own} does not fit; {soaked.eval_batch_size} does")
+        own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
+        fits = soaked.eval_batch_size if soaked is not None else None
+        if fits is not None and own not in (None, fits):
+            lines.append(f"evaluating with your batch of {own} does not fit; {fits} does")
         if soaked is not None and soaked.metrics_failed is not None:
             lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
         if winner != self.reference() and self.verdict(winner) is None:
@@ -145,11 +142,9 @@ class Proof:
         return soak_s + (0.0 if self._too_costly() else self._losses_s())
 
     def _next_soak(self, config: TrainConfig) -> SoakTask | None:
-        """Return the task of the next soak: all sizes; after a failure those up to the micro-batch, then the smallest.
-
-        Sizes descend to one, none above the user's own. A soak tries the next smaller size by itself, unless its
-        process dies or has several ranks.
-        """
+        """Return the task of the next soak: all sizes; after a failure those up to the micro-batch, then the least."""
+        # Sizes descend to one, none above the user's own. A soak tries the next smaller size by itself, unless its
+        # process dies or has several ranks.
         if not self._plan.soak:
             return None
         largest = config.per_device_train_batch_size * EVAL_MULTIPLE
@@ -195,10 +190,8 @@ class Proof:
             return f"that takes {whole} of {show_time(self._plan.budget.max_time_s)} (--check-loss insists)"
         for config, _, run in self._loss_runs(winner):
             if run is not None and _curve_of(run) is None:
-                own = config == winner
-                return (
-                    f"its own trial {run.status}" if own else f"trial {run.request.number} of the baseline {run.status}"
-                )
+                whose = "its own trial" if config == winner else f"trial {run.request.number} of the baseline"
+                return f"{whose} {run.status}"
         return None
 
     def _too_costly(self) -> bool:
@@ -212,7 +205,6 @@ class Proof:
         return ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
 
     def _losses_s(self) -> float:
-        """Return the expected seconds of all runs of one comparison."""
         reference, best = self.reference(), self._history.best()
         if not self._plan.loss_steps or reference is None or best is None or best.request.config == reference:
             return 0.0
@@ -238,11 +230,8 @@ class Proof:
 
 def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
     """Return the completed trial with the largest micro-batch that differs from the baseline in it alone."""
-    same = [
-        r
-        for r in history.ranking()
-        if {c.knob for c in changes(r.request.config, plan)} == {"per_device_train_batch_size"}
-    ]
+    size = "per_device_train_batch_size"
+    same = [r for r in history.ranking() if {c.knob for c in changes(r.request.config, plan)} == {size}]
     return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
 
 

@@ -42,47 +42,34 @@ class Finals:
     """The finalists of a search, and their final trials; later trials in `state` are included.
 
     `takes_turns`: whether trials can be alive at once and compute in turn.
-
-    Attributes:
-        finalists: Number of configurations that are measured again beside the baseline, if none fails or falls.
     """
 
     def __init__(self, state: SearchState, *, takes_turns: bool = False) -> None:
-        self.state = state
+        self.state, self.plan, self.history, self.proof = state, state.plan, state.history, Proof(state)
         self._takes_turns = takes_turns
-        self.plan = state.plan
-        self.history = state.history
-        self.proof = Proof(state)
+        # The number of configurations that are measured again beside the baseline, if none fails or falls.
         self.finalists = self.plan.budget.finalists
 
     def contenders(self) -> list[TrainConfig]:
-        """Return the baseline, if it completed, and then the finalists, the fastest first.
-
-        A finalist that fails is replaced by the next fastest. For a finalist that was slower than in the search, the
-        next fastest is added: its trial in the search was lucky, or the whole machine has become slower. The leader as
-        flags alone say it comes last, where it isn't the leader itself.
-        """
+        """Return the baseline, if it completed, and then the finalists, the fastest first."""
+        # A finalist that fails is replaced by the next fastest. For a finalist that was slower than in the search, the
+        # next fastest is added: its trial in the search was lucky, or the whole machine has become slower. The leader
+        # as flags alone say it comes last, where it isn't the leader itself.
         again = dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes)
         failed = [config for config in again if self.has_failed(config)]
         ranking = [r for r in self.history.ranking() if r.request.config not in failed]
-        able = [
-            r.request.config
-            for r in ranking
-            if r.request.config != self.plan.baseline
-            and self.history.rate(r) >= FINALIST_SHARE * self.history.rate(ranking[0])
-        ]
+        measured = [r.request.config for r in ranking]
+        least = FINALIST_SHARE * self.history.rate(ranking[0]) if ranking else 0.0
+        able = [r.request.config for r in ranking if self.history.rate(r) >= least]
+        able = [config for config in able if config != self.plan.baseline]
         first = able[: self.finalists]
         finalists = able[: len(first) + sum(map(self._has_fallen, first))]
-        measured = [r.request.config for r in ranking]
         if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
             finalists = list(dict.fromkeys([*finalists, flags_alone]))
         return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists
 
     def flags_alone(self, leaders: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return the first of `leaders` less what a user's own training can't be told by flags.
-
-        None if flags say all of it, if nothing but the baseline is left, or if there is no such configuration.
-        """
+        """Return the first of `leaders` less what flags can't tell a user's training; None: nothing or all of it."""
         plan, leader = self.plan, next(iter(leaders), self.plan.baseline)
         in_code = [change.knob for change in changes(leader, plan) if needs_code(change)]
         if plan.workload.own_code is None or not in_code:
@@ -94,10 +81,8 @@ class Finals:
         return found if found != plan.baseline and plan.search_space.refusal(found) is None else None
 
     def _has_fallen(self, config: TrainConfig) -> bool:
-        """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search.
-
-        One that ran in turn with the baseline and is clearly faster is good enough.
-        """
+        """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search."""
+        # One that ran in turn with the baseline and is clearly faster is good enough.
         seen, times = self.state.measured(config), [m.step_times_s for m in self._measured(config)]
         if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
             return False
@@ -107,10 +92,7 @@ class Finals:
         return rate < FINALIST_SHARE * seen.samples_per_second
 
     def next_trials(self) -> list[TrainConfig]:
-        """Return the next trials: several that are to run in turn, or one that runs alone; empty: the rounds are over.
-
-        The baseline alone needs none.
-        """
+        """Return the next trials: several that are to run in turn, or one that runs alone; none: rounds are over."""
         contenders = self.contenders()
         if contenders == [self.plan.baseline]:
             return []
@@ -121,10 +103,9 @@ class Finals:
         return sorted(waiting, key=rounds.__getitem__)[:1]
 
     def further(self) -> list[TrainConfig]:
-        """Return trials of a further round if the planned ones left the result open and no check has begun.
-
-        It is open if the fastest finalist may be faster than the baseline, or surely is but with too wide an interval.
-        """
+        """Return trials of a further round if the planned ones left the result open and no check has begun."""
+        # It is open if the fastest finalist may be faster than the baseline, or surely is but with too wide an
+        # interval.
         first = next(iter(self._series()), None)
         checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         if any(first is None or r.request.number > first.request.number for r in checks):
@@ -148,30 +129,21 @@ class Finals:
         return sum(planned if _ran_in_turn(r) else 1 for r in self.trials(config))
 
     def _may_run_in_turn(self, contenders: Sequence[TrainConfig]) -> bool:
-        """Whether the contenders can all be alive at once, and nothing of one computes while another is measured.
-
-        If trials that were to run in turn did not, because one of them failed, all others run alone.
-        """
+        """Whether the contenders can all be alive at once, and nothing of one computes while another is measured."""
+        # If trials that were to run in turn did not, because one of them failed, all others run alone.
         measured = [m for c in contenders if (m := self.state.measured(c)) is not None and m.memory.is_known]
         together = sum(m.memory.peak_bytes for m in measured)
-        return (
-            self._takes_turns
-            and len(contenders) > 1
-            and len(measured) == len(contenders)
-            and together <= self.plan.hardware.default_budget_bytes
-            and all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
-            and self.ran_in_turn()
-        )
+        fit = len(measured) == len(contenders) > 1 and together <= self.plan.hardware.default_budget_bytes
+        alone = all(c.parallelism.is_single and not c.dataloader_num_workers for c in contenders)
+        return self._takes_turns and fit and alone and self.ran_in_turn()
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
         """Return the final trials of `config`, completed or not."""
         return [r for r in self._series() if r.request.config == config]
 
     def _series(self) -> list[TrialResult]:
-        """Return the latest series of final trials, without a trial of the search between them.
-
-        A search that was given more time may have another series; trials are compared within one series only.
-        """
+        """Return the latest final trials without a trial of the search between them: only these are compared."""
+        # A search that was given more time may have another series.
         latest: list[TrialResult] = []
         for result in reversed(self.state.results):
             if result.request.purpose is Purpose.FINAL:
@@ -193,15 +165,10 @@ class Finals:
         return any(r.measurement for r in self.trials(config))
 
     def has_failed(self, config: TrainConfig) -> bool:
-        """Whether `config` has failed a final trial or a check; a trial that timed out doesn't count."""
-        if any(r.has_failed for r in self.state.trials(config, Purpose.FINAL)):
-            return True
-        return self.ran_short(config) or self.proof.refusal(config) is not None
-
-    def ran_short(self, config: TrainConfig) -> bool:
-        """Whether the allocator ran short in a final trial of `config`; the baseline is exempt."""
-        finals = (r.measurement for r in self.state.trials(config, Purpose.FINAL))
-        return config != self.plan.baseline and any(m is not None and m.ran_short for m in finals)
+        """Whether `config` failed a final trial or a check, or the allocator ran short; timeouts don't count."""
+        finals, is_exempt = self.state.trials(config, Purpose.FINAL), config == self.plan.baseline
+        ran_short = not is_exempt and any(r.measurement is not None and r.measurement.ran_short for r in finals)
+        return ran_short or any(r.has_failed for r in finals) or self.proof.refusal(config) is not None
 
     def runs_short(self, config: TrainConfig) -> bool:
         """Whether the allocator ran short in the search's trial of `config`, and no final trial has completed."""
@@ -214,10 +181,8 @@ class Finals:
         return ([known] if known is not None else []) + self.trials(config)
 
     def expected_s(self, configs: Sequence[TrainConfig] | None = None) -> float:
-        """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several.
-
-        With no finalist yet, one as slow as the baseline is assumed.
-        """
+        """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several."""
+        # With no finalist yet, one as slow as the baseline is assumed.
         if configs is None:
             contenders = self.contenders()
             if contenders == [self.plan.baseline]:
@@ -246,11 +211,9 @@ class Finals:
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
-        measured = self._measured(config)
-        if not measured:
+        if not (measured := self._measured(config)):
             return None
-        times = tuple(t for m in measured for t in m.step_times_s)
-        samples = self.plan.workload.samples_per_step(config)
+        times, samples = tuple(t for m in measured for t in m.step_times_s), self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
         tokens, later = self.plan.workload.tokens_per_sample, DRIFT[self.plan.hardware.kind]
         sides = [[m.step_times_s for m in measured]]
@@ -290,10 +253,8 @@ class Finals:
         return ratio_of_means(theirs, ours, others)
 
     def corrections(self) -> dict[TrainConfig, float]:
-        """Return the factor on the rate of each configuration that was measured once, to compare it with the finals.
-
-        It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_rates`).
-        """
+        """Return the factor that makes the rate of each configuration that was measured once comparable with finals."""
+        # It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_rates`).
         objective, baseline = self.plan.objective, self.plan.baseline
         base, singles = self.merged(baseline), {}
         for result in self.history.ranking():
@@ -320,10 +281,7 @@ class Finals:
         return paired_ratio(pairs) if pairs else None
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
-        """Return the final trials of `config` less those that tell nothing of a throughput.
-
-        Beside these other processes took so much more than beside the quietest: half of the machine.
-        """
+        """Return the final trials of `config` but those in which others took half a machine more than in another."""
         found = [r.measurement for r in self.trials(config) if r.measurement is not None]
         taken = [_share_of_others(m) for m in found]
         return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + 0.5]
@@ -331,12 +289,10 @@ class Finals:
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
         samples, start_s = self.plan.workload.samples_per_step(config), self._start_s(config)
-        return [
-            [t / samples + start_s for t in r.measurement.step_times_s] for r in self.trials(config) if r.measurement
-        ]
+        measured = [r.measurement for r in self.trials(config) if r.measurement]
+        return [[t / samples + start_s for t in m.step_times_s] for m in measured]
 
-    def _start_s(self, config: TrainConfig) -> float:
-        """Return the seconds per sample that the start of a run of the objective's length adds."""
+    def _start_s(self, config: TrainConfig) -> float:  # per sample, of a run of the objective's length
         return max(map(self.plan.objective.start_s_per_sample, self._measured(config)), default=0.0)
 
     def _turns(self, config: TrainConfig) -> dict[tuple[int, ...], list[float]]:

@@ -65,27 +65,24 @@ def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
 def compare(
     reference: LossCurve, again: LossCurve, curve: LossCurve, changed: Sequence[Change], facts: ModelFacts, window: int
 ) -> LossVerdict:
-    """Compare `curve` with two runs of the reference.
+    """Compare the losses of a configuration, `curve`, with two runs of the user's training, of different seeds.
 
-    Args:
-        reference: The losses of the user's training.
-        again: The same with another seed.
-        curve: The losses of the configuration.
-        changed: What the configuration changes.
-        facts: Facts of the model.
-        window: Steps of one pass over the samples, the width of the moving average.
+    `changed` are the configuration's changes; `window`, the steps of one pass over the samples, is the width of the
+    moving average.
     """
-    ours, theirs, others = (smoothed(c.losses, window) for c in (curve, reference, again))
+    ours, theirs, others = (
+        [statistics.fmean(c.losses[end - window : end]) for end in range(window, len(c.losses) + 1)]
+        for c in (curve, reference, again)
+    )
     scale, progress = statistics.fmean(map(abs, reference.losses)), theirs[0] - theirs[-1]
-    kind, spread, difference = yardstick(changed, facts), _distance(theirs, others), _distance(ours, theirs)
+    kind = yardstick(changed, facts)
+    spread, difference = (statistics.fmean(abs(a - b) for a, b in zip(c, theirs, strict=True)) for c in (others, ours))
     # Where there is almost no progress (a warm-up of thousands of steps), differences below these shares of the loss
     # count as rounding: 100 times those measured for exact changes, some 10 times those of bf16. FSDP returns the loss
     # itself in 16 bits (`output_dtype` of accelerate's mixed-precision policy); bf16 has an 8-bit significand.
     floors = {Allowance.EXACT: 1e-5, Allowance.NUMERICS: 2e-4, Allowance.OPTIMIZER: 2e-4, Allowance.METHOD: 1e-3}
-    is_short = any(
-        c.knob == "parallelism.sharding" and c.after.startswith("fsdp") and c.allowance is Allowance.NUMERICS
-        for c in changed
-    )
+    sharded = (c for c in changed if c.knob == "parallelism.sharding" and c.allowance is Allowance.NUMERICS)
+    is_short = any(c.after.startswith("fsdp") for c in sharded)
     floor = max(floors[deepest_class(c.allowance for c in changed)], 2**-9 if is_short else 0.0) * scale
     wider = 3 * spread  # the distance between two runs is uncertain by about a factor of two
     first, their_first, fault = curve.losses[0], reference.losses[0], None
@@ -95,10 +92,8 @@ def compare(
         # 5 % of the progress lie between bf16 and a learning rate 1.25 times as high.
         allowed = wider + max(0.05 * max(progress, 0.0), floor)
         if difference > allowed:
-            fault = (
-                f"its losses leave the baseline's: {difference:.2g} apart on the mean, where {allowed:.2g} is allowed "
-                f"and the baseline's fell by {progress:.2g}"
-            )
+            fell = f"where {allowed:.2g} is allowed and the baseline's fell by {progress:.2g}"
+            fault = f"its losses leave the baseline's: {difference:.2g} apart on the mean, {fell}"
     elif kind is Yardstick.NO_WORSE:
         # Before any update rounding changes the loss by far less than 1 %, batch norm and routers by less than 10 %, a
         # wrong accumulation by the whole loss and more.
@@ -110,9 +105,26 @@ def compare(
             fault = f"it learns too little: {behind}"
     elif ours[-1] > ours[0] + wider + floor:
         fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}"
-    if kind is not Yardstick.SOUND:
-        fault = fault or _other_dropout(reference, again, curve, scale)
-    statement = fault or _praise(kind, difference, ours[0] - ours[-1], progress)
+    mine, known = curve.dropout_spread, [c.dropout_spread for c in (reference, again) if c.dropout_spread is not None]
+    if fault is None and kind is not Yardstick.SOUND and mine is not None and known:
+        usual = statistics.fmean(known)
+        is_alike = usual / _DROPOUT_FACTOR <= mine <= usual * _DROPOUT_FACTOR
+        if max(mine, usual) > _NO_SPREAD * scale and not is_alike:
+            fault = f"dropout moves its loss by {mine:.2g} where it moves the baseline's by {usual:.2g}"
+    learnt = f"{ours[0] - ours[-1]:.2g}"
+    if progress > 0:
+        learnt = f"{(ours[0] - ours[-1]) / progress:.0%} of what the baseline learnt"
+    if fault is not None:
+        statement = fault
+    elif kind is Yardstick.SOUND:
+        statement = f"losses are sound, learnt {learnt}; another method is not held to the baseline's curve"
+    elif kind is Yardstick.NO_WORSE:
+        statement = f"losses are no worse than the baseline's: learnt {learnt}"
+    elif progress <= 0:
+        statement = f"losses follow the baseline's: {difference:.2g} apart"
+    else:
+        apart = "less than 0.01%" if difference < 1e-4 * progress else f"{difference / progress:.2%}"
+        statement = f"losses follow the baseline's: {apart} of what was learnt apart"
     return LossVerdict(
         passed=fault is None,
         statement=f"{statement} ({len(curve.losses)} steps on the same samples)",
@@ -120,35 +132,3 @@ def compare(
         spread=spread,
         progress=progress,
     )
-
-
-def smoothed(losses: Sequence[float], window: int) -> list[float]:
-    """Return the moving average over `window` losses."""
-    return [statistics.fmean(losses[end - window : end]) for end in range(window, len(losses) + 1)]
-
-
-def _distance(a: Sequence[float], b: Sequence[float]) -> float:
-    return statistics.fmean(abs(x - y) for x, y in zip(a, b, strict=True))
-
-
-def _other_dropout(reference: LossCurve, again: LossCurve, curve: LossCurve, scale: float) -> str | None:
-    """Return how dropout changes the spread of one step's loss; None if it doesn't or wasn't measured."""
-    known = [c.dropout_spread for c in (reference, again) if c.dropout_spread is not None]
-    if curve.dropout_spread is None or not known:
-        return None
-    theirs, ours = statistics.fmean(known), curve.dropout_spread
-    if max(ours, theirs) <= _NO_SPREAD * scale or theirs / _DROPOUT_FACTOR <= ours <= theirs * _DROPOUT_FACTOR:
-        return None
-    return f"dropout moves its loss by {ours:.2g} where it moves the baseline's by {theirs:.2g}"
-
-
-def _praise(kind: Yardstick, difference: float, learnt: float, progress: float) -> str:
-    share = f"{learnt / progress:.0%} of what the baseline learnt" if progress > 0 else f"{learnt:.2g}"
-    if kind is Yardstick.SOUND:
-        return f"losses are sound, learnt {share}; another method is not held to the baseline's curve"
-    if kind is Yardstick.NO_WORSE:
-        return f"losses are no worse than the baseline's: learnt {share}"
-    if progress <= 0:
-        return f"losses follow the baseline's: {difference:.2g} apart"
-    apart = "less than 0.01%" if difference < 1e-4 * progress else f"{difference / progress:.2%}"
-    return f"losses follow the baseline's: {apart} of what was learnt apart"

@@ -9,16 +9,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.execution import places
-from autotune.execution.places import (
-    LAUNCHER_BYTES,
-    Place,
-    core_sets,
-    hardware_of,
-    kind_of,
-    places_of,
-    share_of,
-    spread,
-)
+from autotune.execution.places import LAUNCHER_BYTES, Place, core_sets, hardware_of, kind_of, places_of, spread
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 
@@ -65,13 +56,11 @@ def test_more_places_than_cores_are_refused(cores):
 
 
 def test_trials_that_share_a_processor_share_its_cores_and_free_memory():
-    share = share_of(make_hardware(cores=9, free_bytes=8 * GIB + 3 * LAUNCHER_BYTES), 4)
+    four = (Place(devices=("cpu",)),) * 4
+    share = hardware_of(make_hardware(cores=9, free_bytes=8 * GIB + 3 * LAUNCHER_BYTES), four)
     assert (share.cores, share.free_bytes, share.memory_bytes) == (2, 2 * GIB, 16 * GIB)
-
-
-def test_too_little_memory_for_so_many_is_refused():
     with pytest.raises(InputError, match="--workers 4"):
-        share_of(make_hardware(free_bytes=LAUNCHER_BYTES), 4)
+        hardware_of(make_hardware(free_bytes=LAUNCHER_BYTES), four)
 
 
 @pytest.fixture

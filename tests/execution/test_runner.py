@@ -232,7 +232,7 @@ def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tm
 
 
 def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own_bench, monkeypatch):
-    monkeypatch.setattr(runner_module, "_COMPILE", "misbehaving:be_killed_while_building")
+    monkeypatch.setattr(runner_module, "COMPILE", "misbehaving:be_killed_while_building")
     monkeypatch.setattr(runner_module, "operators_of", lambda request: ("some operator",))
     for _ in range(3):
         own_bench.misbehave("print_and_end")

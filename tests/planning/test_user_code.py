@@ -284,9 +284,9 @@ def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
 
 def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held():
     class Seen(Looked):
-        def examine(self, request):
+        def describe(self, request):
             others.append(request.other)
-            return super().examine(request)
+            return super().describe(request)
 
     others = []
     for batch in (16, "any"):

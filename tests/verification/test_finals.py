@@ -177,8 +177,8 @@ def test_who_ran_short_in_a_final_is_out_and_the_next_takes_the_place():
     search.measure(BASE, make_measurement(10.0, alloc_retries=3))
     search.measure(FAST, make_measurement(20.0, alloc_retries=1))
     assert search.finals.contenders() == [BASE, NEAR]
-    assert search.finals.ran_short(FAST)
-    assert not search.finals.ran_short(BASE)
+    assert search.finals.has_failed(FAST)
+    assert not search.finals.has_failed(BASE)
 
 
 def test_finals_before_a_trial_of_the_search_do_not_count_with_those_after_it():

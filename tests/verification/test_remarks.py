@@ -23,7 +23,7 @@ from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Phases, Purpose, TrialStatus
 from autotune.values.workload import OwnCode
 from autotune.verification.finals import Finals
-from autotune.verification.remarks import disturbance, nothing_found
+from autotune.verification.verdict import disturbance, nothing_found
 
 STEADY = (1.0, 1.01, 0.99)
 SLOWER = (1.12, 1.13, 1.11)
