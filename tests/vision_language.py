@@ -50,10 +50,6 @@ def vision_language(*, wide: int = 1, vocabulary: int = 512) -> dict[str, dict[s
             "vision_config": {**qwen, "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2]},
         },
         "llava": {**image, "text_config": llama, "vision_config": clip},
-        "llava_next": {
-            **image, "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]], "text_config": llama,
-            "vision_config": clip,
-        },
         "paligemma": {
             **image, "projection_dim": 64 * wide, "text_config": {"model_type": "gemma", **text},
             "vision_config": siglip,

@@ -166,27 +166,3 @@ def split_images(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any
     times = len(sizes) // period
     images = tensor[0].view(tensor.shape[1], times, -1, tensor.shape[3]).transpose(0, 1)
     return func(images, sizes[:period], 2)
-
-
-def pack_at_once(model: Any) -> None:
-    """Let LLaVA-NeXT join the tiles of all images at once: `LlavaNextModel.pack_image_features`."""
-    config = model.config
-    edge = config.vision_config.image_size
-    side = edge // config.vision_config.patch_size
-
-    def pack(features: Any, sizes: torch.Tensor, image_newline: Any = None, **kwargs: Any) -> Any:
-        from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
-
-        (rows,) = features  # of all tiles
-        whole, tiles = rows.unflatten(0, (len(sizes), -1)).tensor_split((1,), dim=1)
-        down, across = get_anyres_image_grid_shape(sizes[0], config.image_grid_pinpoints, edge)
-        tiles = tiles.reshape(len(sizes), down, across, side, side, -1).permute(0, 5, 1, 3, 2, 4).contiguous()
-        tiles = tiles.flatten(2, 3).flatten(3, 4)
-        height, width = tiles.shape[2:]
-        cut = abs(height - width) // 2
-        tiles = tiles[:, :, cut : height - cut] if width < height else tiles[..., cut : width - cut]
-        ends = image_newline[:, None, None].expand(*tiles.shape[:-1], 1).to(tiles.dtype)
-        tiles = torch.cat((tiles, ends), dim=-1).flatten(2, 3).transpose(1, 2)
-        return [torch.cat((whole[:, 0], tiles), dim=1).flatten(0, 1)], None
-
-    model.pack_image_features = pack

@@ -19,7 +19,6 @@ from torch import nn
 
 from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
-from autotune.cost.meta import pack_at_once
 from autotune.errors import InputError, one_line
 from autotune.training.arguments import routing_fields
 from autotune.training.loss import chunk_loss
@@ -61,8 +60,6 @@ def build(
     model.config.use_cache = False
     if flash:  # not asked of the library, which refuses what isn't installed
         model.config._attn_implementation = "flash_attention_2"
-    if model.config.model_type == "llava_next" and device == "meta":
-        pack_at_once(model.model)
     if change is not None:
         model = change(model)
     if family.tensor_parallel > 1:

@@ -77,13 +77,8 @@ def needs_launcher(config: TrainConfig) -> bool:
 
 def variables(config: TrainConfig) -> str:
     """Return what a command line has to begin with to set the environment variables of a configuration."""
-    return "".join(f"{name}={value} " for name, value in environment(config).items())
-
-
-def environment(config: TrainConfig) -> dict[str, str]:
-    """Return the environment variables of a configuration."""
     allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
-    return allocator | parallel_variables(config)
+    return "".join(f"{name}={value} " for name, value in {**allocator, **parallel_variables(config)}.items())
 
 
 def mixed_precision(config: TrainConfig) -> str:
@@ -107,20 +102,15 @@ def _launcher_starts_one(result: ResultData) -> bool:
 
 
 def text_of(name: str, result: ResultData) -> str:
-    """Return the content of a file.
-
-    Raises:
-        InputError: The answer has nothing for it.
-    """
-    if name == ACCELERATE:
-        if result.workload.own_code is not None:
-            raise InputError(
-                f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
-            )
-        return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
+    """Return the content of a file."""
     arguments = result.arguments.training_arguments
-    documents = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}
-    document = documents[name]
+    if name == ACCELERATE:
+        if result.workload.own_code is None:
+            return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
+        raise InputError(
+            f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
+        )
+    document = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}[name]
     if document is None:
         raise InputError(f"{name}: the configuration doesn't use it ({result.best.config.parallelism.sharding})")
     return json.dumps(document, indent=2) + "\n"
@@ -169,14 +159,9 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "use_cpu": result.hardware.is_cpu and spread.sharding not in ZERO_STAGES,
     }
     if "fsdp_config" in arguments:
-        settings = arguments["fsdp_config"]
-        by_accelerates_names = {
-            "fsdp_version": settings["version"],
-            "fsdp_reshard_after_forward": settings["reshard_after_forward"],
-            "fsdp_auto_wrap_policy": settings["auto_wrap_policy"],
-            **({"fsdp_min_num_params": settings["min_num_params"]} if "min_num_params" in settings else {}),
-            "fsdp_offload_params": settings.get("cpu_offload", False),
-            "fsdp_activation_checkpointing": settings.get("activation_checkpointing", False),
+        settings = {"cpu_offload": False, "activation_checkpointing": False, **arguments["fsdp_config"]}
+        by_accelerates_names = {f"fsdp_{'offload_params' if n == 'cpu_offload' else n}": v for n, v in settings.items()}
+        by_accelerates_names |= {
             "fsdp_cpu_ram_efficient_loading": False,
             "fsdp_state_dict_type": "FULL_STATE_DICT",  # the default of TrainingArguments
         }

@@ -24,11 +24,11 @@ from markupsafe import Markup
 from autotune.errors import InputError
 from autotune.exports import launch_files
 from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
-from autotune.training.adapters import CLASSIFICATION_HEADS
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
 from autotune.training.resolve import HEADS
-from autotune.units import escaped, visible
+from autotune.units import escaped, show_rate, visible
 from autotune.values.model import Task
 from autotune.values.workload import Recipe
 
@@ -57,11 +57,7 @@ _PADDING = {
 
 
 def trl(winner: Winner) -> Draft:
-    """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured.
-
-    Raises:
-        InputError: The task isn't causal language modelling.
-    """
+    """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured."""
     if winner.workload.recipe is not None:
         return trainer(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
     if winner.workload.task is not Task.CAUSAL_LM:
@@ -121,10 +117,24 @@ def script(winner: Winner, name: str, template: str, lost: list[str], **values: 
     command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
     if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
         command = f"CUDA_VISIBLE_DEVICES=0 {command}"
-    steps = user_steps(winner).get("max_steps", 100)
+    steps, spec, measured = user_steps(winner).get("max_steps", 100), workload.model, result.best.measurement
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
+    rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"
+    versions = result.hardware.versions
+    found = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions)
+    devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""
+    per_step, is_causal = workload.samples_per_step(config), workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
     known = {
         "winner": winner,
+        "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
+        "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
+        "samples_per_step": per_step,
+        # Whether the loss leaves out the first label of each row. Adapters that put tokens with ignored labels before
+        # the sample leave something that predicts it.
+        "shifts_labels": is_causal and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
+        # The loss of a micro-batch may be a sum, so that those of a step simply add up.
+        "sums_its_loss": workload.task is Task.SPEECH_CTC and spec.config.get("ctc_loss_reduction", "sum") == "sum",
+        "trains_biases": (result.arguments.adapter or {}).get("peft_type") == BITFIT,
         "launch": f"{command} --steps {steps}",
         "steps": steps,
         "head": HEADS[workload.task][0],
@@ -133,15 +143,15 @@ def script(winner: Winner, name: str, template: str, lost: list[str], **values: 
         "peft": winner.peft_arguments,
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
-        "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and workload.model.kind == "decoder",
-        "count_by_loss_type": workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT),
-        "vision_parts": sorted(VISION_PARTS) if workload.model.freeze_vision else None,
-        "weighs": winner.samples_per_step > config.per_device_train_batch_size,
-        "measured": None if winner.measured is None else round(winner.measured, 3),
+        "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and spec.kind == "decoder",
+        "count_by_loss_type": is_causal,
+        "vision_parts": sorted(VISION_PARTS) if spec.freeze_vision else None,
+        "weighs": per_step > config.per_device_train_batch_size,
+        "measured": None if measured is None else round(measured.samples_per_second, 3),
         "imports": functools.partial(_imported, result.arguments.quantization is not None),
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
-        **_collator(winner),
+        **dict(zip(("collator", "collate", "about_collator"), _collator(winner), strict=True)),
         "masked_share": 0.15,
         "shown": None,
         **_samples(winner),
@@ -172,17 +182,16 @@ def _imported(is_quantized: bool, *names: str) -> Code:
     return Code(line if len(line) <= 96 else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
 
 
-def _collator(winner: Winner) -> dict[str, str | Code]:
+def _collator(winner: Winner) -> tuple[str, Code, str]:
     """Return the collator's class, the expression that makes it, and a remark for the user."""
     if winner.workload.task is Task.IMAGE_TEXT_TO_TEXT:
-        about = "for texts of one length; others need the model's own processor, which pads them"
-        return {"collator": "", "collate": Code("collate"), "about_collator": about}
+        return "", Code("collate"), "for texts of one length; others need the model's own processor, which pads them"
     if winner.config.packing:
-        name, about = "DataCollatorWithFlattening", "puts the samples of a micro-batch into one row, as was measured"
-        return {"collator": name, "collate": Code(f"{name}()"), "about_collator": about}
-    padding = _PADDING.get(winner.workload.task)
+        name = "DataCollatorWithFlattening"
+        return name, Code(f"{name}()"), "puts the samples of a micro-batch into one row, as was measured"
+    padding, name = _PADDING.get(winner.workload.task), "default_data_collator"
     about = f"for samples of one length; others need {padding}" if padding else "for samples of one size"
-    return {"collator": "default_data_collator", "collate": Code("default_data_collator"), "about_collator": about}
+    return name, Code(name), about
 
 
 def _samples(winner: Winner) -> dict[str, Any]:

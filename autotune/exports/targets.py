@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from autotune.values.result import ResultData
 
 ALL = "all"
-
-
 LOOP = "accelerate_loop.py"
 
 # In place of an optimizer that a loop can't make.
@@ -38,11 +36,7 @@ STAND_IN = "adamw_torch_fused"
 
 
 def accelerate_loop(winner: Winner) -> Draft:
-    """Return a script with a loop of its own.
-
-    Raises:
-        InputError: The training is sharded, which libraries do and not a loop.
-    """
+    """Return a script with a loop of its own."""
     spread = winner.config.parallelism
     if spread.sharding != "none" or spread.tensor_parallel > 1:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
@@ -58,7 +52,19 @@ def accelerate_loop(winner: Winner) -> Draft:
         given = f" with {arguments['optim_args']}" if arguments.get("optim_args") else ""
         lost.append(f"optimizer {config.optim}{given}: it is more than a class to call; {STAND_IN} in its place")
         optimizer = loop_optimizer(STAND_IN, of)
-    warmup, ddp, compiled = of("warmup_steps"), _ddp(winner), Code("")
+    warmup, ddp, compiled, checkpointing = of("warmup_steps"), Code(""), Code(""), Code("")
+    if spread.world_size > 1:  # what the Trainer tells DDP (`_build_accelerator_args`)
+        looks = config.checkpointing == "none" or winner.peft_arguments is not None
+        options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
+        names = (name for name in ("bucket_cap_mb", "static_graph") if f"ddp_{name}" in arguments)
+        options |= {name: arguments[f"ddp_{name}"] for name in names}
+        ddp = Code(", ".join(f"{name}={literal(value)}" for name, value in options.items()))
+    if config.checkpointing != "none":  # the call that switches it on, with the Trainer's arguments
+        name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in arguments)
+        options = dict(arguments[f"{name}_kwargs"])
+        own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
+        more = "".join(f", {key}={literal(value)}" for key, value in own.items())
+        checkpointing = Code(f"{name}_enable({literal(options)}{more})")
     if config.torch_compile_backend is not None:
         mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
         compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
@@ -76,7 +82,7 @@ def accelerate_loop(winner: Winner) -> Draft:
         mixed_precision=launch_files.mixed_precision(config),
         compile=compiled,
         ddp=ddp,
-        checkpointing=_checkpointing(winner),
+        checkpointing=checkpointing,
         liger_config=arguments.get("liger_kernel_config"),
         scheduler_arguments=arguments.get("lr_scheduler_kwargs"),
         warmup_share=is_share,
@@ -85,30 +91,6 @@ def accelerate_loop(winner: Winner) -> Draft:
         weighs=False,
         count_by_loss_type=False,  # it is the Trainer that counts labels by it
     )
-
-
-def _ddp(winner: Winner) -> Code:
-    """Return what the Trainer tells DDP (`_build_accelerator_args`); nothing for one process."""
-    config, arguments = winner.config, winner.arguments
-    if config.parallelism.world_size == 1:
-        return Code("")
-    looks = config.checkpointing == "none" or winner.peft_arguments is not None
-    options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
-    for name in ("bucket_cap_mb", "static_graph"):
-        if f"ddp_{name}" in arguments:
-            options[name] = arguments[f"ddp_{name}"]
-    return Code(", ".join(f"{name}={literal(value)}" for name, value in options.items()))
-
-
-def _checkpointing(winner: Winner) -> Code:
-    """Return the call that switches checkpointing on, with the Trainer's arguments; empty without."""
-    if winner.config.checkpointing == "none":
-        return Code("")
-    name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in winner.arguments)
-    options = dict(winner.arguments[f"{name}_kwargs"])
-    own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
-    more = "".join(f", {key}={literal(value)}" for key, value in own.items())
-    return Code(f"{name}_enable({literal(options)}{more})")
 
 
 class LoopOptimizer(NamedTuple):
@@ -181,11 +163,7 @@ TARGETS: dict[str, Callable[[Winner], Draft]] = {
 
 
 def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
-    """Return the file of a target, without writing it, and command lines that name the file `answer`.
-
-    Raises:
-        InputError: There is no such target, or it can't train this.
-    """
+    """Return the file of a target, without writing it, and command lines that name the file `answer`."""
     if target not in TARGETS:
         known = (*TARGETS, ALL)
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")
@@ -209,11 +187,7 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
 def drafts(
     result: ResultData, target: str = ALL, answer: str = "best-config.json"
 ) -> tuple[dict[str, Draft], dict[str, str]]:
-    """Return the draft of a target, or of all that can train the answer, and the reasons why the others can't.
-
-    Raises:
-        InputError: As :func:`draft`; not of all.
-    """
+    """Return the draft of a target, or of all that can train the answer, and the reasons why the others can't."""
     if target != ALL:
         return {target: draft(result, target, answer)}, {}
     made: dict[str, Draft] = {}
@@ -229,11 +203,7 @@ def drafts(
 def write(
     result: ResultData, target: str, found: dict[str, Draft], directory: Path, answer: str = "best-config.json"
 ) -> Exported:
-    """Write the drafts of a target into a directory, which is made; with all come the command lines, in a file too.
-
-    Raises:
-        OSError: The directory can't be written.
-    """
+    """Write the drafts of a target into a directory, which is made; with all come the command lines, in a file too."""
     files = {name: text for one in found.values() for name, text in one.files.items()}
     launch = launch_files.launch_commands(result, answer) if target == ALL else found[target].launch
     if target == ALL and launch:

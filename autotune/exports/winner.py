@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import InputError
 from autotune.training.adapters import BITFIT
-from autotune.units import show_rate
 from autotune.values.config import KNOBS, TrainConfig
-from autotune.values.model import Task
 from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
@@ -93,63 +91,13 @@ class Winner:
         return {name: self.arguments.get(name, value) for name, value in self.workload.fixed_arguments.items()}
 
     @property
-    def samples_per_step(self) -> int:
-        """Samples of a step on all devices together."""
-        return self.workload.samples_per_step(self.config)
-
-    @property
-    def reference(self) -> str:
-        """The name or path by which `from_pretrained` finds the model."""
-        spec = self.workload.model
-        return spec.path if spec.source == "directory" and spec.path is not None else spec.name
-
-    @property
-    def measured(self) -> float | None:
-        """Samples per second; None where nothing was measured."""
-        measurement = self.result.best.measurement
-        return measurement.samples_per_second if measurement is not None else None
-
-    @property
-    def promise(self) -> str:
-        """The measured throughput and the device, in words."""
-        rate = f"{show_rate(self.measured)} samples/s" if self.measured is not None else "not measured"
-        versions = self.result.hardware.versions
-        found = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
-        devices = f"{self.config.parallelism.world_size} x " if self.config.parallelism.world_size > 1 else ""
-        return f"{rate} on {devices}{self.result.hardware.name} ({found or 'unknown versions'})"
-
-    @property
-    def shifts_labels(self) -> bool:
-        """Whether the loss leaves out the first label of each row.
-
-        Adapters that put tokens with ignored labels before the sample leave something that predicts it.
-        """
-        adapter = self.config.adapter
-        causal = self.workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
-        return causal and (adapter is None or adapter.kind not in ("prompt", "p-tuning"))
-
-    @property
-    def sums_its_loss(self) -> bool:
-        """Whether the loss of a micro-batch is a sum, so that those of a step simply add up."""
-        reduction = self.workload.model.config.get("ctc_loss_reduction", "sum")
-        return self.workload.task is Task.SPEECH_CTC and reduction == "sum"
-
-    @property
     def peft_arguments(self) -> dict[str, Any] | None:
         """Arguments of peft's config; None where all weights are trained, or biases alone."""
-        return None if self.trains_biases else self.result.arguments.adapter
-
-    @property
-    def trains_biases(self) -> bool:
-        """Whether BitFit won, which peft doesn't have."""
-        return (self.result.arguments.adapter or {}).get("peft_type") == BITFIT
+        adapter = self.result.arguments.adapter
+        return None if adapter is None or adapter.get("peft_type") == BITFIT else adapter
 
     def hyperparameter(self, name: str) -> Any:
-        """Return a hyperparameter of TrainingArguments: the user's, or the default.
-
-        Raises:
-            InputError: The user's is of another kind than the default.
-        """
+        """Return a hyperparameter of TrainingArguments: the user's, or the default, of the kind of the default."""
         default = DEFAULTS[name]
         value = self.arguments.get(name, default)
         expected: tuple[type, ...] = (str,) if isinstance(default, str) else (int, float)

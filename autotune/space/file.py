@@ -87,11 +87,7 @@ def builtin_spaces() -> tuple[str, ...]:
 
 
 def load_space(reference: str) -> SpaceFile:
-    """Return the built-in space `reference`, or the one in the file of that path.
-
-    Raises:
-        SearchSpaceError: No such space, or the file is malformed.
-    """
+    """Return the built-in space `reference`, or the one in the file of that path."""
     if reference in builtin_spaces():
         return read_space(spaces_directory() / f"{reference}.yaml")
     path = Path(reference)
@@ -105,11 +101,7 @@ def load_space(reference: str) -> SpaceFile:
 
 
 def read_space(path: Path) -> SpaceFile:
-    """Return the space in `path`.
-
-    Raises:
-        SearchSpaceError: The file can't be read or is malformed.
-    """
+    """Return the space in `path`."""
     try:
         document = yaml.load(read_named(path).decode(), Loader=_StrictLoader)
     except OSError as error:

@@ -13,19 +13,18 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
-from autotune.value import Value
 from autotune.values.config import KNOBS, Allowance, Difference, Parallelism, TrainConfig, deepest_class, knob_values
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.result import TrialRow
-from autotune.values.techniques import ADAPTERS, BACKENDS, Adapter, kinds_with, why_not
+from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
 
 Scalar = bool | int | float | str | None
 
@@ -48,12 +47,7 @@ NESTED = frozenset(name for name in PARAMETERS if name == "adapter" or "." in na
 
 
 def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration at `point`.
-
-    Raises:
-        pydantic.ValidationError: A value is invalid, or the adapter lacks a field.
-        KeyError: The adapter is unknown.
-    """
+    """Return the configuration at `point`; raises pydantic's ValidationError, or KeyError for an unknown adapter."""
 
     def nested(prefix: str) -> dict[str, Scalar]:
         return {name.removeprefix(prefix): value for name, value in point.items() if name.startswith(prefix)}
@@ -68,11 +62,7 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def valid(name: str, value: Scalar) -> Any:
-    """Return the value of a field of `TrainConfig`, checked once for all points; no check is of several fields.
-
-    Raises:
-        pydantic.ValidationError: It is invalid.
-    """
+    """Return the value of a field of `TrainConfig`, checked once for all points; no check is of several fields."""
     return getattr(TrainConfig(**{MICRO_BATCH: 1, name: value}), name)
 
 
@@ -124,8 +114,8 @@ def problem(parameter: str, value: Scalar) -> str | None:
     """Return why `value` is invalid for `parameter`, or None; a value of another type, such as '8', is invalid."""
     if (reason := why_not(parameter, value)) is not None:
         return f"{value!r}: {reason}"
-    texts = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS_IMPLEMENTATIONS}
-    known = {**texts, "torch_compile_backend": BACKENDS}.get(parameter)  # TrainConfig itself checks other parameters
+    # TrainConfig itself checks other parameters.
+    known = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS_IMPLEMENTATIONS}.get(parameter)
     if known is not None and value is not None and value not in known:
         near = suggestion(str(value), known) or f"; there are {', '.join(known)}"
         return f"{value!r} is unknown{near}"
@@ -188,7 +178,7 @@ def shown_changes(changed: Iterable[Change]) -> str:
     return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
 
 
-class KnobOption(Value):
+class KnobOption(NamedTuple):
     """A knob as `--fix` and `--only` name it."""
 
     parameter: str  # name in search spaces, such as 'adapter.rank'
@@ -201,12 +191,25 @@ class KnobOption(Value):
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
     """Return all knobs in the order of the fields."""
-    found = []
+    fields: dict[str, tuple[str, FieldInfo]] = {}
     for name, (knob, field) in KNOBS.items():
-        found.append(_knob(name, knob.short or name.replace("_", "-"), field))
+        fields[name] = knob.short or name.replace("_", "-"), field
         if name == "adapter":  # and the fields that some kinds of adapters have
-            fields = {f: kind.model_fields[f] for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
-            found += [_knob(f"adapter.{f}", f"adapter-{f.replace('_', '-')}", fields[f]) for f in fields]
+            own = {f: kind.model_fields[f] for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
+            fields |= {f"adapter.{f}": (f"adapter-{f.replace('_', '-')}", of_kind) for f, of_kind in own.items()}
+    found = []
+    for name, (option, field) in fields.items():
+        kinds = get_args(field.annotation)
+        may_be_none = NoneType in kinds
+        kind: Any = next(kind for kind in kinds if kind is not NoneType) if may_be_none else field.annotation
+        choices: Iterable[Any] = ADAPTERS if name == "adapter" else ()
+        if get_origin(kind) is Literal:
+            choices = get_args(kind)
+        elif isinstance(kind, type) and issubclass(kind, StrEnum):
+            choices = kind
+        if words := tuple(map(str, choices)):
+            words += ("none",) * may_be_none
+        found.append(KnobOption(name, option, words, kind is bool, may_be_none))
     return tuple(found)
 
 
@@ -245,11 +248,7 @@ _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("
 
 
 def knob_named(name: str, option: str) -> KnobOption:
-    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'.
-
-    Raises:
-        InputError: There is no such knob; the message begins with `option`.
-    """
+    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'."""
     known, plain = _by_name(), name.strip().lower()
     if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
         return found
@@ -267,11 +266,7 @@ def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
 
 
 def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
-    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space.
-
-    Raises:
-        InputError: There is no such knob, it can't have the value, or it has two.
-    """
+    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space."""
     given, point = _fixed(written), dict[str, Scalar]()
     for option, value in given.items():
         knob, said = _by_name()[_hyphened(option)], f"--fix {option}={value}"
@@ -328,25 +323,6 @@ def _by_name() -> dict[str, KnobOption]:
 
 def _hyphened(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(".", "-")
-
-
-def _knob(parameter: str, option: str, field: FieldInfo) -> KnobOption:
-    kinds = get_args(field.annotation)
-    may_be_none = NoneType in kinds
-    kind: Any = next(kind for kind in kinds if kind is not NoneType) if may_be_none else field.annotation
-    choices: Iterable[Any] = ADAPTERS if parameter == "adapter" else ()
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-    elif isinstance(kind, type) and issubclass(kind, StrEnum):
-        choices = kind
-    words = tuple(map(str, choices))
-    return KnobOption(
-        parameter=parameter,
-        option=option,
-        choices=(*words, *["none"] * may_be_none) if words else (),
-        is_flag=kind is bool,
-        may_be_none=may_be_none,
-    )
 
 
 def _either(words: tuple[str, ...]) -> str:

@@ -5,23 +5,17 @@ They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from autotune.training.arguments import (
-    FSDP_KINDS,
-    TENSOR_PARALLEL_SINCE,
-    UNIT_PARAMETERS,
-    ZERO_STAGES,
-    transformers_version,
-)
+from autotune.training.arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES, transformers_version
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
-# Returns the first reason why a configuration can't run, None if the rule has none.
-Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], str | None]
+# Yields reasons why a configuration can't run, of which the first counts.
+Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
 
 # A reason that begins so forbids trials, not estimates.
 TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
@@ -30,34 +24,32 @@ TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), n
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
 
 
-def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     degree = spread.tensor_parallel * spread.sequence_parallel
     if spread.world_size % degree:
         degrees = f"tensor parallel {spread.tensor_parallel}"
         degrees += f" x sequence parallel {spread.sequence_parallel}" * (spread.sequence_parallel > 1)
-        return f"{degrees} does not divide the {spread.world_size} devices"
+        yield f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
-        return f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
+        yield f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
     if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
-        return f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
-    return None
+        yield f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
 
 
-def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
-        return "buckets and the static graph are DDP's: several devices without sharding"
+        yield "buckets and the static graph are DDP's: several devices without sharding"
     if spread.ddp_static_graph and accumulates(config, workload):
-        return "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
+        yield "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
-        return "wrapping is FSDP's"
+        yield "wrapping is FSDP's"
     if spread.offload != "none" and spread.sharding == "none":
-        return f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
+        yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
-        return f"{spread.sharding} has nothing to split: there is one data-parallel rank"
-    return None
+        yield f"{spread.sharding} has nothing to split: there is one data-parallel rank"
 
 
 def accumulates(config: TrainConfig, workload: Workload) -> bool:
@@ -66,85 +58,84 @@ def accumulates(config: TrainConfig, workload: Workload) -> bool:
     return workload.global_batch_size is not None and workload.global_batch_size > together
 
 
-def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     if spread.sharding not in FSDP_KINDS:
-        return None
+        return
     if hardware.is_cpu:
-        return "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
+        yield "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
     if spread.offload == "optimizer":
-        return "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
+        yield "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
     if facts.not_fsdp is not None:
-        return f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
+        yield f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
     if config.quantization is not None:
-        return f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
+        yield f"FSDP: accelerate leaves packed weights ({config.quantization}) unsharded, so nothing would be saved"
     if spread.wrapping == "size":
         if config.checkpointing == "full":
-            return "FSDP checkpoints its units, and those by size lie within each other"
+            yield "FSDP checkpoints its units, and those by size lie within each other"
         if facts.layers and facts.parameters // facts.layers <= UNIT_PARAMETERS:
             millions = UNIT_PARAMETERS // 10**6
-            return f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
-    return _on_shards(config, "FSDP")
+            yield f"FSDP: no layer of {workload.model.name} has the {millions} million parameters of a unit by size"
+    yield from _on_shards(config, "FSDP")
 
 
-def _on_shards(config: TrainConfig, of: str) -> str | None:
+def _on_shards(config: TrainConfig, of: str) -> Iterator[str]:
     row = OPTIMIZERS[config.optim]
     if config.optim in _ELEMENTWISE:
-        return None
+        return
     if row.package == "bitsandbytes":
-        return f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
+        yield f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"
     if row.targets or config.optim == "adafactor":
-        return f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
-    return f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
+        yield f"{of}: {config.optim} works on whole matrices, of which a rank has a shard"
+    yield f"{of}: {config.optim} is not known to update shards; adamw_torch_fused does"
 
 
-def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     stage = ZERO_STAGES.get(spread.sharding)
     if stage is None:
-        return None
+        return
     if "deepspeed" not in hardware.versions:
-        return f"{spread.sharding} needs the package deepspeed"
+        yield f"{spread.sharding} needs the package deepspeed"
     if hardware.is_cpu and hardware.cxx is None:
-        return f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
+        yield f"{spread.sharding}: DeepSpeed compiles what it needs on a CPU, which takes a C++ compiler (g++)"
     if config.precision is Precision.PURE_BF16:
-        return "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
+        yield "DeepSpeed keeps fp32 masters of bf16 weights: that is precision bf16, not pure_bf16"
     if spread.tensor_parallel > 1:
-        return "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
+        yield "tensor parallel by transformers' plan goes with FSDP, not with DeepSpeed"
     if config.quantization is not None and stage == 3:
         packed = f"packed ones ({config.quantization})"
-        return f"zero_3 splits every weight, which {packed} can't be; zero_2 leaves them whole"
+        yield f"zero_3 splits every weight, which {packed} can't be; zero_2 leaves them whole"
     if config.torch_compile_backend is not None:
-        return "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
+        yield "torch.compile under DeepSpeed goes through its engine, which the Trainer's trial can't verify"
     if spread.offload == "parameters" and stage < 3:
-        return f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
+        yield f"{spread.sharding} keeps whole weights on each device; zero_3 can offload them"
     # Those that accelerate replaces by DeepSpeed's for the host (`map_pytorch_optim_to_deepspeed`). For Adagrad it
     # fails, since it passes an argument that DeepSpeed's lacks.
     if spread.offload != "none" and config.optim not in ("adamw_torch", "adamw_torch_fused"):
-        return f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
+        yield f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
     if config.optim not in _ELEMENTWISE and OPTIMIZERS[config.optim].package != "bitsandbytes":
         if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
-            return f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
-        return f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
-    return None
+            yield f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
+        yield f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
 
 
-def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread, degree = config.parallelism, config.parallelism.tensor_parallel
     if degree == 1:
-        return None
-    if transformers_version(hardware) < TENSOR_PARALLEL_SINCE:
-        return "tensor parallel needs transformers {}.{}".format(*TENSOR_PARALLEL_SINCE)
+        return
+    if transformers_version(hardware) < (5, 23):  # its `DistributedConfig` grew these degrees over several versions
+        yield "tensor parallel needs transformers 5.23"
     if hardware.is_cpu:
-        return "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
+        yield "tensor parallel on a CPU: accelerate refuses it through the Trainer (ParallelismConfig and MULTI_CPU)"
     if facts.tensor_parallel_heads is None:
-        return f"transformers has no tensor-parallel plan for {workload.model.model_type}"
+        yield f"transformers has no tensor-parallel plan for {workload.model.model_type}"
     elif facts.tensor_parallel_heads % degree:
-        return f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
+        yield f"tensor parallel {degree} does not divide the {facts.tensor_parallel_heads} heads of a layer"
     if spread.data_parallel > 1 and spread.sharding != "fsdp_full":
-        return f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
+        yield f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
     if spread.wrapping != "layers":
-        return "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
+        yield "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
     for asked, what in (
         (config.adapter is not None, "an adapter"),
         (config.quantization is not None, "packed weights"),
@@ -152,43 +143,43 @@ def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         (config.torch_compile_backend is not None, "torch.compile"),
     ):
         if asked:
-            return f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
-    return _on_shards(config, "tensor parallel")
+            yield f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
+    yield from _on_shards(config, "tensor parallel")
 
 
-def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread, heads, model = config.parallelism, facts.tensor_parallel_heads, workload.model.config
     degree = spread.sequence_parallel
     if degree == 1:
-        return None
+        return
     asked, alone = f"sequence parallel {degree}", TRIALS_ALONE
     if workload.task is not Task.CAUSAL_LM:
-        return f"{asked} shares the tokens of causal models; the task is {workload.task}"
+        yield f"{asked} shares the tokens of causal models; the task is {workload.task}"
     if spread.sharding not in ZERO_STAGES:
         other = "accelerate's cp_size beside FSDP has no kernel on a CPU and gathers all keys and values on a GPU"
-        return f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
+        yield f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
     if spread.tensor_parallel > 1:
-        return f"{asked}: DeepSpeed has its groups beside data parallelism alone"
+        yield f"{asked}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
-        return f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+        yield f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
     if heads is None or heads % degree:
-        return f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
+        yield f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:
-        return f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
+        yield f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
     if spread.sharding != "zero_3":
         times = f"{degree} times as large"
-        return f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
+        yield f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
     if hardware.is_cpu and spread.data_parallel > 1:
         which = "ranks of which rank 0 is none (a CPU; all ranks may share)"
-        return f"{alone}over gloo torch can't gather the losses of {which}"
+        yield f"{alone}over gloo torch can't gather the losses of {which}"
     if workload.dataset is not None:
         labels = "however many labels each has: samples must have one length"
-        return f"{alone}the Trainer weighs micro-batches alike, {labels}"
+        yield f"{alone}the Trainer weighs micro-batches alike, {labels}"
     if config.attn_implementation != "sdpa":
-        return f"{alone}{config.attn_implementation} has not been run so, sdpa has"
+        yield f"{alone}{config.attn_implementation} has not been run so, sdpa has"
     kinds = set(model.get("layer_types") or ()) - {"full_attention"}
     if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
-        return f"{alone}DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
+        yield f"{alone}DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
     for holds, what in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
@@ -197,8 +188,7 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         (workload.is_users_own, "your own code"),
     ):
         if holds:
-            return f"{alone}{what} has not been run so"
-    return None
+            yield f"{alone}{what} has not been run so"
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

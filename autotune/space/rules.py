@@ -1,7 +1,7 @@
 """Rules of legality: configurations that device, installation or model can't run, refused without a trial.
 
-Each rule returns the first of its reasons why a configuration is refused. Rules follow from facts: of device, model
-(`ModelFacts`) and techniques. A trial finds what only a run can show.
+Each rule yields reasons why a configuration is refused, of which the first counts. Rules follow from facts: of device,
+model (`ModelFacts`) and techniques. A trial finds what only a run can show.
 """
 
 from __future__ import annotations
@@ -30,244 +30,236 @@ def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 def reasons(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     """Yield the `refusals` one by one."""
     for rule in _RULES:
-        if (reason := rule(config, workload, facts, hardware)) is not None:
+        if (reason := next(rule(config, workload, facts, hardware), None)) is not None:
             yield reason
 
 
-def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     try:
         workload.accumulation_steps(config)
     except ValueError as error:
-        return str(error)
-    return None
+        yield str(error)
 
 
-def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.precision is Precision.FP16:
         if hardware.is_cpu:
-            return "fp16 on a CPU silently stays fp32 in the Trainer"
+            yield "fp16 on a CPU silently stays fp32 in the Trainer"
         # https://github.com/huggingface/transformers/pull/10956: activations of the feed-forward leave fp16's range.
         if workload.model.model_type in ("t5", "mt5", "umt5", "longt5", "switch_transformers"):
-            return f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
+            yield f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
     if config.precision is Precision.PURE_BF16:
         # They pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
         if workload.model.model_type in ("resnet", "convnext", "convnextv2", "swin", "swinv2"):
-            return f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
+            yield f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
         if workload.task.takes_audio:
-            return f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
+            yield f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
-        return f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
-    return None
+        yield f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
 
 
-def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.tf32 and not hardware.has_tf32:
-        return f"{hardware.name} has no tf32 (Ampere or newer)"
+        yield f"{hardware.name} has no tf32 (Ampere or newer)"
     if hardware.starts_with_tf32 and hardware.has_tf32:
-        began = f"{TF32_VARIABLE} has torch begin with TF32, which the Trainer's arguments don't switch off"
-        return None if config.tf32 else began
+        if not config.tf32:
+            yield f"{TF32_VARIABLE} has torch begin with TF32, which the Trainer's arguments don't switch off"
+        return
     is_theirs = workload.own_code is not None and "tf32" in workload.own_code.held
     if config.tf32 and asks_for_tf32_the_old_way(config) and not is_theirs:
-        return f"{config.torch_compile_mode} raises in mixed precision where tf32 is asked for: torch mixes interfaces"
-    return None
+        yield f"{config.torch_compile_mode} raises in mixed precision where tf32 is asked for: torch mixes interfaces"
 
 
-def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     kernel = config.attn_implementation
     if kernel is None:
-        return None
+        return
     if kernel not in facts.attn_implementations:
-        return f"{workload.model.model_type} offers no {kernel} attention"
+        yield f"{workload.model.model_type} offers no {kernel} attention"
     if kernel.startswith("flash_attention"):
         if hardware.is_cpu:
-            return "flash attention needs a CUDA device"
+            yield "flash attention needs a CUDA device"
         package = FLASH_PACKAGES[kernel]
         if package not in hardware.versions:
-            return f"flash attention needs the package {package}"
+            yield f"flash attention needs the package {package}"
         if hardware.capability is not None and hardware.capability < (8, 0):
-            return f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
+            yield f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
         if config.precision is Precision.FP32:
-            return "flash attention computes in fp16 or bf16 only"
+            yield "flash attention computes in fp16 or bf16 only"
     if kernel == "flex_attention" and hardware.is_cpu:
-        return "flex attention has no backward on the CPU"
+        yield "flex attention has no backward on the CPU"
     if kernel == "flex_attention" and not hardware.has_cc:
-        return f"flex attention {_NEEDS_CC}"
-    return None
+        yield f"flex attention {_NEEDS_CC}"
 
 
-def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     row = OPTIMIZERS[config.optim]
     if row.unusable is not None:
-        return f"{config.optim}: {row.unusable}"
+        yield f"{config.optim}: {row.unusable}"
     if row.device == "cuda" and hardware.is_cpu:
         paged = "; on the CPU bitsandbytes silently doesn't page" if "paged" in config.optim else ""
-        return f"{config.optim} needs CUDA{paged}"
+        yield f"{config.optim} needs CUDA{paged}"
     if row.package is not None and row.package not in hardware.versions:
-        return f"{config.optim} needs the package {row.package}"
+        yield f"{config.optim} needs the package {row.package}"
     if not row.takes_bf16 and config.precision is Precision.PURE_BF16 and not hardware.is_cpu:
-        return f"{config.optim}: bitsandbytes has no kernel of it for gradients in bf16"
+        yield f"{config.optim}: bitsandbytes has no kernel of it for gradients in bf16"
     if row.compiles and hardware.is_cpu and hardware.cxx is None:
-        return f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
+        yield f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
     if row.compiles and not hardware.is_cpu and not hardware.has_cc:
-        return f"{config.optim} compiles its step, which {_NEEDS_CC}"
+        yield f"{config.optim} compiles its step, which {_NEEDS_CC}"
     if row.updates_in_backward and parallel_rules.accumulates(config, workload):
-        return f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
+        yield f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
     if row.targets and not facts.linear_modules:
-        return f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
+        yield f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
     if row.targets and config.adapter is not None:
-        return f"{config.optim} projects full gradients; an adapter's are low-rank already"
-    return None
+        yield f"{config.optim} projects full gradients; an adapter's are low-rank already"
 
 
-def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _checkpointing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.checkpointing == "none":
-        return None
+        return
     if not facts.supports_checkpointing:
-        return f"{workload.model.model_type} has no activation checkpointing"
+        yield f"{workload.model.model_type} has no activation checkpointing"
     kind = CHECKPOINTING[config.checkpointing]
     if kind.offload and hardware.is_cpu:
-        return "checkpointing offload holds activations in pinned memory of the host, which needs a CUDA device"
+        yield "checkpointing offload holds activations in pinned memory of the host, which needs a CUDA device"
     if kind.every > 1 and (facts.layers or kind.every) < kind.every:
-        return f"checkpointing {config.checkpointing}: {workload.model.name} has {facts.layers} layers"
-    return None
+        yield f"checkpointing {config.checkpointing}: {workload.model.name} has {facts.layers} layers"
 
 
-def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.activation_memory_budget is not None:
         if config.torch_compile_backend != "inductor" or config.checkpointing != "none":
-            return "activation_memory_budget is of models that inductor compiles, without checkpointing"
+            yield "activation_memory_budget is of models that inductor compiles, without checkpointing"
         if workload.recipe is not None:
-            return "activation_memory_budget: TRL's trainers are not measured with it"
+            yield "activation_memory_budget: TRL's trainers are not measured with it"
     if config.torch_compile_backend is None:
         if config.torch_compile_mode:
-            return "a mode of torch.compile needs a backend"
-        return None
+            yield "a mode of torch.compile needs a backend"
+        return
     if config.torch_compile_mode is not None and config.torch_compile_backend != "inductor":
-        return f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
+        yield f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
     if config.torch_compile_backend == "inductor":
         if hardware.is_cpu and hardware.cxx is None:
-            return "inductor needs a C++ compiler on the CPU (g++)"
+            yield "inductor needs a C++ compiler on the CPU (g++)"
         if not hardware.is_cpu and "triton" not in hardware.versions:
-            return "inductor needs the package triton on CUDA"
+            yield "inductor needs the package triton on CUDA"
         if not hardware.is_cpu and not hardware.has_cc:
-            return f"inductor {_NEEDS_CC}"
+            yield f"inductor {_NEEDS_CC}"
         # A learned bias of attention, which inductor hands to efficient attention in a layout that it refuses
         # ("(*bias): last dimension must be contiguous") where a checkpointed layer runs again: t5-3b, torch 2.11.
         biased = workload.model.model_type in ("t5", "mt5", "umt5") and config.attn_implementation == "sdpa"
         if biased and not hardware.is_cpu and config.checkpointing != "none":
-            return f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
+            yield f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
-        return "cudagraphs does nothing on a CPU"
+        yield "cudagraphs does nothing on a CPU"
     graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
     # The second micro-step raises "output of CUDAGraphs that has been overwritten".
     records = graphs in ("reduce-overhead", "max-autotune", "cudagraphs")
     if records and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
         overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
-        return f"{overwrite}; max-autotune-no-cudagraphs records none"
-    return None
+        yield f"{overwrite}; max-autotune-no-cudagraphs records none"
 
 
-def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     kind = config.experts_implementation
     if kind is not None and kind not in facts.experts_implementations:
         has = "has experts of its own way" if facts.experts else "has no experts"
-        return f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
+        yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
     if kind in HUB_EXPERTS and "kernels" not in hardware.versions:
-        return f"experts_implementation {kind} needs the package kernels and its kernel cached"
+        yield f"experts_implementation {kind} needs the package kernels and its kernel cached"
     if kind in HUB_EXPERTS and hardware.is_cpu:
-        return f"experts_implementation {kind} needs a CUDA device"
+        yield f"experts_implementation {kind} needs a CUDA device"
     for name, own in (("experts_per_token", facts.experts_per_token), ("expert_capacity", facts.expert_capacity)):
         if getattr(config, name) is not None and own is None:
-            return f"{workload.model.model_type} has no {name} to set"
+            yield f"{workload.model.model_type} has no {name} to set"
     if (config.experts_per_token or 0) > facts.experts:
-        return f"{config.experts_per_token} experts a token are more than the {facts.experts} of a layer"
-    return None
+        yield f"{config.experts_per_token} experts a token are more than the {facts.experts} of a layer"
 
 
-def _gpu_alone(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _gpu_alone(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.torch_empty_cache_steps is not None and hardware.is_cpu:
-        return "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
+        yield "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
     if config.expandable_segments and hardware.is_cpu:
-        return "expandable_segments are of a GPU's allocator; a CPU has none"
+        yield "expandable_segments are of a GPU's allocator; a CPU has none"
     if not config.use_liger_kernel:
-        return None
+        return
     if hardware.is_cpu:
-        return "Liger's kernels are written in Triton and need a CUDA device"
+        yield "Liger's kernels are written in Triton and need a CUDA device"
     if "liger-kernel" not in hardware.versions:
-        return "use_liger_kernel needs the package liger-kernel"
+        yield "use_liger_kernel needs the package liger-kernel"
     if not hardware.has_cc:
-        return f"use_liger_kernel {_NEEDS_CC}"
+        yield f"use_liger_kernel {_NEEDS_CC}"
     if not facts.liger:
-        return f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
-    return None
+        yield f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
 
 
-def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     found, model_type, linear = config.adapter, workload.model.model_type, facts.linear_modules
     if found is None:
-        return None
+        return
     if workload.task is Task.IMAGE_TEXT_TO_TEXT and found.kind in ("vera", "bitfit"):
-        return f"{found.kind} can't be kept out of the vision part of {model_type}; lora can"
+        yield f"{found.kind} can't be kept out of the vision part of {model_type}; lora can"
     if found.prompt_length:
-        return _prompt(found, config, workload, facts)
+        yield from _prompt(found, config, workload, facts)
+        return
     if found.kind == "bitfit":
-        return None if facts.biases != 0 else f"bitfit trains biases, and {model_type} has none"
+        if facts.biases == 0:
+            yield f"bitfit trains biases, and {model_type} has none"
+        return
     if not linear:
-        return f"{model_type} has no linear layers for {found.kind}"
+        yield f"{model_type} has no linear layers for {found.kind}"
     if found.kind == "ia3" and not _any_named(linear, IA3_MODULES):
-        return f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
+        yield f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
     if found.kind in ("loha", "lokr") and model_type in ("gpt2", "imagegpt", "openai-gpt"):  # transformers' Conv1D
-        return f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
+        yield f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
     targets = getattr(found, "target_modules", None)
     if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):
-        return f"no layer of {model_type} is known as a projection of attention; use all-linear"
+        yield f"no layer of {model_type} is known as a projection of attention; use all-linear"
     # peft's LoRA adapts the fused experts of these models with all-linear too, as when experts were linear layers.
     has_experts = _any_named(facts.expert_parameters, EXPERT_PARAMETERS)
     is_lora = found.kind in ("lora", "rslora", "dora")
     if targets == "all-linear+experts" or (targets == "all-linear" and is_lora and has_experts):
         if not has_experts:
-            return f"{model_type} has no experts whose weights are fused; use all-linear"
+            yield f"{model_type} has no experts whose weights are fused; use all-linear"
         if found.kind not in ("lora", "rslora"):  # which alone take peft's target_parameters
-            return f"peft's {found.kind} can't be put on the fused weights of experts (its lora can); use attention"
+            yield f"peft's {found.kind} can't be put on the fused weights of experts (its lora can); use attention"
         if getattr(found, "dropout", 0.0):
-            return f"peft's {found.kind} on the fused weights of experts has no dropout (--fix adapter-dropout=0)"
-    return None
+            yield f"peft's {found.kind} on the fused weights of experts has no dropout (--fix adapter-dropout=0)"
 
 
-def _quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.quantization is None:
-        return None
+        return
     if config.adapter is None:
-        return f"{config.quantization} weights can't be trained, only an adapter on them (--fix adapter=lora)"
+        yield f"{config.quantization} weights can't be trained, only an adapter on them (--fix adapter=lora)"
     elif config.adapter.kind in ("loha", "lokr", "bitfit", "own"):
-        return f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
+        yield f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
     elif config.adapter.kind == "ia3" and config.precision is Precision.PURE_BF16 and config.quantization != "int8":
         # `Linear4bit` of peft/tuners/ia3/bnb.py: its input is made fp32 and its output stays so, beside queries in bf16
-        return f"ia3 on {config.quantization} weights: peft returns keys and values in fp32 unless autocast is on"
+        yield f"ia3 on {config.quantization} weights: peft returns keys and values in fp32 unless autocast is on"
     if "bitsandbytes" not in hardware.versions:
-        return f"{config.quantization} weights need the package bitsandbytes"
+        yield f"{config.quantization} weights need the package bitsandbytes"
     if not facts.linear_modules:
-        return f"{workload.model.model_type} has no linear layers that bitsandbytes could quantize"
-    return None
+        yield f"{workload.model.model_type} has no linear layers that bitsandbytes could quantize"
 
 
-def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: ModelFacts) -> str | None:
+def _prompt(found: Adapter, config: TrainConfig, workload: Workload, facts: ModelFacts) -> Iterator[str]:
     model, task = workload.model, workload.task
     # The wrappers of these in peft handle the labels of virtual tokens (peft.TaskType).
     if task not in (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.SEQUENCE_CLASSIFICATION):
-        return f"peft has no {found.kind} for {task}"
+        yield f"peft has no {found.kind} for {task}"
     longest, length = facts.max_sequence_length, workload.sequence_length
     if longest is not None and length + found.prompt_length > longest:
         room = f"{length} tokens and {found.prompt_length} virtual ones"
-        return f"{found.kind}: {room} are more than the {longest} positions of {model.name}"
+        yield f"{found.kind}: {room} are more than the {longest} positions of {model.name}"
     if isinstance(found, PrefixAdapter):
         if facts.takes_prefix is False:
-            return f"{model.model_type} takes no keys and values from outside for {task}, which prefix needs"
+            yield f"{model.model_type} takes no keys and values from outside for {task}, which prefix needs"
         if config.checkpointing != "none":
-            return "prefix needs the cache of keys and values, which checkpointing takes away"
+            yield "prefix needs the cache of keys and values, which checkpointing takes away"
     elif task is Task.SEQUENCE_CLASSIFICATION and model.kind != "encoder":
-        return f"{model.model_type} finds the end of a sample by its token ids, which {found.kind} takes away"
-    return None
+        yield f"{model.model_type} finds the end of a sample by its token ids, which {found.kind} takes away"
 
 
 @functools.cache  # asked of every configuration, and always of the same
@@ -277,103 +269,98 @@ def _any_named(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
     return any(name in ends for name in names)
 
 
-def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if not config.chunked_loss:
-        return None
+        return
     if workload.recipe is not None:
-        return "chunked_loss: TRL works out the loss of a recipe itself"
+        yield "chunked_loss: TRL works out the loss of a recipe itself"
     if not facts.chunks_loss:
-        return f"chunked_loss: the loss of {workload.model.model_type} isn't that of a linear head's logits alone"
+        yield f"chunked_loss: the loss of {workload.model.model_type} isn't that of a linear head's logits alone"
     if config.use_liger_kernel:
-        return "chunked_loss: Liger's kernels have it already"
+        yield "chunked_loss: Liger's kernels have it already"
     if workload.fixed_arguments.get("label_smoothing_factor"):
-        return "chunked_loss: label_smoothing_factor is worked out from all logits"
+        yield "chunked_loss: label_smoothing_factor is worked out from all logits"
     spread = config.parallelism
     if spread.tensor_parallel > 1 or spread.sharding in (*FSDP_KINDS, "zero_3"):
-        return "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
-    return None
+        yield "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
 
 
-def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.train_sampling_strategy in ("random", "sequential"):
-        return None
+        return
     said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not _lengths_differ(workload):
-        return f"{said}: all samples have one length (real data, --data, have many)"
+        yield f"{said}: all samples have one length (real data, --data, have many)"
     if config.packing:
-        return f"packed batches have no padding that {said} could save"
+        yield f"packed batches have no padding that {said} could save"
     if config.is_balanced and not parallel_rules.accumulates(config, workload):
-        return f"{said} moves samples between the micro-batches of a step, which has one"
+        yield f"{said} moves samples between the micro-batches of a step, which has one"
     if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
-        return f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
+        yield f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
     if workload.recipe is not None or (config.is_balanced and workload.is_users_own):
-        return f"{said} is tried with the models' own training alone, without code of yours or a recipe"
-    return None
+        yield f"{said} is tried with the models' own training alone, without code of yours or a recipe"
 
 
-def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if not config.packing:
-        return None
+        return
     if workload.task is not Task.CAUSAL_LM:
-        return f"packing joins the texts of causal models; the task is {workload.task}"
+        yield f"packing joins the texts of causal models; the task is {workload.task}"
     if not _lengths_differ(workload):
-        return "packing: all samples have one length, so there is no padding (real data, --data, have many)"
+        yield "packing: all samples have one length, so there is no padding (real data, --data, have many)"
     if not facts.packs:
-        return f"packing: {workload.model.model_type} lets the samples of a row see each other"
+        yield f"packing: {workload.model.model_type} lets the samples of a row see each other"
     if config.attn_implementation == "eager":
-        return "packing with eager attention would hold the scores of every sample against all others"
+        yield "packing with eager attention would hold the scores of every sample against all others"
     if config.adapter is not None and config.adapter.prompt_length:
-        return f"packing: {config.adapter.kind} puts its virtual tokens before a row, not before each sample"
-    return None
+        yield f"packing: {config.adapter.kind} puts its virtual tokens before a row, not before each sample"
 
 
-def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     recipe, at_once, micro = workload.recipe, config.generation_batch_size, config.per_device_train_batch_size
     if config.precompute_ref_log_probs and (recipe is None or not recipe.kind.precomputes):
-        return "precompute_ref_log_probs: nothing here has a reference model that could run beforehand"
+        yield "precompute_ref_log_probs: nothing here has a reference model that could run beforehand"
     if at_once is not None:
         if recipe is None or not recipe.kind.generates:
-            return "generation_batch_size: nothing is generated here"
+            yield "generation_batch_size: nothing is generated here"
         elif at_once % recipe.generations or at_once % micro:
             both = f"{recipe.generations} generations and a micro-batch of {micro}"
-            return f"{at_once} completions at once are no multiple of {both}"
+            yield f"{at_once} completions at once are no multiple of {both}"
         if (workload.global_batch_size or 0) % at_once:
-            return f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
+            yield f"{at_once} completions at once don't divide the global batch of {workload.global_batch_size}"
         if at_once == workload.global_batch_size:
-            return f"{at_once} completions at once are all of a step, as they are by default"
+            yield f"{at_once} completions at once are all of a step, as they are by default"
     if recipe is None:
-        return None
+        return
     kind = CHECKPOINTING.get(config.checkpointing)
     if kind is not None and (kind.every > 1 or kind.offload) and (recipe.kind.generates or recipe.kind.precomputes):
-        return f"checkpointing {config.checkpointing}: TRL switches it off in each step, and on again for all layers"
+        yield f"checkpointing {config.checkpointing}: TRL switches it off in each step, and on again for all layers"
     if recipe.name == "kto" and micro < 2:
-        return "kto compares the samples of a micro-batch: 2 or more"
+        yield "kto compares the samples of a micro-batch: 2 or more"
     if not config.parallelism.is_single or config.packing:
-        return "a recipe is tuned on one device, without packing"
+        yield "a recipe is tuned on one device, without packing"
     if config.adapter is not None and config.adapter.kind == "bitfit":
-        return "bitfit: TRL takes adapters of peft, which hasn't it"
+        yield "bitfit: TRL takes adapters of peft, which hasn't it"
     if config.precompute_ref_log_probs and config.adapter is not None:
-        return "precompute_ref_log_probs: an adapter's own base is the reference, which takes no memory"
-    return None
+        yield "precompute_ref_log_probs: an adapter's own base is the reference, which takes no memory"
 
 
 def _lengths_differ(workload: Workload) -> bool:
     return workload.lengths is not None and workload.lengths.minimum < workload.lengths.maximum
 
 
-def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> str | None:
+def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     code = workload.own_code
     if code is None:
-        return None
+        return
     for knob, held in code.held.items():
         if getattr(config, knob) != held.value:
-            return f"{knob} stays as it is: {held.reason}"
+            yield f"{knob} stays as it is: {held.reason}"
     if not config.parallelism.is_single:
-        return "a training of your own is one process on one device"
+        yield "a training of your own is one process on one device"
     for barred in code.barred:
         if getattr(config, barred.knob) == barred.value:
-            return f"{barred.knob} {barred.value}: {barred.reason}"
-    return None
+            yield f"{barred.knob} {barred.value}: {barred.reason}"
 
 
 _RULES: tuple[parallel_rules.Rule, ...] = (

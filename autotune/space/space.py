@@ -49,13 +49,8 @@ class Dimension(Value):
 class SearchSpace:
     """The points that may be tried.
 
-    Args:
-        file: The space file.
-        problem: The problem; the baseline's values are always choices.
-        effort: The effort; parameters for longer ones keep the baseline's value.
-
-    Attributes:
-        left_out: Reasons for the choices that were left out, by parameter and value.
+    The baseline's values are always choices; parameters for longer efforts keep them. `left_out` holds the reasons for
+    the choices that were left out, by parameter and value.
     """
 
     def __init__(self, file: SpaceFile, problem: Problem, *, effort: Effort) -> None:

@@ -116,17 +116,10 @@ def prepare_model(
     chunked_loss: bool = False,
     activation_memory_budget: float | None = None,
 ) -> Any:
-    """Return `model` ready for a Trainer.
+    """Return a transformers model ready for a Trainer, with the adapter of `adapter_arguments`, if it isn't None.
 
-    Args:
-        model: A transformers model.
-        adapter: Of `adapter_arguments`; None trains all weights.
-        chunked_loss: Whether its loss is worked out in chunks.
-        activation_memory_budget: Share of its activations that it keeps once it is compiled; of all models that this
-            process compiles. None leaves that as it is.
-
-    Raises:
-        ValueError: The adapter finds nothing in the model that it could be put on.
+    A compiled model keeps `activation_memory_budget` of its activations, as do all that this process compiles; None
+    leaves that as it is. A ValueError says that the adapter finds nothing in the model that it could be put on.
     """
     from autotune.training.loss import chunk_loss, normalize_loss
 
@@ -141,8 +134,15 @@ def prepare_model(
 def put_on(model: Any, adapter: dict[str, Any]) -> Any:
     """Return `model` with an adapter of new weights, on the model's device; raises as `prepare_model` does."""
     config = peft_config(adapter)
-    if config is None:
-        return _only_biases(model)
+    if config is None:  # all but the biases and the new head of a classifier are frozen
+        biases = 0
+        for name, parameter in model.named_parameters():
+            is_bias, is_head = name.endswith("bias"), name.split(".")[0] in CLASSIFICATION_HEADS
+            parameter.requires_grad_(is_bias or is_head)
+            biases += is_bias and not is_head
+        if not biases:
+            raise ValueError("BitFit trains biases, and the model has none")
+        return model
     from peft import get_peft_model
 
     if config.is_prompt_learning and config.task_type == "SEQ_2_SEQ_LM":
@@ -163,20 +163,3 @@ def peft_config(adapter: dict[str, Any]) -> Any | None:
     import peft
 
     return peft.get_peft_config({"peft_type": "LORA", **adapter})
-
-
-def _only_biases(model: Any) -> Any:
-    """Freeze all but the biases and the new head of a classifier.
-
-    Raises:
-        ValueError: The model has no biases.
-    """
-    found = False
-    for name, parameter in model.named_parameters():
-        is_bias = name.endswith("bias")
-        is_head = name.split(".")[0] in CLASSIFICATION_HEADS
-        parameter.requires_grad_(is_bias or is_head)
-        found = found or (is_bias and not is_head)
-    if not found:
-        raise ValueError("BitFit trains biases, and the model has none")
-    return model

@@ -36,9 +36,6 @@ UNIT_PARAMETERS = 20_000_000
 ZERO_STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3}
 FSDP_KINDS = ("fsdp_full", "fsdp_grad_op")
 
-# The transformers whose `DistributedConfig` has these degrees; it grew them over several versions.
-TENSOR_PARALLEL_SINCE = (5, 23)
-
 
 class TrainingPlan(Value):
     """Arguments for `TrainingArguments`, for the model and for the adapter."""
@@ -53,15 +50,12 @@ class TrainingPlan(Value):
 
 
 def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
-    """Return what `config` means for `workload` on `hardware`.
-
-    Raises:
-        ValueError: The micro-batch doesn't divide the global batch.
-    """
-    recipe = workload.recipe  # its Trainer of TRL's sees to the columns itself
-    harness = {name: value for name, value in _HARNESS.items() if recipe is None or name != "remove_unused_columns"}
-    if recipe is not None and recipe.kind.generates:
-        harness |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
+    """Return what `config` means for `workload` on `hardware`; ValueError: the micro-batch doesn't divide the batch."""
+    recipe, harness = workload.recipe, dict(_HARNESS)
+    if recipe is not None:
+        del harness["remove_unused_columns"]  # TRL's Trainer sees to the columns itself
+        if recipe.kind.generates:
+            harness |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=harness,
@@ -100,11 +94,23 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["torch_compile"] = True
     else:
         arguments.pop("torch_compile_mode", None)
-    if workload.recipe is not None:
-        arguments |= _of_trl(workload.recipe, config, workload.sequence_length) | _under_old_name(arguments)
+    if (recipe := workload.recipe) is not None:
+        arguments |= _of_trl(recipe, config, workload.sequence_length) | _under_old_name(arguments)
     place = {name: i for i, name in enumerate(_ORDER)}
     arguments = dict(sorted(arguments.items(), key=lambda item: place.get(item[0], len(place))))
-    return arguments | _of_several(config, hardware)
+    spread = config.parallelism
+    if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
+        return arguments | {"save_only_model": True}
+    if spread.sharding in FSDP_KINDS:
+        return arguments | _fsdp(config, hardware)
+    if spread.sharding in ZERO_STAGES:
+        return arguments | {"deepspeed": _deepspeed(config, hardware)}
+    if spread.ddp_bucket_cap_mb is not None:
+        arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
+    if spread.ddp_static_graph:
+        # Which parameters take part is learnt in the first step, so they needn't be searched in each.
+        arguments |= {"ddp_static_graph": True, "ddp_find_unused_parameters": False}
+    return arguments
 
 
 def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
@@ -117,23 +123,6 @@ def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[s
         arguments["precompute_ref_log_probs"] = True
     if recipe.kind.coupled is not None:  # KTO takes no other order
         arguments["train_sampling_strategy"] = "sequential"
-    return arguments
-
-
-def _of_several(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
-    spread = config.parallelism
-    if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
-        return {"save_only_model": True}
-    if spread.sharding in FSDP_KINDS:
-        return _fsdp(config, hardware)
-    if spread.sharding in ZERO_STAGES:
-        return {"deepspeed": _deepspeed(config, hardware)}
-    arguments: dict[str, Any] = {}
-    if spread.ddp_bucket_cap_mb is not None:
-        arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
-    if spread.ddp_static_graph:
-        # Which parameters take part is learnt in the first step, so they needn't be searched in each.
-        arguments |= {"ddp_static_graph": True, "ddp_find_unused_parameters": False}
     return arguments
 
 
@@ -169,8 +158,7 @@ def _deepspeed(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
         "contiguous_gradients": True,
         "overlap_comm": not is_cpu,  # there are no streams to overlap on a CPU
     }
-    if zero["stage"] == 3:
-        # Figures that the Trainer derives from the width of the model.
+    if zero["stage"] == 3:  # the Trainer derives figures from the width of the model
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     else:
@@ -194,12 +182,10 @@ def _deepspeed(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
 def _model(config: TrainConfig) -> dict[str, Any]:
     # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
     arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
-    if config.attn_implementation is not None:
-        arguments["attn_implementation"] = config.attn_implementation
-    if config.experts_implementation is not None:
-        arguments["experts_implementation"] = config.experts_implementation
-    spread = config.parallelism
-    if spread.tensor_parallel > 1:
+    for name in ("attn_implementation", "experts_implementation"):
+        if (kind := getattr(config, name)) is not None:
+            arguments[name] = kind
+    if (spread := config.parallelism).tensor_parallel > 1:
         degrees: dict[str, Any] = {"tp_size": spread.tensor_parallel}
         if spread.data_parallel > 1:
             degrees["fsdp_size"] = spread.data_parallel

@@ -68,11 +68,7 @@ _RANGES = {
 
 
 def read_arguments(path: Path) -> UserArguments:
-    """Return the TrainingArguments in a JSON file, as `TrainingArguments.to_json_string` or a person writes them.
-
-    Raises:
-        InputError: The file can't be read, isn't a JSON object, or holds an argument that can't be honoured.
-    """
+    """Return the TrainingArguments in a JSON file, as `TrainingArguments.to_json_string` or a person writes them."""
     source = f"--baseline {path}"
     try:
         document = json.loads(read_named(path).decode())
@@ -101,14 +97,10 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
     """Refuse values that the installed TrainingArguments, torch's AdamW or the schedule don't take.
 
     Imports transformers and torch.
-
-    Raises:
-        InputError: An argument is unknown, or its value is refused.
     """
     from transformers import TrainingArguments
 
-    known = frozenset(field.name for field in dataclasses.fields(TrainingArguments))
-    types = get_type_hints(TrainingArguments)
+    known, types = [field.name for field in dataclasses.fields(TrainingArguments)], get_type_hints(TrainingArguments)
     for name, value in given.items():
         if name not in known:
             near = suggestion(name, known)
@@ -162,10 +154,8 @@ def _try_out(given: dict[str, Any]) -> None:
     made = TrainingArguments(**{**given, **OWN_HARNESS, "use_cpu": True, "output_dir": "."})
     rates = {"lr": made.learning_rate, "eps": made.adam_epsilon, "weight_decay": made.weight_decay}
     optimizer = torch.optim.AdamW([torch.zeros(1)], betas=(made.adam_beta1, made.adam_beta2), **rates)
-    schedule = made.lr_scheduler_type
-    get_scheduler(
-        schedule, optimizer, made.get_warmup_steps(100), 100, scheduler_specific_kwargs=made.lr_scheduler_kwargs
-    )
+    schedule, more = made.lr_scheduler_type, made.lr_scheduler_kwargs
+    get_scheduler(schedule, optimizer, made.get_warmup_steps(100), 100, scheduler_specific_kwargs=more)
 
 
 def baseline_config(
@@ -179,9 +169,6 @@ def baseline_config(
     """Return the configuration that the search is compared with.
 
     Over several devices it is what the Trainer does when torchrun starts it: data parallel without sharding.
-
-    Raises:
-        InputError: The user's arguments contradict each other.
     """
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     if given.get("bf16") and given.get("fp16"):

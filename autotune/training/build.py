@@ -46,11 +46,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
-    """Make the library's config for a model and a head.
-
-    Raises:
-        InputError: The model has no such head, or the library refuses the figures.
-    """
+    """Make the library's config for a model and a head."""
     check_task(spec, task)
     config = library_config(spec)
     if config.architectures is None:
@@ -70,40 +66,25 @@ def build_model(
     spec: ModelSpec,
     task: Task,
     *,
-    dtype: str,
+    dtype: str,  # name of a torch dtype, as "float32" or "bfloat16"
     attn_implementation: str | None = None,
-    device: str,
+    device: str,  # "meta" allocates nothing
     experts_implementation: str | None = None,
     config: PreTrainedConfig | None = None,
-    quantization: dict[str, Any] | None = None,
-    distributed_config: dict[str, Any] | None = None,
-    whole_first: bool = False,
-    **figures: int,
+    quantization: dict[str, Any] | None = None,  # arguments of `transformers.BitsAndBytesConfig` for linear layers
+    distributed_config: dict[str, Any] | None = None,  # arguments of `DistributedConfig`; this rank's part is built
+    whole_first: bool = False,  # all of the model on each rank before its part is kept: weights are those of one device
+    **figures: int,  # fields of the config to set, such as `num_experts_per_tok`
 ) -> PreTrainedModel:
     """Build the model with random weights on the device, ready to train.
 
-    Equal torch seeds give equal weights. Running out of memory is not caught here.
-
-    Args:
-        spec: The model.
-        task: The head.
-        dtype: Name of a torch dtype, as "float32" or "bfloat16".
-        attn_implementation: Attention kernel; None: the library's choice.
-        device: Torch device; "meta" allocates nothing.
-        experts_implementation: Implementation of experts; None: the library's choice.
-        config: Library config in place of the spec's own, such as a shallower one.
-        quantization: Keyword arguments of `transformers.BitsAndBytesConfig` for the weights of linear layers.
-        distributed_config: Keyword arguments of transformers' `DistributedConfig`; this rank's part is built.
-        whole_first: Build all of the model on each rank before its part is kept: weights are then those of one device.
-        figures: Fields of the config to set, such as `num_experts_per_tok`.
-
-    Raises:
-        InputError: The library refuses.
+    Equal torch seeds give equal weights. Running out of memory is not caught here. The library chooses implementations
+    that are None; `config` takes the place of the spec's own, such as a shallower one.
     """
     import torch
     import transformers
 
-    from autotune.training.random_weights import whole_weights
+    from autotune.training.random_weights import quantize, share_matrices, whole_weights
 
     chosen = {"attn_implementation": attn_implementation, "experts_implementation": experts_implementation}
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
@@ -125,14 +106,16 @@ def build_model(
             raise
         raise InputError(f"{shown(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
-        _untie(model)
+        # T5's config class forces the tie. A model loaded from a checkpoint with both weights (T5 v1.1, FLAN, mT5,
+        # ByT5) has them apart, so one that is made from figures must too.
+        inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+        if None not in (inputs, outputs) and outputs.weight is inputs.weight:
+            outputs.weight = torch.nn.Parameter(outputs.weight.detach().clone())
+            name = next(n for n, module in model.named_modules() if module is outputs)
+            model.all_tied_weights_keys.pop(f"{name}.weight", None)
     if quantization is not None:
-        from autotune.training.random_weights import quantize
-
         quantize(model, quantization, device)
     if distributed_config is not None:
-        from autotune.training.random_weights import share_matrices
-
         model = share_matrices(model, distributed_config)
     if spec.freeze_vision:
         freeze_vision(model)
@@ -145,11 +128,7 @@ def build_model(
 
 
 def describe(spec: ModelSpec, task: Task) -> ModelFacts:
-    """Return the facts about a model and its head, without allocating its weights.
-
-    Raises:
-        InputError: The model has no such head, or the library refuses.
-    """
+    """Return the facts about a model and its head, without allocating its weights."""
     model = build_model(spec, task, dtype="float32", attn_implementation=None, device="meta")
     return facts_of(model, task)
 
@@ -159,13 +138,11 @@ def frozen_paths(model: nn.Module) -> tuple[str, ...]:
 
     What is so in every layer is named once, with * for the layer's number.
     """
-    parameters = dict(model.named_parameters())
-    trained = {path for name, p in parameters.items() if p.requires_grad for path in _paths(name)}
-    found = dict.fromkeys(
-        next(path for path in _paths(name) if path not in trained)
-        for name, p in parameters.items()
-        if not p.requires_grad
-    )
+    # The modules that hold a parameter, from the outermost to the parameter itself.
+    around = {n: list(itertools.accumulate(n.split("."), "{}.{}".format)) for n, _ in model.named_parameters()}
+    trained = {path for name, p in model.named_parameters() if p.requires_grad for path in around[name]}
+    frozen = (paths for paths in around.values() if paths[-1] not in trained)
+    found = dict.fromkeys(next(path for path in paths if path not in trained) for paths in frozen)
     alike: dict[str, list[str]] = {}
     for path in found:
         alike.setdefault(_LAYER.sub(".*", path, count=1), []).append(path)
@@ -180,30 +157,6 @@ def frozen_paths(model: nn.Module) -> tuple[str, ...]:
 def frozen_layers(paths: tuple[str, ...]) -> int:
     """Return the number of the first layers among which one is frozen otherwise than those that follow them."""
     return max((int(found[0][1:]) + 1 for path in paths if (found := _LAYER.search(path))), default=0)
-
-
-def _paths(name: str) -> list[str]:
-    """Return the modules that hold a parameter, from the outermost to the parameter itself."""
-    return list(itertools.accumulate(name.split("."), "{}.{}".format))
-
-
-def _untie(model: PreTrainedModel) -> None:
-    """Give the output layer its own weights where the library ties them against the config.
-
-    T5's config class forces the tie. A model loaded from a checkpoint with both weights (T5 v1.1, FLAN, mT5, ByT5) has
-    them apart, so one that is made from figures must too.
-    """
-    import torch
-
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    if outputs is None or inputs is None or outputs.weight is not inputs.weight:
-        return
-    outputs.weight = torch.nn.Parameter(outputs.weight.detach().clone())
-    name = next(n for n, module in model.named_modules() if module is outputs)
-    model.all_tied_weights_keys.pop(f"{name}.weight", None)
-
-
-# Depth
 
 
 @dataclass(frozen=True)

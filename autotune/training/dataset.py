@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import InputError
 from autotune.training.inputs import audio_input, image_input, image_text, labels_of, special_ids
-from autotune.training.texts import refuse_files, text_lengths
+from autotune.training.texts import text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES, Workload
@@ -66,28 +66,17 @@ def training_data(
     model_config: Any,
     *,
     samples: int,
-    directory: Path | None,
+    directory: Path | None,  # where `texts.prepare` put the lengths; None for synthetic data
     longest_first: int | None = None,
     config: TrainConfig | None = None,
 ) -> tuple[Samples, Collator]:
-    """Return `samples` samples that fit `model_config`, and the collator that makes batches of them.
+    """Return `samples` samples that fit the library config of a model, and the collator that makes batches of them.
 
-    Args:
-        workload: Says the task, the lengths and the seed.
-        model_config: The library config of the model that is trained.
-        samples: Length of the data set.
-        directory: Where `texts.prepare` put the lengths; None for synthetic data.
-        longest_first: Number of the longest texts that come first, before all in the order of `config` and the seed;
-            None keeps the order of the file, for a Trainer to sample from.
-        config: How texts of a file are sampled and put into batches; None: at random, with padding.
-
-    Raises:
-        InputError: The workload names a file of images or sound, or one of texts without a directory.
-        RunDirectoryError: The lengths are missing.
+    The `longest_first` longest texts of a file come first, before all in the order of `config` and the seed; None keeps
+    the order of the file, for a Trainer to sample from. Without `config` texts are read at random, with padding.
     """
     from transformers import DataCollatorWithFlattening, default_data_collator
 
-    refuse_files(workload)
     if workload.task is Task.IMAGE_TEXT_TO_TEXT:
         return Repeated(_images_in_texts(workload, model_config), samples), joined_batch
     if not workload.task.takes_text:
@@ -214,24 +203,18 @@ def _images_in_texts(workload: Workload, config: Any) -> RandomSamples:
 
 
 def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
-    random, colours = np.random.default_rng(workload.seed), None
-    if workload.task.takes_audio:
-        name, shape = audio_input(config, workload.sequence_length)
-    else:
-        name, shape, colours = image_input(config)
+    random, size, length = np.random.default_rng(workload.seed), SYNTHETIC_SAMPLES, workload.sequence_length
+    name, shape, colours = (*audio_input(config, length), None) if workload.task.takes_audio else image_input(config)
     if workload.task is Task.SPEECH_SEQ2SEQ:
-        labels = _random_ids(random, workload.target_length or workload.sequence_length, config)
+        labels = _random_ids(random, workload.target_length or length, config)
     elif workload.task is Task.SPEECH_CTC:
         ordinary = np.setdiff1d(np.arange(config.vocab_size), special_ids(config, "pad_token_id"))  # CTC's blank
-        labels = random.choice(ordinary, size=(SYNTHETIC_SAMPLES, labels_of(workload.sequence_length)))
+        labels = random.choice(ordinary, size=(size, labels_of(length)))
     else:
-        labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
-    size = (IMAGES, *shape)
-    inputs = random.standard_normal(size, dtype=np.float32) if colours is None else random.integers(colours, size=size)
-    return RandomSamples({name: inputs, "labels": labels}, np.empty((SYNTHETIC_SAMPLES, 0), dtype=np.int64))
-
-
-# Batches
+        labels = random.integers(config.num_labels, size=size, dtype=np.int32)
+    whole = (IMAGES, *shape)
+    inputs = random.integers(colours, size=whole) if colours else random.standard_normal(whole, dtype=np.float32)
+    return RandomSamples({name: inputs, "labels": labels}, np.empty((size, 0), dtype=np.int64))
 
 
 def padded_batch(samples: Sequence[Sample], *, pad_id: int) -> Sample:
@@ -248,15 +231,6 @@ def padded_batch(samples: Sequence[Sample], *, pad_id: int) -> Sample:
     }
 
 
-def positioned_batch(samples: Sequence[Sample]) -> Sample:
-    """Stack texts of one length with the position of each token, which a rank that has some of them needs."""
-    import torch
-
-    batch = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-    rows, tokens = batch["input_ids"].shape
-    return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
-
-
 def joined_batch(samples: Sequence[Sample]) -> Sample:
     """Stack texts of one length, and join their images along the first dimension, as the models take them."""
     import torch
@@ -267,18 +241,22 @@ def joined_batch(samples: Sequence[Sample]) -> Sample:
     }
 
 
+def positioned_batch(samples: Sequence[Sample]) -> Sample:
+    """Stack texts of one length with the position of each token, which a rank that has some of them needs."""
+    import torch
+
+    batch = joined_batch(samples)
+    rows, tokens = batch["input_ids"].shape
+    return {**batch, "position_ids": torch.arange(tokens).repeat(rows, 1)}
+
+
 def row_order(
     lengths: NDArray[np.int64], *, longest_first: int, rows: int, config: TrainConfig, per_step: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return row numbers in the order in which a trial reads them.
+    """Return row numbers in the order in which a trial reads them, by the tokens of all rows; `rows` are read at most.
 
-    Args:
-        lengths: Tokens of all rows.
-        longest_first: Number of the longest rows that come first, in each of the first `STEPS_TO_PEAK` steps.
-        rows: Number of rows that are read, or more; the sampler orders as many.
-        config: Says the micro-batch and the sampler.
-        per_step: Rows of an optimizer step, by which the Trainer's sampler groups.
-        seed: Of the random orders.
+    The `longest_first` longest come first, in each of the first `STEPS_TO_PEAK` steps. The Trainer's sampler groups
+    `per_step` rows of a step by length.
     """
     longest = np.tile(np.argsort(-lengths, kind="stable")[:longest_first], STEPS_TO_PEAK)
     if config.is_balanced or config.train_sampling_strategy == "random":
@@ -293,25 +271,18 @@ def row_order(
         generator = torch.Generator().manual_seed(seed)
         order = get_length_grouped_indices(lengths[drawn].tolist(), per_step, generator=generator)
         rest = drawn[np.array(order, dtype=np.int64)]
-    return np.concatenate([longest, _representative(rest, lengths, config.per_device_train_batch_size)])
-
-
-def _representative(rows: NDArray[np.int64], lengths: NDArray[np.int64], micro_batch: int) -> NDArray[np.int64]:
-    """Return whole micro-batches of consecutive `rows`, in an order in which the first few have the lengths of all.
-
-    Sorted by their longest sample, they are visited in steps of the golden ratio, which never leave a large gap.
-    """
-    count = len(rows) // micro_batch
-    if count == 0:
-        return rows
-    batches = rows[: count * micro_batch].reshape(count, micro_batch)
+    micro_batch = config.per_device_train_batch_size
+    if (count := len(rest) // micro_batch) == 0:
+        return np.concatenate([longest, rest])
+    # Whole micro-batches, in an order in which the first few have the lengths of all: sorted by their longest sample,
+    # they are visited in steps of the golden ratio, which never leave a large gap.
+    batches = rest[: count * micro_batch].reshape(count, micro_batch)
     by_length = batches[np.argsort(lengths[batches].max(axis=1), kind="stable")]
     turns = (int((0.5 + turn * (math.sqrt(5) - 1) / 2) % 1.0 * count) for turn in itertools.count())
     visits: dict[int, None] = {}
     while len(visits) < count:
         visits[next(turns)] = None
-    visited: NDArray[np.int64] = by_length[list(visits)].reshape(-1)
-    return visited
+    return np.concatenate([longest, by_length[list(visits)].reshape(-1)])
 
 
 def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) -> Iterator[list[int]]:
@@ -319,25 +290,21 @@ def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) ->
 
     Balanced ones come rank by rank, in whole steps.
     """
-    micro = config.per_device_train_batch_size
+    micro, ranks = config.per_device_train_batch_size, config.parallelism.data_parallel
     if not config.is_balanced:
         yield from (list(range(start, start + micro)) for start in range(0, len(lengths) - micro + 1, micro))
         return
     from transformers.trainer_pt_utils import BatchRebalanceSampler
 
-    ranks = config.parallelism.data_parallel
+    steps = per_step // (micro * ranks)
     for rank in range(ranks):
-        steps = per_step // (micro * ranks)
         yield from BatchRebalanceSampler(list(lengths), per_step, ranks, steps, shuffle=False, rank=rank)
 
 
 def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per_step: int) -> float | None:
     """Return the share of padding among the positions of samples; None without tokens or a whole micro-batch.
 
-    Args:
-        lengths: Of the samples in the order in which they are read: of their ids, and of a decoder's own labels.
-        config: Says the micro-batches.
-        per_step: Samples of a step, those of all ranks.
+    Lengths are of ids and of a decoder's own labels, in the order in which samples are read; all ranks have `per_step`.
     """
     batches = list(micro_batches(lengths[0].tolist(), config, per_step)) if lengths else []
     if not batches:

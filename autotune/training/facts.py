@@ -6,6 +6,7 @@ this machine has what a kernel needs is not asked here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -14,7 +15,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from autotune.training.inputs import is_vision, takes_images
+from autotune.training.inputs import IMAGES, is_vision
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 if TYPE_CHECKING:
@@ -44,9 +45,12 @@ PACKED = frozenset(
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     """Return the facts about a built model and its head."""
+    import torch
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    config, experts = model.config.get_text_config(), experts_of(model.config)
+    from autotune.training.loss import loss_shifts
+
+    config, experts, model_type = model.config.get_text_config(), experts_of(model.config), model.config.model_type
     implementations: tuple[str, ...] = ()
     if experts and model._can_set_experts_implementation():  # otherwise the class has only its own
         default = config._experts_implementation
@@ -57,6 +61,24 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     width = getattr(config, "d_kv", None)
     figures = [type(model).__name__, model.config.num_labels, _figures(model.config.to_dict())]
     written = json.dumps(figures, sort_keys=True, default=str)
+    has_liger = False
+    if importlib.util.find_spec("liger_kernel") is not None:
+        with contextlib.suppress(ImportError, RuntimeError):  # without Triton, or without a device for it
+            from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+            has_liger = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+    # The loss can be worked out in chunks if it is the library's, of what a linear head makes, and nothing bends its
+    # logits.
+    caps = [name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name]
+    is_linear = task is Task.CAUSAL_LM and type(model.get_output_embeddings()) is torch.nn.Linear
+    chunks = is_linear and loss_shifts(model) and not any(getattr(config, name) for name in caps)
+    # Heads that the class's plan of tensor parallelism can divide among devices; some configs have a list, a figure for
+    # each layer.
+    heads, keys = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    if not isinstance(heads, int) or not getattr(model, "_tp_plan", None):
+        heads = None
+    elif isinstance(keys, int) and keys:
+        heads = math.gcd(heads, keys)
     of_experts = (name for name, p in model.named_parameters() if p.ndim == 3 and ".experts." in name)
     return ModelFacts(
         task=task,
@@ -69,11 +91,11 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         experts_implementations=implementations,
         experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
         expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
-        liger=_has_liger(model.config.model_type),
+        liger=has_liger,
         batch_coupled=_coupling(model, config),
         has_dropout=_has_dropout(model, config),
-        chunks_loss=task is Task.CAUSAL_LM and _chunks_loss(model, config),
-        packs=task is Task.CAUSAL_LM and model.config.model_type in PACKED,
+        chunks_loss=chunks,
+        packs=task is Task.CAUSAL_LM and model_type in PACKED,
         max_sequence_length=_positions(model, config) if task.takes_text else None,
         max_target_length=getattr(config, "max_target_positions", None) if task is Task.SPEECH_SEQ2SEQ else None,
         vocab_size=getattr(config, "vocab_size", None) if task.takes_text else None,
@@ -82,7 +104,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),
         takes_prefix=passes_cache and (width is None or width * config.num_heads == config.d_model),
         not_fsdp=_fsdp_conflict(model),
-        tensor_parallel_heads=_tensor_parallel_heads(model),
+        tensor_parallel_heads=heads,
         architecture=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
 
@@ -102,16 +124,6 @@ def experts_of(config: PreTrainedConfig) -> int:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     found = max((int(getattr(text, name, None) or 0) for name in names), default=0)
     return found if found > 1 else 0
-
-
-def _has_liger(model_type: str) -> bool:
-    if importlib.util.find_spec("liger_kernel") is None:
-        return False
-    try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    except (ImportError, RuntimeError):  # without Triton, or without a device for it
-        return False
-    return model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
 
 
 def _attention(model: PreTrainedModel) -> tuple[str, ...]:
@@ -175,17 +187,6 @@ def is_rate(holder: object, name: str, value: object) -> bool:
     return is_dropout or name in _HIDDEN_PARTS or "drop" in name or "jitter" in name
 
 
-def _chunks_loss(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Return whether the loss is the library's, of what a linear head makes, and nothing bends its logits."""
-    import torch
-
-    from autotune.training.loss import loss_shifts
-
-    caps = (name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name)
-    is_bent = any(getattr(config, name) for name in caps)
-    return type(model.get_output_embeddings()) is torch.nn.Linear and loss_shifts(model) and not is_bent
-
-
 def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
     """Return the longest sequence: the config's, less the positions that RoBERTa and its kin lose to padding."""
     limit = getattr(config, "max_position_embeddings", None)
@@ -207,7 +208,7 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    output, joins = model.get_output_embeddings(), takes_images(model.config.model_type)
+    output, joins = model.get_output_embeddings(), model.config.model_type in IMAGES
     names: dict[str, None] = {}
     for path, module in model.base_model.named_modules():
         if not isinstance(module, torch.nn.Linear | Conv1D) or module is output or (joins and is_vision(path)):
@@ -248,16 +249,3 @@ def _fsdp_conflict(model: PreTrainedModel) -> str | None:
             if owner is not unit:
                 return f"{there} and {here} are one parameter, which two FSDP units would own"
     return None
-
-
-def _tensor_parallel_heads(model: PreTrainedModel) -> int | None:
-    """Return the number of heads that the class's plan can divide among devices; None without a plan."""
-    if not getattr(model, "_tp_plan", None):
-        return None
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int):
-        return None
-    # Some configs have a list, a figure for each layer.
-    keys = getattr(config, "num_key_value_heads", None)
-    return math.gcd(heads, keys) if isinstance(keys, int) and keys else heads

@@ -18,15 +18,6 @@ from typing import Any, NamedTuple
 
 from autotune.errors import InputError
 
-# Field that tells images from text, by model type, with its value for an image's tokens and for text.
-_TYPES = {
-    "qwen2_vl": ("mm_token_type_ids", 1, 0),
-    "qwen2_5_vl": ("mm_token_type_ids", 1, 0),
-    "qwen3_vl": ("mm_token_type_ids", 1, 0),
-    "gemma3": ("token_type_ids", 1, 0),
-    "paligemma": ("token_type_ids", 0, 1),  # the prefix, and what is learned
-}
-
 # Parts of these models that see images. Their other parts are the language model, what joins the two, and the head.
 VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
 
@@ -60,8 +51,8 @@ def _waveform(convolutions: Iterable[tuple[int, int]], frames: int) -> tuple[str
     return "input_values", (frames,)
 
 
-# Name and shape of the input of one recording, by the type of model.
-_SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
+# Name and shape of the input of one recording, by the type of model; frames don't matter where the length is fixed.
+SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
     **dict.fromkeys(
         (
             "wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d",
@@ -80,17 +71,9 @@ _SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-def takes_sound(model_type: str) -> bool:
-    """Return whether recordings can be made for this type of model."""
-    return model_type in _SOUND
-
-
 def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
-    """Return name and shape of the input of one recording for the library config of a type that `takes_sound`.
-
-    `frames` is its length, which doesn't matter where the length is fixed.
-    """
-    return _SOUND[config.model_type](config, frames)
+    """Return name and shape of the input of one recording for the library config of a type in `SOUND`."""
+    return SOUND[config.model_type](config, frames)
 
 
 def fixed_frames(model_type: str, figures: Mapping[str, Any]) -> int | None:
@@ -123,7 +106,7 @@ class Image(NamedTuple):
     size: int  # edge in pixels
     runs: tuple[int, ...]  # placeholder tokens that follow one another, between ordinary ones
     pixels: tuple[int, ...]  # shape of `pixel_values`, to be joined along the first dimension
-    numbers: tuple[int, ...]  # a row of the input `named`
+    numbers: tuple[int, ...] = ()  # a row of the input `named`
     named: str | None = None
     is_stacked: bool = False  # whether the images of a sample are joined along a dimension of their own, the second
 
@@ -165,31 +148,22 @@ class ImageText(NamedTuple):
         return [position for start, end in self.ranges for position in range(start, end)]
 
 
-def takes_images(model_type: str) -> bool:
-    """Return whether texts with images can be made for this type of model."""
-    return model_type in _IMAGES
-
-
 def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
-    """Return the images of a sample for a library config.
+    """Return the images of a sample for the config of a type in `IMAGES`; by default one, as the model was made for.
 
-    Args:
-        config: Of a type that `takes_images`.
-        images: Number; None: one.
-        size: Edge in pixels; None: what the model was made for.
-
-    Raises:
-        InputError: The model doesn't take images of this size, or its config contradicts itself.
+    `size` is the edge in pixels.
     """
     model_type = config.model_type
     token, vocabulary = config.image_token_id, config.get_text_config().vocab_size
     # These look up a placeholder as another token, so that it may lie beyond the vocabulary.
     if token is None or (token >= vocabulary and model_type not in ("gemma3", "paligemma")):
         raise InputError(f"{model_type}: the placeholder of images (image_token_id {token}) is not in the vocabulary")
-    return ImageText(_IMAGES[model_type](config, size), images or 1, int(token), _TYPES.get(model_type))
-
-
-# How each type cuts an image
+    types = {  # fields that tell images from text, with their values for an image's tokens and for text
+        **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ("mm_token_type_ids", 1, 0)),
+        "gemma3": ("token_type_ids", 1, 0),
+        "paligemma": ("token_type_ids", 0, 1),  # the prefix, and what is learned
+    }
+    return ImageText(IMAGES[model_type](config, size), images or 1, int(token), types.get(model_type))
 
 
 def _qwen(config: Any, size: int | None) -> Image:
@@ -201,51 +175,21 @@ def _qwen(config: Any, size: int | None) -> Image:
     merge = vision.spatial_merge_size
     features = max(1, round((size or 448) / (vision.patch_size * merge)))
     patches = features * merge
-    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    return Image(
-        size=patches * vision.patch_size,
-        runs=(features**2,),
-        pixels=(patches**2, width),
-        numbers=(1, patches, patches),
-        named="image_grid_thw",
-    )
+    pixels = (patches**2, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+    return Image(patches * vision.patch_size, (features**2,), pixels, (1, patches, patches), "image_grid_thw")
 
 
 def _whole(config: Any, size: int | None) -> Image:
-    """Return one image of the one size that a model takes."""
-    edge = _edge(config)
+    """Return one image of the one size that a model takes: patches, and CLIP's class token unless it is left out."""
+    (edge, shape), vision = _tile(config), config.vision_config
+    of_class = vision.model_type == "clip_vision_model"
     if size not in (None, edge):
         raise InputError(f"--image-size {size}: {config.model_type} makes every image {edge} pixels wide and high")
-    return Image(edge, (_features(config),), (1, *_channels(config), edge, edge), ())
-
-
-def _features(config: Any) -> int:
-    """Return the features of a tile: patches and CLIP's class token, or a first patch, which "default" leaves out."""
-    vision, strategy = config.vision_config, getattr(config, "vision_feature_select_strategy", None)
-    if strategy is not None and vision.model_type not in ("clip_vision_model", "siglip_vision_model"):
+    strategy = getattr(config, "vision_feature_select_strategy", None)
+    if strategy is not None and not of_class and vision.model_type != "siglip_vision_model":
         raise InputError(f"{config.model_type}: images for {vision.model_type} are not made here")
-    of_class = vision.model_type == "clip_vision_model"
-    patches = int(_edge(config) // vision.patch_size) ** 2
-    return int(getattr(config, "mm_tokens_per_image", None) or patches + of_class - (strategy == "default"))
-
-
-def _llava_next(config: Any, size: int | None) -> Image:
-    """Return tiles of the best resolution and the whole image; padding is cut off and each row ends with a feature.
-
-    `select_best_resolution` in image_processing_utils.py, `_get_unpadded_features` in processing_llava_next.py.
-    """
-    edge = _edge(config)
-    size = size or 2 * edge
-    height, width = min(config.image_grid_pinpoints, key=lambda at: (-(min(*at, size) ** 2), at[0] * at[1]))
-    patches = edge // config.vision_config.patch_size
-    rows, columns = height // edge * patches, width // edge * patches
-    if columns < rows:
-        rows -= (rows - columns) // 2 * 2
-    else:
-        columns -= (columns - rows) // 2 * 2
-    tiles = height // edge * (width // edge) + 1
-    features = _features(config) + rows * columns + rows
-    return Image(size, (features,), (1, tiles, *_channels(config), edge, edge), (size, size), "image_sizes")
+    features = int(edge // vision.patch_size) ** 2 + of_class - (strategy == "default")
+    return Image(edge, (int(getattr(config, "mm_tokens_per_image", None) or features),), (1, *shape))
 
 
 def _tiled(config: Any, size: int | None) -> Image:
@@ -254,7 +198,8 @@ def _tiled(config: Any, size: int | None) -> Image:
     InternVL's grid is the largest square one whose area the image fills by half, of at most 12 tiles
     (`get_optimal_tiled_canvas`); its tiles are one run.
     """
-    edge, patch, is_internvl = _edge(config), config.vision_config.patch_size, config.model_type == "internvl"
+    edge, shape = _tile(config)
+    patch, is_internvl = config.vision_config.patch_size, config.model_type == "internvl"
     across = math.ceil((size or 4 * edge) / edge)  # `size` of the processors of Idefics 3 and SmolVLM
     if is_internvl:
         fills = (n for n in range(2, math.isqrt(12) + 1) if 2 * (size or edge) ** 2 > (n * edge) ** 2)
@@ -265,25 +210,22 @@ def _tiled(config: Any, size: int | None) -> Image:
         runs: tuple[int, ...] = (int(patches * config.downsample_ratio) ** 2 * tiles,)
     else:
         runs = (patches**2 // config.scale_factor**2,) * tiles
-    shape = (tiles, *_channels(config), edge, edge)
-    return Image(across * edge, runs, shape, (), is_stacked=not is_internvl)
+    return Image(across * edge, runs, (tiles, *shape), is_stacked=not is_internvl)
 
 
-_IMAGES = {
+def _tile(config: Any) -> tuple[int, tuple[int, int, int]]:
+    """Return the edge of a tile in pixels, and its shape."""
+    size = config.vision_config.image_size
+    edge = int(size[0] if isinstance(size, list | tuple) else size)
+    return edge, (int(getattr(config.vision_config, "num_channels", 3)), edge, edge)
+
+
+# How each type cuts an image.
+IMAGES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _qwen),
     **dict.fromkeys(("llava", "paligemma", "gemma3"), _whole),
-    "llava_next": _llava_next,
     **dict.fromkeys(("idefics3", "smolvlm", "internvl"), _tiled),
 }
-
-
-def _edge(config: Any) -> int:
-    size = config.vision_config.image_size
-    return int(size[0] if isinstance(size, list | tuple) else size)
-
-
-def _channels(config: Any) -> tuple[int]:
-    return (int(getattr(config.vision_config, "num_channels", 3)),)
 
 
 def freeze_vision(model: Any) -> None:

@@ -43,7 +43,7 @@ def normalize_loss(model: Model) -> Model:
     # The Trainer is to leave out the first label of each row where, and only where, the model's loss does. It decides
     # by `loss_type`. GPT-2's and BERT's language heads have none and shift all the same, since they fall back to the
     # causal loss; BART's decoder alone has the causal one but computes a loss of its own, unshifted.
-    if _trainer_shifts(base) != (shifts := loss_shifts(base) and not prepends):
+    if leaves_out_first_label(base) != (shifts := loss_shifts(base) and not prepends):
         base.loss_type = "ForCausalLM" if shifts else None
     if not getattr(base, "_autotune_normalized", False):
         # A subclass and not a hook or a patched method: it has no state, so copies of the model are right too, and it
@@ -52,9 +52,16 @@ def normalize_loss(model: Model) -> Model:
     return model
 
 
-def leaves_out_first_label(model: nn.Module) -> bool:
-    """Return whether a Trainer made of `model` leaves the first label of each row out of its count."""
-    return _trainer_shifts(base_model(model))
+def leaves_out_first_label(model: Any, *, usual: str | None = None) -> bool:
+    """Return whether a Trainer made of `model` leaves the first label of each row out of its count.
+
+    `usual` is the loss of a model that names none.
+    """
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    base = base_model(model)
+    is_causal = LOSS_MAPPING.get(getattr(base, "loss_type", None) or usual) is ForCausalLMLoss
+    return is_causal and not getattr(getattr(base, "config", None), "is_encoder_decoder", False)
 
 
 @functools.cache
@@ -72,8 +79,18 @@ def _normalized(cls: Any) -> Any:
             return output
         labels = kwargs.get("shift_labels")
         if labels is None:
-            labels = kwargs["labels"][..., 1:] if _trainer_shifts(self) else kwargs["labels"]
-        return _scaled(output, labels, total)
+            labels = kwargs["labels"][..., 1:] if leaves_out_first_label(self) else kwargs["labels"]
+        count = labels.ne(-100).sum()
+        share = count / torch.as_tensor(total, device=count.device).clamp(min=1)
+        loss = output[0] if isinstance(output, tuple) else output.get("loss")
+        if loss is None:
+            return output
+        # The mean over no label at all is NaN; such a micro-batch adds nothing to the step.
+        scaled = torch.where(count > 0, loss * share, 0.0)
+        if isinstance(output, tuple):
+            return (scaled, *output[1:])
+        output["loss"] = scaled
+        return output
 
     own = {
         "forward": forward,
@@ -84,42 +101,10 @@ def _normalized(cls: Any) -> Any:
     return type(cls.__name__, (cls,), own)
 
 
-def _scaled(output: Any, labels: torch.Tensor, total: torch.Tensor | int) -> Any:
-    """Return a forward's output with its loss weighted by the share that `labels` are of `total`."""
-    count = labels.ne(-100).sum()
-    share = count / torch.as_tensor(total, device=count.device).clamp(min=1)
-
-    def scale(loss: torch.Tensor) -> torch.Tensor:
-        # The mean over no label at all is NaN; such a micro-batch adds nothing to the step.
-        return torch.where(count > 0, loss * share, 0.0)
-
-    if isinstance(output, tuple):
-        return (scale(output[0]), *output[1:])
-    if output.get("loss") is not None:
-        output["loss"] = scale(output["loss"])
-    return output
-
-
-def _trainer_shifts(model: Any) -> bool:
-    """Return whether the Trainer leaves out the first label of each row."""
-    return _is_causal(getattr(model, "loss_type", None)) and not _is_encoder_decoder(model)
-
-
 def loss_shifts(model: Any) -> bool:
     """Return whether the model's loss leaves out the first label: it does where it is the library's causal loss."""
-    loss_type = getattr(model, "loss_type", None)
     names = inspect.unwrap(type(model).forward).__code__.co_names
-    return "loss_function" in names and _is_causal(loss_type or "ForCausalLM") and not _is_encoder_decoder(model)
-
-
-def _is_causal(loss_type: str | None) -> bool:
-    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-
-    return loss_type is not None and LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
-
-
-def _is_encoder_decoder(model: Any) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return "loss_function" in names and leaves_out_first_label(model, usual="ForCausalLM")
 
 
 def base_model(model: Any) -> Any:

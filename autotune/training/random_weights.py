@@ -17,7 +17,7 @@ the weights of this rank. Every rank has to call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -39,35 +39,32 @@ def quick_weights() -> Iterator[None]:
     Equal torch seeds give equal weights.
     """
     blocks: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-    drawing: dict[str, Any] = {n: _in_blocks(n, getattr(torch.Tensor, n), blocks) for n in ("normal_", "uniform_")}
-    with patch.multiple(torch.Tensor, **drawing):
+
+    def filling(name: str, first: str, second: str) -> Any:
+        original: Any = getattr(torch.Tensor, name)
+
+        def fill(tensor: torch.Tensor, *given: float, generator: Any = None, **named: float) -> torch.Tensor:
+            is_piece = tensor.is_floating_point() and tensor.is_contiguous()
+            is_plain = is_piece and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
+            if tensor.numel() <= BLOCK or generator is not None or not is_plain:
+                result: torch.Tensor = original(tensor, *given, generator=generator, **named)
+                return result
+            asked = {first: 0.0, second: 1.0, **dict(zip((first, second), given, strict=False)), **named}
+            low, high, key = asked[first], asked[second], (name, tensor.dtype)
+            if key not in blocks:
+                blocks[key] = original(torch.empty(BLOCK, dtype=tensor.dtype, device="cpu"))
+            scaled, flat = blocks[key] * (high if name == "normal_" else high - low) + low, tensor.view(-1)
+            whole = flat.numel() // BLOCK * BLOCK
+            flat[:whole].view(-1, BLOCK).copy_(scaled)
+            flat[whole:].copy_(scaled[: flat.numel() - whole])
+            return tensor
+
+        return fill
+
+    with patch.multiple(
+        torch.Tensor, normal_=filling("normal_", "mean", "std"), uniform_=filling("uniform_", "from", "to")
+    ):
         yield
-
-
-def _in_blocks(
-    name: str, original: Callable[..., Any], blocks: dict[tuple[str, torch.dtype], torch.Tensor]
-) -> Callable[..., Any]:
-    """Return the method `name` of tensors, which is `original` for all but large ones."""
-    names = ("mean", "std") if name == "normal_" else ("from", "to")
-
-    def fill(tensor: torch.Tensor, *given: float, generator: Any = None, **named: float) -> torch.Tensor:
-        is_piece = tensor.is_floating_point() and tensor.is_contiguous()
-        is_plain = is_piece and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
-        if tensor.numel() <= BLOCK or generator is not None or not is_plain:
-            result: torch.Tensor = original(tensor, *given, generator=generator, **named)
-            return result
-        asked = {**dict(zip(names, (0.0, 1.0), strict=True)), **dict(zip(names, given, strict=False)), **named}
-        low, high = (asked[each] for each in names)
-        key = (name, tensor.dtype)
-        if key not in blocks:
-            blocks[key] = original(torch.empty(BLOCK, dtype=tensor.dtype, device="cpu"))
-        scaled, flat = blocks[key] * (high if name == "normal_" else high - low) + low, tensor.view(-1)
-        whole = flat.numel() // BLOCK * BLOCK
-        flat[:whole].view(-1, BLOCK).copy_(scaled)
-        flat[whole:].copy_(scaled[: flat.numel() - whole])
-        return tensor
-
-    return fill
 
 
 @contextmanager
@@ -87,10 +84,7 @@ def whole_weights() -> Iterator[None]:
 def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> Any:
     """Replace the linear layers of a model on the meta device by bitsandbytes' and return the library's quantizer.
 
-    Args:
-        model: On the meta device.
-        arguments: Keyword arguments of `transformers.BitsAndBytesConfig`.
-        device: Where the model is going to be.
+    `arguments` are of `transformers.BitsAndBytesConfig`; the model is going to be on `device`.
     """
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.auto import AutoHfQuantizer
@@ -120,7 +114,17 @@ def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> 
         else:
             layer.weight = Params4bit(value, requires_grad=False, **vars(old)).to(device)
         layer.weight._is_hf_initialized = True
-    _make_the_rest(model, torch.device(device))
+    made: dict[int, Any] = {}  # the rest without values; modules that share a weight go on sharing it
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                setattr(module, name, made[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
     model.tie_weights()
     with torch.no_grad():
         model.initialize_weights()  # leaves alone what is marked as initialized
@@ -144,31 +148,11 @@ def quantization_of(layer: Any) -> str:
     return f"{weight.quant_type}-double" if weight.compress_statistics else str(weight.quant_type)
 
 
-def _make_the_rest(model: Any, device: torch.device) -> None:
-    """Put whatever is still on the meta device on `device`, without values; what shares a weight goes on sharing it."""
-    made: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
-                value = made.get(id(parameter))
-                if value is None:
-                    empty = torch.empty_like(parameter, device=device)
-                    value = made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                setattr(module, name, value)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
-
-
 def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
     """Return `model` with this rank's part of its weights, on this rank's device.
 
-    Args:
-        model: On a device, if its weights are to be split; or on the meta device, for new ones.
-        degrees: Keyword arguments of transformers' `DistributedConfig`.
-
-    Raises:
-        ValueError: The class has no plan.
+    The model is on a device, if its weights are to be split, or on the meta device, for new ones. `degrees` are of
+    transformers' `DistributedConfig`; a ValueError says that the class has no plan.
     """
     from torch import distributed
     from torch.distributed.tensor import DTensor

@@ -14,10 +14,10 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -40,12 +40,8 @@ _PAD, _END = "<pad>", "</s>"
 
 
 def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | None, tuple[str, ...]]:
-    """Put the rows of the user's file where trials find them; return the lengths of samples in tokens, and notes.
-
-    Raises:
-        InputError: The file, the tokenizer or the reward function can't be used.
-    """
-    recipe = recipe_in(workload)
+    """Put the rows of the user's file where trials find them; return the lengths of samples in tokens, and notes."""
+    recipe = cast(Recipe, workload.recipe)
     if recipe.kind.generates:
         reward_function(recipe)
     if workload.dataset is None:
@@ -77,15 +73,11 @@ def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:
     import transformers
     import trl
 
-    recipe, rows = recipe_in(workload), rows_of(workload, None, directory)
+    recipe, rows = cast(Recipe, workload.recipe), rows_of(workload, None, directory)
     tokenizer = tokenizer_of(workload, None)
     if recipe.kind.generates:
-        ids = (
-            tokenizer(prompt)["input_ids"]
-            if isinstance(prompt, str)
-            else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-            for prompt in rows["prompt"]
-        )
+        chat = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True)
+        ids = ((tokenizer if isinstance(prompt, str) else chat)(prompt)["input_ids"] for prompt in rows["prompt"])
         return np.array([len(found) + recipe.completion_length for found in ids], dtype=np.int64)
     one = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_labels"), 1)
     config = transformers.LlamaConfig(vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, **one)
@@ -102,11 +94,7 @@ def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:
 
 
 def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
-    """Return the user's reward function, or one that counts unlike tokens.
-
-    Raises:
-        InputError: The user's can't be imported.
-    """
+    """Return the user's reward function, or one that counts unlike tokens."""
     if recipe.reward is None:
         return lambda completion_ids, **_: [len(set(ids)) / max(1, len(ids)) for ids in completion_ids]
     module, _, name = recipe.reward.partition(":")
@@ -125,7 +113,7 @@ def rows_of(workload: Workload, config: Any, directory: Path) -> Any:
     """Return the rows of the user's file, or synthetic ones, as a `datasets.Dataset`."""
     import datasets
 
-    recipe = recipe_in(workload)
+    recipe = cast(Recipe, workload.recipe)
     if workload.dataset is not None:
         return datasets.load_from_disk(str(directory / _ROWS))
     random = np.random.default_rng(workload.seed)
@@ -175,60 +163,42 @@ def order_of(dataset: Any, longest_first: int, workload: Workload) -> Any:
     return np.concatenate([np.tile(longest, STEPS_TO_PEAK), order])
 
 
-def recipe_in(workload: Workload) -> Recipe:
-    """Return the recipe of a workload that has one."""
-    assert workload.recipe is not None
-    return workload.recipe
-
-
 def row_lengths(dataset: Any) -> NDArray[np.int64]:
     """Return the length of each row, in ids or characters: of the prompt, and of the longest that may follow it."""
+
+    def size(value: Any) -> int:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return sum(len(str(message.get("content") or "")) for message in value)
+        return len(value) if isinstance(value, list | str) else 0
+
     names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
-    found = {name: np.array([_size(value) for value in dataset[name]], dtype=np.int64) for name in names}
+    found = {name: np.array([size(value) for value in dataset[name]], dtype=np.int64) for name in names}
     none = np.zeros(len(dataset), dtype=np.int64)
     prompt: NDArray[np.int64] = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=none)
     return prompt + np.max([none, *found.values()], axis=0)  # type: ignore[no-any-return]
 
 
-def _size(value: Any) -> int:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return sum(len(str(message.get("content") or "")) for message in value)
-    return len(value) if isinstance(value, list | str) else 0
-
-
-# The Trainer
-
-
 def recipe_trainer(
     workload: Workload,
     mapping: TrainingPlan,
-    arguments: dict[str, Any],
-    model: Any,
+    arguments: dict[str, Any],  # of TRL's configuration
+    model: Any,  # with random weights, without an adapter
     *,
-    directory: Path,
-    samples: int,
-    distinct: int,
+    directory: Path,  # where `checked_data` put the rows of a file
+    samples: int,  # of all steps; with generations, completions
+    distinct: int,  # different ones among them, after which the first follows again
     longest_first: int,
     callbacks: Sequence[Any] = (),
     precomputed: Callable[[float], None] = lambda seconds: None,
 ) -> Any:
-    """Return TRL's Trainer for a workload.
+    """Return TRL's Trainer for a workload that has a recipe.
 
-    Args:
-        workload: Has a recipe.
-        mapping: Says the adapter.
-        arguments: Of TRL's configuration.
-        model: With random weights, without an adapter.
-        directory: Where `checked_data` put the rows of a file.
-        samples: Of all steps; with generations, completions.
-        distinct: Different ones among them, after which the first follows again.
-        longest_first: Number of the longest rows that come first.
-        callbacks: Of the Trainer.
-        precomputed: Gets the seconds for each sample that the reference took before training.
+    `precomputed` gets the seconds for each sample that the reference took before training.
     """
+    import torch
     import trl
 
-    recipe = recipe_in(workload)
+    recipe = cast(Recipe, workload.recipe)
     trainer_class = getattr(trl, recipe.kind.trainer)
     config = getattr(trl, recipe.kind.config)(**arguments)
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
@@ -237,7 +207,23 @@ def recipe_trainer(
         if given["peft_config"] is None:
             raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
     rows = rows_of(workload, model.config, directory)
-    with quiet_datasets(), _as_in_a_trial(trainer_class, model, precomputed):
+    precompute: Any = getattr(trainer_class, "_precompute_ref_logps", None)
+
+    def copied(*_: Any, dtype: Any = None, **__: Any) -> Any:  # the policy for a reference that TRL would load by name
+        reference = copy.deepcopy(model)
+        return reference.to(dtype) if isinstance(dtype, torch.dtype) else reference
+
+    def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        made = precompute(trainer, dataset, *args, **kwargs)  # the results are on the host
+        precomputed((time.perf_counter() - began) / len(dataset))
+        return made
+
+    with (
+        quiet_datasets(),
+        patch.object(sys.modules[trainer_class.__module__], "create_model_from_path", copied, create=True),
+        patch.object(trainer_class, "_precompute_ref_logps", timed, create=True),
+    ):
         trainer = trainer_class(
             model=model,
             args=config,
@@ -251,42 +237,8 @@ def recipe_trainer(
     return trainer
 
 
-@contextmanager
-def _as_in_a_trial(trainer_class: Any, model: Any, precomputed: Callable[[float], None]) -> Iterator[None]:
-    """Have TRL copy the policy for its reference, which it would load by name, and time a reference that runs before.
-
-    `precomputed` gets the seconds that the reference takes for a sample.
-    """
-    import torch
-
-    precompute = getattr(trainer_class, "_precompute_ref_logps", None)
-
-    def copied(*_: Any, dtype: Any = None, **__: Any) -> Any:
-        reference = copy.deepcopy(model)
-        return reference.to(dtype) if isinstance(dtype, torch.dtype) else reference
-
-    def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        made = precompute(trainer, dataset, *args, **kwargs)  # type: ignore[misc]  # the results are on the host
-        precomputed((time.perf_counter() - began) / len(dataset))
-        return made
-
-    module = sys.modules[trainer_class.__module__]
-    with (
-        patch.object(module, "create_model_from_path", copied, create=True),
-        patch.object(trainer_class, "_precompute_ref_logps", timed, create=True),
-    ):
-        yield
-
-
 class StepCount:
-    """Counts the samples of a Trainer's steps; with generations the prompts, and the completions of each.
-
-    Args:
-        trainer: Before it trains.
-        recipe: Of its workload.
-        per_step: Samples of a step.
-    """
+    """Counts the samples of a Trainer's steps; with generations the prompts, and the completions of each."""
 
     def __init__(self, trainer: Any, recipe: Recipe, per_step: int) -> None:
         self._trainer, self._recipe, self._per_step = trainer, recipe, per_step
@@ -318,11 +270,7 @@ class StepCount:
         return self._original(model, inputs, *args, **kwargs)
 
     def checked(self) -> str:
-        """Return in words what a step trained on.
-
-        Raises:
-            NoEffectError: It was something else than the workload says.
-        """
+        """Return in words what a step trained on."""
         expected = self._trainer.state.global_step * self._per_step
         if self.samples != expected:
             raise NoEffectError(

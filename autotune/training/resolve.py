@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
-from autotune.training.inputs import takes_images, takes_sound
+from autotune.training.inputs import IMAGES, SOUND
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import Kind, ModelSpec, Task
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 # The class that chooses the head by model type, and the table of transformers that names those types.
 HEADS = {
-    Task.CAUSAL_LM: ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    Task.SEQ2SEQ_LM: ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-    Task.MASKED_LM: ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    Task.SEQUENCE_CLASSIFICATION: (
-        "AutoModelForSequenceClassification",
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    ),
-    Task.IMAGE_CLASSIFICATION: ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
-    Task.SPEECH_CTC: ("AutoModelForCTC", "MODEL_FOR_CTC_MAPPING_NAMES"),
-    Task.SPEECH_SEQ2SEQ: ("AutoModelForSpeechSeq2Seq", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
-    Task.AUDIO_CLASSIFICATION: ("AutoModelForAudioClassification", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES"),
-    Task.IMAGE_TEXT_TO_TEXT: ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
+    task: (f"AutoModelFor{head}", f"MODEL_FOR_{table}_MAPPING_NAMES")
+    for task, head, table in (
+        (Task.CAUSAL_LM, "CausalLM", "CAUSAL_LM"),
+        (Task.SEQ2SEQ_LM, "Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
+        (Task.MASKED_LM, "MaskedLM", "MASKED_LM"),
+        (Task.SEQUENCE_CLASSIFICATION, "SequenceClassification", "SEQUENCE_CLASSIFICATION"),
+        (Task.IMAGE_CLASSIFICATION, "ImageClassification", "IMAGE_CLASSIFICATION"),
+        (Task.SPEECH_CTC, "CTC", "CTC"),
+        (Task.SPEECH_SEQ2SEQ, "SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+        (Task.AUDIO_CLASSIFICATION, "AudioClassification", "AUDIO_CLASSIFICATION"),
+        (Task.IMAGE_TEXT_TO_TEXT, "ImageTextToText", "IMAGE_TEXT_TO_TEXT"),
+    )
 }
 USUAL_TASK: dict[Kind, Task] = {
     "decoder": Task.CAUSAL_LM,
@@ -49,16 +49,9 @@ USUAL_TASK: dict[Kind, Task] = {
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
     """Find the model that the user means: in the catalogue, in a directory, or on the hub, in this order.
 
-    A name of the catalogue needs no network, and wins over a directory of the same name, which `./name` stands for.
-
-    Args:
-        reference: Catalogue name or full id (in any case), directory, or hub id.
-        revision: Branch, tag or commit on the hub; the catalogue's figures are those of the main branch.
-        trust_remote_code: Whether code that comes with the model may run; otherwise the library's own class is used.
-
-    Raises:
-        UnknownModelError: The reference leads nowhere.
-        InputError: It leads to something that is not a model that can be trained.
+    A name of the catalogue, in any case, needs no network, and wins over a directory of the same name, which `./name`
+    stands for. `revision` is of the hub; the catalogue's figures are those of the main branch. Without
+    `trust_remote_code` the library's own class is used in place of code that comes with the model.
     """
     name = reference.strip()
     if not name:
@@ -67,22 +60,17 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
     if entry := entries_by_name().get(name.lower()):
         figures = entry.model_dump(include={"model_type", "kind", "config"})
         return ModelSpec(**asked, **figures, name=entry.id, source="catalogue")
-    if directory := _directory(name):
-        return _described_by(directory / "config.json", asked, name=directory.name, source="directory")
-    return _described_by(_hub_config_file(name, revision), asked, name=name, source="hub")
-
-
-def _directory(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
-        if path.is_dir():
-            return path.resolve()
-        is_file = path.is_file()
+        is_directory, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError):  # a name too long, a home that isn't there
-        return None
+        is_directory = is_file = False
     if is_file:
         raise InputError(f"{shown(name)} is a file; give the directory that holds config.json")
-    return None
+    if is_directory:
+        path = path.resolve()
+        return _described_by(path / "config.json", asked, name=path.name, source="directory")
+    return _described_by(_hub_config_file(name, revision), asked, name=name, source="hub")
 
 
 def _hub_config_file(name: str, revision: str | None) -> Path:
@@ -125,15 +113,25 @@ def _unknown(name: str, reason: str) -> UnknownModelError:
 
 
 def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]) -> ModelSpec:
-    config = _read_json(file)
-    where = shown(str(file))
+    from transformers import __version__ as installed
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config, where = _read_json(file), shown(str(file))
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise InputError(f"{where}: the weights are quantized already ({method}); name the model they were made from")
-    code = config.get("auto_map") or {}
-    model_type = config.get("model_type")
-    if not (asked["trust_remote_code"] and "AutoConfig" in code):
-        _check_model_type(model_type, where, has_code=bool(code))
+    code, model_type = config.get("auto_map") or {}, config.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if not is_known and not (asked["trust_remote_code"] and "AutoConfig" in code):
+        if code:
+            raise InputError(
+                f"{where}: model type {model_type!r} is not part of transformers {installed} "
+                "but of code that comes with the model; it runs only with --trust-remote-code"
+            )
+        if not isinstance(model_type, str) or not model_type:
+            raise InputError(f"{where}: lacks model_type, which says what architecture it is (as 'llama')")
+        near = suggestion(model_type, CONFIG_MAPPING.keys())
+        raise InputError(f"{where}: model type {model_type!r} is unknown to transformers {installed}{near}")
     if model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as the library has it when it reads such a file
     spec = ModelSpec(
@@ -157,27 +155,8 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     built = library_config(spec)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
-        raise InputError(cannot_train(where, architecture_of(config) or f"model type {built.model_type!r}"))
+        raise _untrainable(where, architecture_of(config) or f"model type {built.model_type!r}")
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
-
-
-def _check_model_type(model_type: object, where: str, *, has_code: bool) -> None:
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
-        return
-    if has_code:
-        raise InputError(
-            f"{where}: model type {model_type!r} is not part of transformers {transformers.__version__} "
-            "but of code that comes with the model; it runs only with --trust-remote-code"
-        )
-    if not isinstance(model_type, str) or not model_type:
-        raise InputError(f"{where}: lacks model_type, which says what architecture it is (as 'llama')")
-    raise InputError(
-        f"{where}: model type {model_type!r} is unknown to transformers {transformers.__version__}"
-        f"{suggestion(model_type, CONFIG_MAPPING.keys())}"
-    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -218,10 +197,7 @@ def library_config(spec: ModelSpec) -> PreTrainedConfig:
         raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
 
 
-# Heads
-
-
-def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
+def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]:
     """Return the tasks for which the library, or the model's own code, has a head for this type.
 
     Of a speech model these are heads for sound alone. A head whose inputs autotune can't make is none.
@@ -232,11 +208,11 @@ def tasks_for(model_type: str, remote: Collection[str]) -> tuple[Task, ...]:
         task
         for task, (head, table) in HEADS.items()
         if (head in remote or model_type in getattr(modeling_auto, table))
-        and (task is not Task.IMAGE_TEXT_TO_TEXT or takes_images(model_type))
+        and (task is not Task.IMAGE_TEXT_TO_TEXT or model_type in IMAGES)
     )
     if not any(task.takes_audio for task in found):
         return found
-    return tuple(task for task in found if task.takes_audio) if takes_sound(model_type) else ()
+    return tuple(task for task in found if task.takes_audio) if model_type in SOUND else ()
 
 
 def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
@@ -254,39 +230,34 @@ def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
     return "vision"
 
 
-def tasks_of(spec: ModelSpec) -> tuple[Task, ...]:
-    """Return the tasks for which this type of model has a head."""
-    return tasks_for(spec.model_type, remote_classes(spec))
-
-
 def default_task(spec: ModelSpec) -> Task:
-    """Return the task of the head that config.json names, or the usual one of a model of this kind.
-
-    Raises:
-        InputError: config.json names a head that can't be trained here.
-    """
-    usual = USUAL_TASK[spec.kind]
+    """Return the task of the head that config.json names, or the usual one of a model of this kind."""
+    usual, remote = USUAL_TASK[spec.kind], remote_classes(spec)
     if spec.source == "catalogue":
         return usual
-    possible = tasks_of(spec)
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    possible, named = tasks_for(spec.model_type, remote), architecture_of(spec.config)
     usual = usual if usual in possible else possible[0]
-    named = architecture_of(spec.config)
-    own = tuple(task for task in possible if named in _heads(spec, task))
-    if not own and _names_a_head(spec, named):
-        raise InputError(cannot_train(spec.name, str(named), possible))
-    return usual if usual in own or not own else own[0]
+    if own := [task for task in possible if named in _heads(spec, task)]:
+        return usual if usual in own else own[0]
+    if not remote and named in dir(transformers):
+        # A class with a head or a loss of its own. A model without a head, as BertModel, is meant to be given one;
+        # CLIP's kin learn as they are.
+        contrastive = modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(spec.model_type)
+        bare = _names(modeling_auto.MODEL_MAPPING_NAMES.get(spec.model_type))
+        if named == contrastive or named not in bare or re.search("For[A-Z]", str(named)):
+            raise _untrainable(spec.name, str(named), possible)
+    return usual
 
 
 def check_task(spec: ModelSpec, task: Task) -> None:
-    """Refuse a task for which the model has no head.
-
-    Raises:
-        InputError: There is no such head; the message lists those there are.
-    """
+    """Refuse a task for which the model has no head."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    possible = tasks_of(spec)
+    possible = tasks_for(spec.model_type, remote_classes(spec))
     if not possible and spec.model_type not in CONFIG_MAPPING:
         raise InputError(
             f"{shown(spec.name)}: transformers {transformers.__version__} has no models of type {spec.model_type!r}; "
@@ -325,37 +296,20 @@ def architecture_of(config: dict[str, Any]) -> str | None:
     return str(named[0]) if isinstance(named, list) and named else None
 
 
-def cannot_train(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> str:
-    """Return the message of a refusal of a class that has none of the heads, with the ways out."""
+def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> InputError:
+    """Return the error of a class that has none of the heads, with the ways out."""
     heads = ", ".join(task.value for task in Task.heads())
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
-    return (
+    return InputError(
         f"{shown(name)}: {architecture} has no head that can be trained here ({heads}); "
         f"tune a script that trains it (autotune script -- python train.py){others}"
     )
 
 
-def _names_a_head(spec: ModelSpec, named: str | None) -> bool:
-    """Return whether transformers has a class of this name with a head or a loss of its own.
-
-    A model without a head, as BertModel, is meant to be given one; CLIP's kin learn as they are.
-    """
-    import transformers
-    from transformers.models.auto import modeling_auto
-
-    if remote_classes(spec) or named not in dir(transformers):
-        return False
-    contrastive = modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(spec.model_type)
-    bare = _names(modeling_auto.MODEL_MAPPING_NAMES.get(spec.model_type))
-    return named == contrastive or named not in bare or re.search("For[A-Z]", str(named)) is not None
-
-
 def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:
     """Return the classes with the head of a task, the library's choice first."""
-    auto_class = HEADS[task][0]
-    if auto_class in (remote := remote_classes(spec)):
-        return (remote[auto_class].rpartition(".")[2],)
-    return class_names(spec.model_type, task)
+    own = remote_classes(spec).get(HEADS[task][0])
+    return class_names(spec.model_type, task) if own is None else (own.rpartition(".")[2],)
 
 
 def class_names(model_type: str, task: Task) -> tuple[str, ...]:

@@ -50,14 +50,12 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
     """Write the lengths of the workload's texts into `directory`; return how they are spread, and notes for the user.
 
     Synthetic data have neither.
-
-    Raises:
-        InputError: The file can't be used as it is.
-        RunDirectoryError: `directory` can't be written.
     """
-    refuse_files(workload)
     if workload.dataset is None:
         return None, ()
+    if not workload.task.takes_text or workload.task is Task.IMAGE_TEXT_TO_TEXT:
+        what = "recordings" if workload.task.takes_audio else "images"
+        raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
     notes: list[str] = []
     config = build_config(workload.model, workload.task)
     with rows_of_file(workload.dataset, directory) as whole:
@@ -84,24 +82,8 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
     return profile, (f"{profile.shown} (tokenizer: {name})", *notes)
 
 
-def refuse_files(workload: Workload) -> None:
-    """Refuse a data file for a task on images, also beside texts, or sound.
-
-    Raises:
-        InputError: The workload has one.
-    """
-    is_text = workload.task.takes_text and workload.task is not Task.IMAGE_TEXT_TO_TEXT
-    if workload.dataset is not None and not is_text:
-        what = "recordings" if workload.task.takes_audio else "images"
-        raise InputError(f"{workload.dataset}: {what} are not read from files yet; leave the data out")
-
-
 def text_lengths(directory: Path) -> NDArray[np.int64]:
-    """Return the tokens of each sample that `prepare` found, (samples, 1), or (samples, 2) with those of its target.
-
-    Raises:
-        RunDirectoryError: There are none.
-    """
+    """Return the tokens of each sample that `prepare` found, (samples, 1), or (samples, 2) with those of its target."""
     try:
         lengths: NDArray[np.int64] = np.load(directory / TEXT_LENGTHS, allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -132,19 +114,9 @@ def _tokenized(
 
 def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> LengthProfile:
     """Return how the lengths of samples, in tokens, are spread."""
-    median, p95 = (int(np.percentile(lengths, p, method="nearest")) for p in (50, 95))
-    return LengthProfile(
-        samples=len(lengths),
-        mean=float(lengths.mean()),
-        minimum=int(lengths.min()),
-        median=median,
-        p95=p95,
-        maximum=int(lengths.max()),
-        mean_target=mean_target,
-    )
-
-
-# The tokenizer
+    places = {"minimum": 0, "median": 50, "p95": 95, "maximum": 100}
+    found: dict[str, Any] = {n: int(np.percentile(lengths, at, method="nearest")) for n, at in places.items()}
+    return LengthProfile(samples=len(lengths), mean=float(lengths.mean()), mean_target=mean_target, **found)
 
 
 def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
@@ -171,19 +143,11 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
                 return text
 
         return ByteTokenizer(split_special_tokens=True), BYTE_LEVEL
+    revision, options = spec.revision, {"local_files_only": True, "trust_remote_code": spec.trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            revision=None if spec.path else spec.revision,
-            local_files_only=True,
-            trust_remote_code=spec.trust_remote_code,
-        )
+        return AutoTokenizer.from_pretrained(name, revision=None if spec.path else revision, **options), name
     except Exception as error:  # whatever the tokenizer's library or its remote code raises
         raise InputError(f"{name}: the tokenizer can't be loaded ({one_line(error)})") from error
-    return tokenizer, name
-
-
-# The file
 
 
 @contextmanager
@@ -191,16 +155,34 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
     """Give the rows of the file that the user calls `dataset`, as a `datasets.Dataset`; quiet while entered.
 
     `directory` is made. What the library writes lies in it meanwhile.
-
-    Raises:
-        InputError: The file is missing, malformed or holds no rows.
-        RunDirectoryError: `directory` can't be written.
     """
+    import datasets
+
     path = checked_path(dataset)
+    kind, options = _READERS[path.suffix.lower()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
-            yield _read(path, dataset, Path(scratch))
+            # The library takes file names for patterns and URLs, so it gets one that is neither.
+            link = Path(scratch) / f"source{path.suffix.lower()}"
+            link.symlink_to(path)
+            rows = None
+            try:
+                files = glob.escape(str(link))
+                reader = datasets.load_dataset_builder(kind, data_files=files, cache_dir=scratch, **options)
+                reader.download_and_prepare()
+                if reader.info.splits["train"].num_examples:
+                    rows = reader.as_dataset(split="train")
+            except Exception as error:  # whatever the library's parsers raise
+                cause = error.__cause__ or error
+                if isinstance(cause, UnicodeDecodeError):
+                    raise cause from error
+                bad = _bad_record(path) if kind == "json" else None
+                reason = bad or f"can't be read as {path.suffix[1:].upper()} ({one_line(cause)})"
+                raise InputError(f"{dataset}: {reason}; mend or convert it") from error
+            if rows is None:
+                raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
+            yield rows
     except UnicodeDecodeError as error:  # the library's JSON reader raises it only when a text is used
         raise InputError(f"{dataset}: is not UTF-8 text; save it in that encoding") from error
     except OSError as error:
@@ -208,11 +190,7 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
 
 
 def checked_path(dataset: str) -> Path:
-    """Return the path of a readable file of a known kind.
-
-    Raises:
-        InputError: It is missing, empty, no file, or of another kind.
-    """
+    """Return the path of a readable file of a known kind."""
     try:
         path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
         if path.suffix.lower() not in _READERS:
@@ -228,29 +206,6 @@ def checked_path(dataset: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{dataset}: can't be read ({one_line(error)})") from error
     return path
-
-
-def _read(path: Path, dataset: str, scratch: Path) -> Any:
-    import datasets
-
-    kind, options = _READERS[path.suffix.lower()]
-    # The library takes file names for patterns and URLs, so it gets one that is neither.
-    link = scratch / f"source{path.suffix.lower()}"
-    link.symlink_to(path)
-    files = glob.escape(str(link))
-    try:
-        reader = datasets.load_dataset_builder(kind, data_files=files, cache_dir=str(scratch), **options)
-        reader.download_and_prepare()
-        if reader.info.splits["train"].num_examples:
-            return reader.as_dataset(split="train")
-    except Exception as error:  # whatever the library's parsers raise
-        cause = error.__cause__ or error
-        if isinstance(cause, UnicodeDecodeError):
-            raise cause from error
-        bad = _bad_record(path) if kind == "json" else None
-        reason = bad or f"can't be read as {path.suffix[1:].upper()} ({one_line(cause)})"
-        raise InputError(f"{dataset}: {reason}; mend or convert it") from error
-    raise InputError(f"{dataset}: holds no rows; give a file with at least one text")
 
 
 def _bad_record(path: Path) -> str | None:
@@ -281,11 +236,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 def _text_columns(rows: Any, workload: Workload, notes: list[str]) -> list[str]:
-    """Return the column of the text, and that of the target for a decoder that has one.
-
-    Raises:
-        InputError: It isn't clear which column of strings is the text.
-    """
+    """Return the column of the text, and that of the target for a decoder that has one, if both are clear."""
     texts = [name for name, kind in rows.features.items() if _kind(kind) in _STRINGS]
     field, columns, is_seq2seq = workload.text_field, ", ".join(rows.column_names), workload.task is Task.SEQ2SEQ_LM
     has_target = is_seq2seq and field != "target" and "target" in texts
@@ -312,22 +263,16 @@ def _kind(feature: Any) -> str:
 
 
 def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL has no use for in a recipe; conversations (`messages`) and whole texts do for SFT.
-
-    Raises:
-        InputError: A column is missing, or holds neither text nor conversations; labels: neither truths nor numbers.
-    """
+    """Refuse rows that TRL has no use for in a recipe; conversations (`messages`) and whole texts do for SFT."""
     columns = list(features)
     whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
     for column in (column for column in whole or recipe.kind.columns if column in columns):
         message = getattr(features[column], "feature", None)  # of a conversation
+        wanted, is_usable = "text, or messages with role and content", _kind(features[column]) in _STRINGS
         if column == "label":
             wanted, is_usable = "true or false", _kind(features[column]) in ("bool", "int64")
         elif isinstance(message, Mapping):
             is_usable = {"role", "content"} <= message.keys() and _kind(message["role"]) == "string"
-            wanted = "text, or messages with role and content"
-        else:
-            wanted, is_usable = "text, or messages with role and content", _kind(features[column]) in _STRINGS
         if not is_usable:
             raise InputError(f"{dataset}: {column}: expected {wanted}")
     needed = [column for column in recipe.kind.columns if column not in columns and not whole]

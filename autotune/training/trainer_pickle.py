@@ -34,12 +34,7 @@ _OF_THE_PROCESS = (
 
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
-    """Return a picklable function that makes a Trainer like this one.
-
-    Raises:
-        InputError: It is no Trainer, or can't be pickled.
-    """
-    import cloudpickle
+    """Return a picklable function that makes a Trainer like this one."""
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
@@ -55,20 +50,8 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
             {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
         ),
     }
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-        def reducer_override(self, obj: Any) -> Any:
-            if obj is trainer:
-                return copyreg.__newobj__, (type(trainer),), state  # type: ignore[attr-defined]
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    try:
-        Pickler(file).dump(trainer)
-    except Exception as error:  # whatever the objects raise
-        remedy = "use find(make_trainer=...) with a function that makes the Trainer"
-        raise _unpicklable(f"trainer: {type(trainer).__name__}", error, remedy) from error
-    return functools.partial(_made_anew, file.getvalue())
+    remedy = "use find(make_trainer=...) with a function that makes the Trainer"
+    return functools.partial(_made_anew, pickled(trainer, f"trainer: {type(trainer).__name__}", remedy, state=state))
 
 
 def _made_anew(content: bytes) -> Any:
@@ -89,36 +72,35 @@ def _made_anew(content: bytes) -> Any:
     return trainer
 
 
-def _unpicklable(what: str, error: Exception, remedy: str) -> InputError:
-    why = f"{type(error).__name__}: {one_line(error)}"
-    return InputError(f"{what} can't be handed to another process: {why}; {remedy}")
-
-
-def pickled(function: Callable[..., Any], what: str) -> bytes:
-    """Return a function of the user's as bytes for another process.
-
-    Raises:
-        InputError: It can't be pickled; the message begins with `what`.
-    """
+def pickled(
+    made: Any, what: str, remedy: str = "make what it needs inside it", *, state: dict[str, Any] | None = None
+) -> bytes:
+    """Return an object of the user's as bytes for another process, with the attributes `state` if they are given."""
     import cloudpickle
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+        def reducer_override(self, obj: Any) -> Any:
+            if state is not None and obj is made:
+                return copyreg.__newobj__, (type(made),), state  # type: ignore[attr-defined]
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
     try:
-        content: bytes = cloudpickle.dumps(function)
+        Pickler(file).dump(made)
     except Exception as error:  # whatever the objects that it refers to raise
-        raise _unpicklable(what, error, "make what it needs inside it") from error
-    return content
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{what} can't be handed to another process: {why}; {remedy}") from error
+    return file.getvalue()
 
 
 @contextmanager
 def model_on_cpu(trainer: Any) -> Iterator[None]:
-    """Keep the model of a Trainer, if it has one, on the CPU while entered."""
-    model = getattr(trainer, "model", None)
-    if model is None:
-        yield
-        return
-    import torch
+    """Keep the model of a Trainer, if it has one on a GPU, on the CPU while entered."""
+    model, device = getattr(trainer, "model", None), None
+    if model is not None:
+        import torch
 
-    device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+        device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
     if device is None or device.type != "cuda":
         yield
         return

@@ -122,7 +122,7 @@ class SoakTask(Value):
     """Evaluate with the first of these batch sizes that fits, and save a checkpoint."""
 
     kind: Literal["soak"] = "soak"
-    eval_batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1, description="in the order of trying")
+    eval_batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)  # in the order of trying
 
 
 class LossTask(Value):
@@ -130,8 +130,8 @@ class LossTask(Value):
 
     kind: Literal["losses"] = "losses"
     steps: PositiveInt
-    pass_steps: PositiveInt = Field(description="steps until the samples come again")
-    seed: NonNegativeInt = Field(description="of randomness in training; weights and samples have the workload's seed")
+    pass_steps: PositiveInt  # steps until the samples come again
+    seed: NonNegativeInt  # of randomness in training; weights and samples have the workload's seed
 
 
 CheckTask = Annotated[SoakTask | LossTask, Field(discriminator="kind")]
@@ -140,21 +140,15 @@ CheckTask = Annotated[SoakTask | LossTask, Field(discriminator="kind")]
 class Soaked(Value):
     """What fitted the memory budget in a soak."""
 
-    eval_batch_size: PositiveInt | None = Field(description="None: there was no evaluation")
-    not_evaluated: str | None = Field(default=None, description="why; None: the user's Trainer has no evaluation data")
-    checkpoint_bytes: int | None = Field(description="weights and optimizer states on disk; None: not saved")
-    not_saved: str | None = Field(default=None, description="why no checkpoint was saved")
-    eval_accumulation_steps: PositiveInt | None = Field(
-        default=None, description="batches after which predictions are moved to the host; None: at the end"
-    )
-    predicted_samples: PositiveInt | None = Field(
-        default=None, description="samples whose predictions were kept for compute_metrics; None: none were"
-    )
-    predictions_bytes: int | None = Field(default=None, description="size of those predictions on the host")
-    peak_bytes: int | None = Field(default=None, description="peak of training, saving and evaluating")
-    metrics_failed: str | None = Field(
-        default=None, description="why predictions could not be kept, or compute_metrics failed on them"
-    )
+    eval_batch_size: PositiveInt | None  # None: there was no evaluation
+    not_evaluated: str | None = None  # why; None: the user's Trainer has no evaluation data
+    checkpoint_bytes: int | None  # weights and optimizer states on disk; None: not saved
+    not_saved: str | None = None  # why no checkpoint was saved
+    eval_accumulation_steps: PositiveInt | None = None  # batches until predictions go to the host; None: at the end
+    predicted_samples: PositiveInt | None = None  # whose predictions were kept for compute_metrics; None: none were
+    predictions_bytes: int | None = None  # size of those predictions on the host
+    peak_bytes: int | None = None  # peak of training, saving and evaluating
+    metrics_failed: str | None = None  # why predictions could not be kept, or compute_metrics failed on them
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -183,17 +177,15 @@ class Soaked(Value):
 class LossCurve(Value):
     """The losses of a loss run."""
 
-    losses: tuple[float, ...] = Field(description="loss of each optimizer step, averaged over its micro-batches")
-    dropout_spread: float | None = Field(
-        description="standard deviation of the loss of one step's samples under dropout; None: not measured"
-    )
+    losses: tuple[float, ...]  # loss of each optimizer step, averaged over its micro-batches
+    dropout_spread: float | None  # standard deviation of one step's loss under dropout; None: not measured
 
 
 class LossVerdict(Value):
     """How the losses of a configuration compare with those of the reference."""
 
     passed: bool
-    statement: str = Field(description="what was compared and the outcome, one line")
-    difference: float = Field(description="mean absolute difference of the smoothed curves")
-    spread: float = Field(description="mean absolute difference between two runs of the reference")
-    progress: float = Field(description="decrease of the reference's smoothed loss")
+    statement: str  # what was compared and the outcome, one line
+    difference: float  # mean absolute difference of the smoothed curves
+    spread: float  # mean absolute difference between two runs of the reference
+    progress: float  # decrease of the reference's smoothed loss

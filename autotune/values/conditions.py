@@ -33,17 +33,11 @@ class Conditions(Value):
 
     retired = frozenset({"waited_share", "clock_mhz", "max_clock_mhz"})
 
-    others_share: float | None = Field(
-        default=None, description="share of the time of the trial's cores that other processes used"
-    )
-    stolen_share: float | None = Field(default=None, description="share of these cores' time that a hypervisor took")
-    throttled: dict[str, float] = Field(
-        default_factory=dict, description="GPU: share of the samples in which it was throttled, by reason"
-    )
-    temperature_c: float | None = Field(default=None, description="GPU: highest temperature")
-    idle_share: float | None = Field(
-        default=None, description="GPU: share of the time without computation, waiting for data or kernel launches"
-    )
+    others_share: float | None = None  # share of the time of the trial's cores that other processes used
+    stolen_share: float | None = None  # share of these cores' time that a hypervisor took
+    throttled: dict[str, float] = Field(default_factory=dict)  # GPU: share of samples in which it was, by reason
+    temperature_c: float | None = None  # GPU: highest temperature
+    idle_share: float | None = None  # GPU: share of the time without computation, waiting for data or kernel launches
 
     @property
     def taken_share(self) -> float:
@@ -109,7 +103,7 @@ class OtherProcess(Value):
     """Another process that computes on the device."""
 
     pid: int
-    name: str = Field(description="its command, shortened")
+    name: str  # its command, shortened
     used_bytes: int | None
 
 

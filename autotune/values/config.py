@@ -1,6 +1,6 @@
 """A training configuration, one point of the search space, and the metadata of its knobs.
 
-Each field of `TrainConfig` and `Parallelism` is annotated with a :class:`Knob`. Code that exports, names, predicts or
+Each field of `TrainConfig` and `Parallelism` has a :class:`Knob` in a table. Code that exports, names, predicts or
 shows knobs reads this metadata instead of listing fields.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import attrgetter, not_
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from autotune.value import Value
@@ -98,24 +98,6 @@ class KnobField(NamedTuple):
         return None if template is None or value == self.field.default else template.format(value)
 
 
-def knobs_of(kind: type[BaseModel], prefix: str = "") -> dict[str, KnobField]:
-    """Return the knobs by name, in the order of the fields; fields of a nested model are named 'parent.field'.
-
-    Raises:
-        TypeError: A field has no `Knob`.
-    """
-    found: dict[str, KnobField] = {}
-    for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= knobs_of(field.annotation, f"{prefix}{name}.")
-            continue
-        knob = next((m for m in field.metadata if isinstance(m, Knob)), None)
-        if knob is None:
-            raise TypeError(f"{kind.__name__}.{name} has no Knob that says what a change of it means")
-        found[prefix + name] = KnobField(knob, field)
-    return found
-
-
 def _of_split(change: Difference) -> AllowanceName:
     # Another micro-batch is exact, unless the model couples samples (batch norm, router loss).
     if change.facts.split_changes is not None:
@@ -176,34 +158,26 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 class Parallelism(Value):
     """How one training is spread over devices: world size = data x tensor x sequence parallel."""
 
-    world_size: Annotated[PositiveInt, Knob(_of_layout, "devices", feature="several")] = Field(
-        default=1, description="number of processes, one per device"
-    )
-    sharding: Annotated[Sharding, Knob(_of_sharding, "sharding", feature="sharding={}")] = Field(
+    world_size: PositiveInt = Field(default=1, description="number of processes, one per device")
+    sharding: Sharding = Field(
         default="none",
         description="how data-parallel ranks shard weights, gradients and optimizer states: none is DDP, fsdp is "
         "FSDP2, zero is DeepSpeed",
     )
-    tensor_parallel: Annotated[PositiveInt, Knob(_of_layout, "tensor-parallel")] = Field(
-        default=1, description="devices that share each layer's matrices"
-    )
-    sequence_parallel: Annotated[PositiveInt, Knob(_of_layout, "sequence-parallel")] = Field(
+    tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
+    sequence_parallel: PositiveInt = Field(
         default=1,
         exclude_if=lambda degree: degree == 1,
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
     )
-    offload: Annotated[Literal["none", "optimizer", "parameters"], Knob("exact", "offload")] = Field(
+    offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none", description="what the host's memory keeps; parameters includes the optimizer states"
     )
-    wrapping: Annotated[Literal["layers", "size"], Knob("exact", "fsdp-wrapping")] = Field(
+    wrapping: Literal["layers", "size"] = Field(
         default="layers", description="FSDP units: each transformer layer, or modules above a number of parameters"
     )
-    ddp_bucket_cap_mb: Annotated[PositiveInt | None, Knob("exact", "ddp-bucket-cap-mb")] = Field(
-        default=None, description="MB of gradients per all-reduce; None: 25"
-    )
-    ddp_static_graph: Annotated[bool, Knob("exact", "ddp-static-graph")] = Field(
-        default=False, description="the same parameters take part in every step"
-    )
+    ddp_bucket_cap_mb: PositiveInt | None = Field(default=None, description="MB of gradients per all-reduce; None: 25")
+    ddp_static_graph: bool = Field(default=False, description="the same parameters take part in every step")
 
     @property
     def data_parallel(self) -> int:
@@ -233,49 +207,22 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         ('adamw_torch_fused', 'all-linear')
     """
 
-    per_device_train_batch_size: Annotated[PositiveInt, Knob(_of_split, "micro-batch", argument="always")] = Field(
-        le=LARGEST_BATCH, description="the micro-batch, in samples"
+    per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
+    precision: Precision = Precision.FP32
+    tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
+    optim: OptimizerName = Field(default="adamw_torch_fused", description="name of the optimizer in transformers")
+    checkpointing: Checkpointing = "none"
+    attn_implementation: str | None = Field(default=None, description="kernel, as sdpa; None: there is no attention")
+    experts_implementation: str | None = Field(default=None, description="as grouped_mm; None: there is no choice")
+    experts_per_token: PositiveInt | None = Field(default=None, description="in place of the model's own top-k")
+    expert_capacity: PositiveInt | None = Field(default=None, description="tokens of an expert; None: the model's own")
+    use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
+    chunked_loss: bool = Field(
+        default=False, exclude_if=not_, description="a causal model's loss is worked out a few positions at a time"
     )
-    precision: Annotated[Precision, Knob(_of_precision, feature="precision={}".format)] = Precision.FP32
-    tf32: Annotated[
-        bool, Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32", word="tf32")
-    ] = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
-    optim: Annotated[OptimizerName, Knob(_of_optimizer, argument="always", feature="optim={}".format)] = Field(
-        default="adamw_torch_fused", description="name of the optimizer in transformers"
-    )
-    checkpointing: Annotated[Checkpointing, Knob("exact", feature="checkpointing={}", word="checkpointing {}")] = "none"
-    # None: the model has no attention.
-    attn_implementation: Annotated[
-        str | None, Knob("exact", "attention", feature="attention={}".format, word="{} attention")
-    ] = Field(default=None, description="attention kernel, such as sdpa, eager or flash_attention_2")
-    # None: the model has no experts to choose for.
-    experts_implementation: Annotated[str | None, Knob("exact", "experts", feature="experts={}", word="{} experts")] = (
-        Field(default=None, description="how experts run: grouped_mm, batched_mm or eager")
-    )
-    experts_per_token: Annotated[PositiveInt | None, Knob("method", word="{} experts a token")] = Field(
-        default=None, description="in place of the model's own top-k"
-    )
-    expert_capacity: Annotated[PositiveInt | None, Knob("method", word="expert capacity {}")] = Field(
-        default=None, description="tokens an expert takes, in place of the model's own capacity"
-    )
-    use_liger_kernel: Annotated[
-        bool, Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger")
-    ] = Field(default=False, description="fused kernels of the package liger-kernel")
-    chunked_loss: Annotated[bool, Knob("numerics", feature="chunked-loss", word="chunked loss")] = Field(
-        default=False,
-        exclude_if=lambda is_on: not is_on,
-        description="a causal model's logits and loss are worked out for a few positions at a time",
-    )
-    torch_compile_backend: Annotated[
-        BackendName | None,
-        Knob(_of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"),
-    ] = Field(default=None, description="None: not compiled")
-    torch_compile_mode: Annotated[
-        Mode | None, Knob(_of_compiling, "compile-mode", argument="unless default", word=" {}")
-    ] = Field(default=None, description="mode of inductor; None: its default")
-    activation_memory_budget: Annotated[
-        float | None, Knob("numerics", feature="activation-budget={}", word="activation budget {}")
-    ] = Field(
+    torch_compile_backend: BackendName | None = Field(default=None, description="None: not compiled")
+    torch_compile_mode: Mode | None = Field(default=None, description="mode of inductor; None: its default")
+    activation_memory_budget: float | None = Field(
         default=None,
         ge=0,
         lt=1,
@@ -283,77 +230,30 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         description="share of its activations that a compiled model keeps for the backward pass, which works out the "
         "others again (torch._functorch.config); None: all",
     )
-    adapter: Annotated[AnyAdapter | None, Knob("method", feature="adapter", word="{0.shown}")] = Field(
-        default=None, description="None: all weights are trained"
+    adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
+    quantization: Quantization | None = Field(default=None, description="of frozen base weights; None: not quantized")
+    dataloader_num_workers: int = Field(default=0, ge=0, le=1024, description="processes that load data")
+    dataloader_prefetch_factor: PositiveInt | None = Field(
+        default=None, le=1024, description="batches that each worker prepares ahead; None: torch's 2"
     )
-    quantization: Annotated[
-        Quantization | None,
-        Knob("method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}", word="{} base weights"),
-    ] = Field(default=None, description="format of the frozen base weights; None: not quantized")
-    dataloader_num_workers: Annotated[
-        int, Knob("exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers")
-    ] = Field(default=0, ge=0, le=1024, description="processes that load data")
-    # None: torch's 2.
-    dataloader_prefetch_factor: Annotated[
-        PositiveInt | None, Knob("exact", "prefetch", argument="unless default", is_traced=False)
-    ] = Field(default=None, le=1024, description="batches that each worker prepares ahead")
-    dataloader_pin_memory: Annotated[bool, Knob("exact", "pin-memory", argument="always", is_traced=False)] = Field(
-        default=True, description="copy to the device from pinned memory"
-    )
-    train_sampling_strategy: Annotated[
-        Literal["random", "sequential", "group_by_length", "batch_rebalance"],
-        Knob(
-            "numerics",
-            "sampling",
-            argument="always",
-            feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,
-            word={"group_by_length": "grouped by length", "batch_rebalance": "balanced by tokens"}.get,
-        ),
-    ] = Field(
+    dataloader_pin_memory: bool = Field(default=True, description="copy to the device from pinned memory")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = Field(
         default="random",
         description="order of the samples; batch_rebalance: a step's samples are drawn at random, and cut into "
         "micro-batches of about the same cost in tokens, few long samples or many short ones",
     )
-    packing: Annotated[bool, Knob(_of_layout, feature="packed", word="packed")] = Field(
-        default=False, description="concatenate the samples of a micro-batch into one row, without padding"
+    packing: bool = Field(default=False, description="samples of a micro-batch are one row, without padding")
+    generation_batch_size: PositiveInt | None = Field(
+        default=None, le=LARGEST_BATCH, exclude_if=not_, description="completions generated at once; None: of a step"
     )
-    generation_batch_size: Annotated[
-        PositiveInt | None, Knob("exact", "generation-batch", word="{} generated at once")
-    ] = Field(
-        default=None,
-        le=LARGEST_BATCH,
-        exclude_if=lambda size: size is None,
-        description="completions that GRPO and RLOO generate at once, in samples; None: those of a step",
+    precompute_ref_log_probs: bool = Field(
+        default=False, exclude_if=not_, description="DPO and KTO run their reference over all data before training"
     )
-    precompute_ref_log_probs: Annotated[bool, Knob("exact", "precompute-ref", word="reference worked out before")] = (
-        Field(
-            default=False,
-            exclude_if=lambda is_on: not is_on,
-            description="DPO and KTO run their reference model over all data before training, and drop it then",
-        )
+    torch_empty_cache_steps: PositiveInt | None = Field(
+        default=None, le=1_000_000, exclude_if=not_, description="steps between calls of torch.cuda.empty_cache"
     )
-    torch_empty_cache_steps: Annotated[
-        PositiveInt | None,
-        Knob(
-            "exact",
-            "empty-cache",
-            argument="unless default",
-            is_traced=False,
-            feature="empty-cache={}",
-            word="cache emptied every {} steps",
-        ),
-    ] = Field(
-        default=None,
-        le=1_000_000,
-        exclude_if=lambda steps: steps is None,
-        description="steps between calls of torch.cuda.empty_cache; None: never",
-    )
-    expandable_segments: Annotated[
-        bool, Knob("exact", feature="expandable-segments", word="expandable segments", is_traced=False)
-    ] = Field(
-        default=False,
-        exclude_if=lambda is_on: not is_on,
-        description="torch's CUDA allocator enlarges its segments in place (PYTORCH_ALLOC_CONF)",
+    expandable_segments: bool = Field(
+        default=False, exclude_if=not_, description="torch's CUDA allocator enlarges its segments in place"
     )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
 
@@ -385,8 +285,61 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         return self.digest()
 
 
+_KNOBS = {
+    "per_device_train_batch_size": Knob(_of_split, "micro-batch", argument="always"),
+    "precision": Knob(_of_precision, feature="precision={}".format),
+    "tf32": Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32", word="tf32"),
+    "optim": Knob(_of_optimizer, argument="always", feature="optim={}".format),
+    "checkpointing": Knob("exact", feature="checkpointing={}", word="checkpointing {}"),
+    "attn_implementation": Knob("exact", "attention", feature="attention={}".format, word="{} attention"),
+    "experts_implementation": Knob("exact", "experts", feature="experts={}", word="{} experts"),
+    "experts_per_token": Knob("method", word="{} experts a token"),
+    "expert_capacity": Knob("method", word="expert capacity {}"),
+    "use_liger_kernel": Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger"),
+    "chunked_loss": Knob("numerics", feature="chunked-loss", word="chunked loss"),
+    "torch_compile_backend": Knob(
+        _of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"
+    ),
+    "torch_compile_mode": Knob(_of_compiling, "compile-mode", argument="unless default", word=" {}"),
+    "activation_memory_budget": Knob("numerics", feature="activation-budget={}", word="activation budget {}"),
+    "adapter": Knob("method", feature="adapter", word="{0.shown}"),
+    "quantization": Knob(
+        "method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}", word="{} base weights"
+    ),
+    "dataloader_num_workers": Knob(
+        "exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers"
+    ),
+    "dataloader_prefetch_factor": Knob("exact", "prefetch", argument="unless default", is_traced=False),
+    "dataloader_pin_memory": Knob("exact", "pin-memory", argument="always", is_traced=False),
+    "train_sampling_strategy": Knob(
+        "numerics", "sampling", argument="always",
+        feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,
+        word={"group_by_length": "grouped by length", "batch_rebalance": "balanced by tokens"}.get,
+    ),
+    "packing": Knob(_of_layout, feature="packed", word="packed"),
+    "generation_batch_size": Knob("exact", "generation-batch", word="{} generated at once"),
+    "precompute_ref_log_probs": Knob("exact", "precompute-ref", word="reference worked out before"),
+    "torch_empty_cache_steps": Knob(
+        "exact", "empty-cache", argument="unless default", is_traced=False, feature="empty-cache={}",
+        word="cache emptied every {} steps",
+    ),
+    "expandable_segments": Knob("exact", feature="expandable-segments", word="expandable segments", is_traced=False),
+    "parallelism.world_size": Knob(_of_layout, "devices", feature="several"),
+    "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
+    "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),
+    "parallelism.sequence_parallel": Knob(_of_layout, "sequence-parallel"),
+    "parallelism.offload": Knob("exact", "offload"),
+    "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
+    "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),
+    "parallelism.ddp_static_graph": Knob("exact", "ddp-static-graph"),
+}  # fmt: skip
+
+_FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name != "parallelism"}
+_FIELDS |= {f"parallelism.{name}": field for name, field in Parallelism.model_fields.items()}
+assert set(_FIELDS) == set(_KNOBS), "a field without its Knob, or the other way round"
+
 # Every knob by its name, with its field, in the order of `TrainConfig`; those of `Parallelism` as "parallelism.NAME".
-KNOBS = knobs_of(TrainConfig)
+KNOBS = {name: KnobField(_KNOBS[name], field) for name, field in _FIELDS.items()}
 
 # Returns the values of a configuration's knobs, in the order of `KNOBS`.
 knob_values: Callable[[TrainConfig], tuple[Any, ...]] = attrgetter(*KNOBS)

@@ -16,12 +16,11 @@ Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
 class Timings(Value):
     """What was measured on a device of operators and optimizers in the shapes that models have."""
 
-    operators: dict[str, float] = Field(default_factory=dict, description="seconds of an operator, by its call")
-    optimizers: dict[str, float] = Field(
-        default_factory=dict, description="seconds of a step over one parameter, by optimizer, type and shape"
-    )
-    operator_s: float = Field(ge=0, description="of each operator, views too, what Python and autograd take beside it")
-    micro_step_s: float = Field(ge=0, description="of the Trainer for each micro-step")
+    operators: dict[str, float] = Field(default_factory=dict)  # seconds of an operator, by its call
+    # Seconds of a step over one parameter, by optimizer, type and shape.
+    optimizers: dict[str, float] = Field(default_factory=dict)
+    operator_s: float = Field(ge=0)  # of each operator, views too, what Python and autograd take beside it
+    micro_step_s: float = Field(ge=0)  # of the Trainer for each micro-step
 
     def updated(self, later: Timings) -> Timings:
         """Return these with the operators and optimizers of `later`, which come last and hold where both have one."""
@@ -36,15 +35,14 @@ class Timings(Value):
 class Rates(Value):
     """Attainable rates of one device, by which the time model divides operations and bytes."""
 
-    matmul_flops: dict[Arithmetic, float] = Field(description="FLOP/s of large matrix products; absent: not offered")
-    peak_flops: dict[Arithmetic, float] = Field(
-        default_factory=dict, description="dense peak by the data sheet, for the model FLOP utilisation"
-    )
-    bandwidth: float = Field(gt=0, description="bytes/s that element-wise operators attain, reads and writes added")
-    launch_s: float = Field(ge=0, description="least seconds of an operator, however small")
-    host_bandwidth: float = Field(gt=0, description="bytes/s from host to device")
+    matmul_flops: dict[Arithmetic, float]  # FLOP/s of large matrix products; absent: not offered
+    # Dense peak by the data sheet, for the model FLOP utilisation.
+    peak_flops: dict[Arithmetic, float] = Field(default_factory=dict)
+    bandwidth: float = Field(gt=0)  # bytes/s that element-wise operators attain, reads and writes added
+    launch_s: float = Field(ge=0)  # least seconds of an operator, however small
+    host_bandwidth: float = Field(gt=0)  # bytes/s from host to device
     source: Literal["table", "measured"]
-    timings: Timings | None = Field(default=None, description="of single operators; None: none were measured")
+    timings: Timings | None = None  # of single operators; None: none were measured
 
 
 TracedBy = Literal["meta", "fake", "run"]
@@ -69,19 +67,19 @@ class Phase(Value):
     """Predicted memory of one phase of a training."""
 
     name: PhaseName
-    operator: str = Field(description="that runs when most is allocated")
+    operator: str  # that runs when most is allocated
     allocated_bytes: int
 
 
 class Alive(Value):
     """Tensors of one kind, module and operator that are there at the predicted peak; equal layers together."""
 
-    kind: str = Field(description="weights, gradients, optimizer states, activations, temporaries or communication")
-    module: str = Field(description="as model.layers.*.mlp; empty: none, such as the loss")
-    operator: str = Field(description="that made them, or 'parameter'")
-    tensors: int = Field(description="how many: one for each layer, or more")
+    kind: str  # weights, gradients, optimizer states, activations, temporaries or communication
+    module: str  # as model.layers.*.mlp; empty: none, such as the loss
+    operator: str  # that made them, or 'parameter'
+    tensors: int  # how many: one for each layer, or more
     allocated_bytes: int
-    knob: str | None = Field(description="as --fix takes it, that would shrink them; None: nothing but a smaller model")
+    knob: str | None  # as --fix takes it, that would shrink them; None: nothing but a smaller model
 
 
 class MemoryBreakdown(Value):

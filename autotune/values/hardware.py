@@ -49,27 +49,23 @@ class Hardware(Value):
     """One device and the host around it."""
 
     kind: Literal["cpu", "cuda"]
-    device: str = Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="torch device, e.g. 'cpu' or 'cuda:0'")
+    device: str = Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")  # torch device, e.g. 'cpu' or 'cuda:0'
     name: str
-    memory_bytes: int = Field(description="memory of the device; CPU: of the host")
-    free_bytes: int = Field(description="free memory when detected")
-    cores: int = Field(description="logical cores of the host that this process may use")
+    memory_bytes: int  # memory of the device; CPU: of the host
+    free_bytes: int  # free memory when detected
+    cores: int  # logical cores of the host that this process may use
     host_memory_bytes: int
-    capability: tuple[int, int] | None = Field(default=None, description="CUDA compute capability")
-    arithmetic: tuple[str, ...] | None = Field(
-        default=None, description="dtypes of a GPU without CUDA capability (AMD); None: by capability"
-    )
+    capability: tuple[int, int] | None = None  # CUDA compute capability
+    arithmetic: tuple[str, ...] | None = None  # dtypes of a GPU without CUDA capability (AMD); None: by capability
     driver: str | None = None
-    features: tuple[str, ...] = Field(default=(), description="CPU: vector extensions that matter to training")
-    cxx: str | None = Field(default=None, description="C++ compiler that torch's inductor would use")
-    has_cc: bool = Field(default=True, description="CUDA: whether Triton finds a C compiler for its launchers")
+    features: tuple[str, ...] = ()  # CPU: vector extensions that matter to training
+    cxx: str | None = None  # C++ compiler that torch's inductor would use
+    has_cc: bool = True  # CUDA: whether Triton finds a C compiler for its launchers
     starts_with_tf32: bool = Field(
         default=False, description=f"whether {TF32_VARIABLE} switches TF32 on in every process"
     )
     versions: dict[str, str] = Field(default_factory=dict)
-    count: PositiveInt | None = Field(
-        default=None, description="equal devices that trials may use, this one included; None: as many as asked for"
-    )
+    count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
 
     @field_validator("versions")
     @classmethod
@@ -119,12 +115,7 @@ class Hardware(Value):
 
 
 def detect(device: str = "auto") -> Hardware:
-    """Return the device that `device` names: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-
-    Raises:
-        InputError: `device` is none of these.
-        MachineError: The device isn't there.
-    """
+    """Return the device that `device` names: 'auto', 'cpu', 'cuda' or 'cuda:N'."""
     if device == "auto":
         device = "cuda:0" if cuda_count() else "cpu"
     memory = psutil.virtual_memory()
@@ -197,11 +188,7 @@ def why_untuned() -> str | None:
 
 
 def like_devices(device: str) -> tuple[str, ...]:
-    """Return the visible devices with the name and memory of `device` ('cuda:N'), which comes first.
-
-    Raises:
-        MachineError: The driver doesn't answer.
-    """
+    """Return the visible devices with the name and memory of `device` ('cuda:N'), which comes first."""
 
     def looks(device: str) -> tuple[str, int]:
         handle = nvml_handle(device)
@@ -213,11 +200,7 @@ def like_devices(device: str) -> tuple[str, ...]:
 
 
 def cuda_used_bytes(device: str) -> int | None:
-    """Return the bytes that all processes use on a CUDA device ('cuda:N'); None: it shares the host's memory.
-
-    Raises:
-        MachineError: The driver doesn't answer.
-    """
+    """Return the bytes that all processes use on a CUDA device ('cuda:N'); None: it shares the host's memory."""
     with driver_errors(device):
         return memory_of(nvml_handle(device)).used
 
@@ -281,11 +264,7 @@ class DeviceMemory(NamedTuple):
 
 
 def visible_indices() -> list[str | int]:
-    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible.
-
-    Raises:
-        pynvml.NVMLError: The driver doesn't answer.
-    """
+    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible."""
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -293,51 +272,35 @@ def visible_indices() -> list[str | int]:
         return list(range(count))
     found: list[str | int] = []
     for entry in (e.strip() for e in visible.split(",") if e.strip()):
-        if entry.isdigit() and int(entry) < count:
-            found.append(int(entry))
-        elif entry.startswith(("GPU-", "MIG-")) and _has(entry):
-            found.append(entry)
-        else:  # CUDA ignores the entries after it
+        try:
+            if entry.isdigit() and int(entry) < count:
+                found.append(int(entry))
+            elif entry.startswith(("GPU-", "MIG-")):
+                pynvml.nvmlDeviceGetHandleByUUID(entry)
+                found.append(entry)
+            else:
+                break  # CUDA ignores the entries after it
+        except pynvml.NVMLError:
             break
     return found
 
 
-def _has(uuid: str) -> bool:
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return True
-    return False
-
-
-def _instances(handle: object) -> Iterator[object]:
-    with contextlib.suppress(pynvml.NVMLError):
-        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-            return
-        for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with contextlib.suppress(pynvml.NVMLError):
-                yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-
-
 def nvml_handle(device: str) -> object:
-    """Return NVML's handle of a torch device ('cuda:2'), whose number counts the devices in CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        pynvml.NVMLError: The driver doesn't answer.
-        IndexError: There is no such device.
-    """
+    """Return NVML's handle of a torch device ('cuda:2'), whose number counts the devices in CUDA_VISIBLE_DEVICES."""
     entry = visible_indices()[int(device.partition(":")[2] or 0)]
     if isinstance(entry, str):
         return pynvml.nvmlDeviceGetHandleByUUID(entry)
-    handle = pynvml.nvmlDeviceGetHandleByIndex(entry)
-    return next(_instances(handle), handle)
+    handle: object = pynvml.nvmlDeviceGetHandleByIndex(entry)
+    with contextlib.suppress(pynvml.NVMLError):
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+            for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with contextlib.suppress(pynvml.NVMLError):
+                    return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+    return handle
 
 
 def capability_of(handle: object) -> tuple[int, int]:
-    """Return a device's compute capability; a MIG instance has that of its device.
-
-    Raises:
-        pynvml.NVMLError: The driver doesn't report it.
-    """
+    """Return a device's compute capability; a MIG instance has that of its device."""
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
@@ -347,11 +310,7 @@ def capability_of(handle: object) -> tuple[int, int]:
 
 
 def memory_of(handle: object) -> DeviceMemory:
-    """Return a device's memory; for one that shares the host's (GB10, Jetson), which NVML doesn't report, the host's.
-
-    Raises:
-        pynvml.NVMLError: The driver doesn't report it for another reason.
-    """
+    """Return a device's memory; that of the host if they share it (GB10, Jetson), which NVML doesn't report."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
@@ -364,11 +323,7 @@ def memory_of(handle: object) -> DeviceMemory:
 
 @contextlib.contextmanager
 def driver_errors(device: str) -> Iterator[None]:
-    """Turn errors of NVML within the block into a `MachineError` about `device`.
-
-    Raises:
-        MachineError: NVML doesn't answer, or there is no such device.
-    """
+    """Turn errors of NVML within the block into a `MachineError` about `device`."""
     try:
         yield
     except pynvml.NVMLError as error:

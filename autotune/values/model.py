@@ -56,21 +56,18 @@ Kind = Literal["decoder", "encoder", "encoder-decoder", "vision", "vision-langua
 class ModelSpec(Value):
     """All that another process needs to build a model with random weights."""
 
-    reference: str = Field(description="the model as the user named it")
-    name: str = Field(description="canonical name: the full id on the hub, or the directory's name")
-    source: Literal["catalogue", "directory", "hub", "own"] = Field(description="own: the user's code makes it")
-    model_type: str = Field(description="transformers' model_type, the key of its config class")
+    reference: str  # the model as the user named it
+    name: str  # canonical name: the full id on the hub, or the directory's name
+    source: Literal["catalogue", "directory", "hub", "own"]  # own: the user's code makes it
+    model_type: str  # transformers' model_type, the key of its config class
     kind: Kind
-    config: dict[str, Any] = Field(description="keyword arguments of the config class")
-    path: str | None = Field(default=None, description="local directory that holds config.json, if there is one")
+    config: dict[str, Any]  # keyword arguments of the config class
+    path: str | None = None  # local directory that holds config.json, if there is one
     revision: str | None = None
     trust_remote_code: bool = False
-    freeze_vision: bool = Field(default=False, description="whether the weights of the vision part stay as they are")
-    frozen: tuple[str, ...] = Field(
-        default=(),
-        exclude_if=lambda paths: not paths,
-        description="modules and parameters that the user's code doesn't train; * stands for the number of every layer",
-    )
+    freeze_vision: bool = False  # whether the weights of the vision part stay as they are
+    # Modules and parameters that the user's code doesn't train; * stands for the number of every layer.
+    frozen: tuple[str, ...] = Field(default=(), exclude_if=lambda paths: not paths)
 
     @property
     def hub_kernels(self) -> tuple[str, ...]:
@@ -106,46 +103,28 @@ class ModelFacts(Value):
     retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed", "vision_parameters"})
 
     task: Task
-    parameters: int = Field(description="number of parameters, tied ones counted once")
-    frozen_parameters: int = Field(default=0, description="number of those that aren't trained")
-    attn_implementations: tuple[str, ...] = Field(
-        description="attention kernels that the class supports, transformers' default first; empty: no attention"
-    )
-    experts: int = Field(default=0, description="number of experts of a layer; 0: none")
-    experts_implementations: tuple[str, ...] = Field(
-        default=(), description="implementations of experts that the class supports, the default first"
-    )
-    experts_per_token: int | None = Field(default=None, description="experts per token, if configurable")
-    expert_capacity: int | None = Field(default=None, description="tokens per expert, if limited")
-    liger: bool = Field(default=False, description="whether the installed liger-kernel supports the model type")
+    parameters: int  # number of parameters, tied ones counted once
+    frozen_parameters: int = 0  # number of those that aren't trained
+    attn_implementations: tuple[str, ...]  # kernels that the class supports, the default first; empty: no attention
+    experts: int = 0  # number of experts of a layer; 0: none
+    experts_implementations: tuple[str, ...] = ()  # implementations that the class supports, the default first
+    experts_per_token: int | None = None  # experts per token, if configurable
+    expert_capacity: int | None = None  # tokens per expert, if limited
+    liger: bool = False  # whether the installed liger-kernel supports the model type
     supports_checkpointing: bool
-    layers: int | None = Field(default=None, description="layers that can be checkpointed one by one; None: unknown")
-    batch_coupled: str | None = Field(
-        default=None,
-        description="why the split into micro-batches changes the results (batch norm, router loss), or None",
-    )
-    split_changes: str | None = Field(
-        default=None,
-        description="user's training loop: how the split into micro-batches changed the gradient; None: it didn't",
-    )
+    layers: int | None = None  # layers that can be checkpointed one by one; None: unknown
+    batch_coupled: str | None = None  # why a split into micro-batches changes results (batch norm, router loss)
+    split_changes: str | None = None  # own loop: how a split into micro-batches changed the gradient; None: it didn't
     has_dropout: bool
-    chunks_loss: bool = Field(default=False, description="whether head and loss can be worked out in chunks")
-    packs: bool = Field(default=False, description="whether attention stays within the samples of a packed row")
-    max_sequence_length: int | None = Field(default=None, description="positions of the model; None: unlimited")
-    max_target_length: int | None = Field(
-        default=None, description="positions of the decoder; None: `max_sequence_length`"
-    )
+    chunks_loss: bool = False  # whether head and loss can be worked out in chunks
+    packs: bool = False  # whether attention stays within the samples of a packed row
+    max_sequence_length: int | None = None  # positions of the model; None: unlimited
+    max_target_length: int | None = None  # positions of the decoder; None: `max_sequence_length`
     vocab_size: int | None = None
-    linear_modules: tuple[str, ...] = Field(default=(), description="last names of the linear layers, for adapters")
-    biases: int | None = Field(default=None, description="number of biases below the head; None: not counted")
-    expert_parameters: tuple[str, ...] = Field(default=(), description="last names of the fused weights of experts")
-    takes_prefix: bool | None = Field(default=None, description="whether peft's prefix tuning fits the head")
-    not_fsdp: str | None = Field(
-        default=None, description="why FSDP2 can't shard the model; None: it can, or not examined"
-    )
-    tensor_parallel_heads: int | None = Field(
-        default=None, description="attention heads that tensor parallelism can divide; None: its class has no plan"
-    )
-    architecture: str | None = Field(
-        default=None, description="digest of class and config, independent of the name; None: not computed"
-    )
+    linear_modules: tuple[str, ...] = ()  # last names of the linear layers, for adapters
+    biases: int | None = None  # number of biases below the head; None: not counted
+    expert_parameters: tuple[str, ...] = ()  # last names of the fused weights of experts
+    takes_prefix: bool | None = None  # whether peft's prefix tuning fits the head
+    not_fsdp: str | None = None  # why FSDP2 can't shard the model; None: it can, or not examined
+    tensor_parallel_heads: int | None = None  # heads that tensor parallelism can divide; None: its class has no plan
+    architecture: str | None = None  # digest of class and config, independent of the name; None: not computed

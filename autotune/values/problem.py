@@ -30,9 +30,9 @@ class Problem(Value):
     workload: Workload
     facts: ModelFacts
     hardware: Hardware
-    memory_bytes: PositiveInt = Field(description="the memory budget, of each device")
+    memory_bytes: PositiveInt  # the memory budget, of each device
     allowance: Allowance
-    baseline: TrainConfig = Field(description="the user's own configuration, or the Trainer's defaults")
+    baseline: TrainConfig  # the user's own configuration, or the Trainer's defaults
 
     def problem_fields(self) -> dict[str, Any]:
         """Return the fields of the problem, without those of a subclass, to build another value from."""
@@ -54,9 +54,7 @@ class Objective(Value):
     Over a whole run the time to compile counts, so whether compiling pays depends on the length of the run.
     """
 
-    run_samples: float | None = Field(
-        default=None, gt=0, description="number of samples of the run; None: steady state"
-    )
+    run_samples: float | None = Field(default=None, gt=0)  # number of samples of the run; None: steady state
 
     def start_s_per_sample(self, measurement: Measurement) -> float:
         """Return the extra seconds of the first step per sample of the run; 0 in the steady state."""
@@ -86,16 +84,10 @@ class Fleet(Value):
     """What runs the trials: this machine, or the nodes of a Ray cluster."""
 
     engine: Engine = "local"
-    workers: PositiveInt | None = Field(
-        default=None, description="trials at once; None: one on this machine, one per device or node of a cluster"
-    )
-    devices: PositiveInt = Field(default=1, description="GPUs of each trial")
-    address: str | None = Field(
-        default=None, description="address of the cluster; None: RAY_ADDRESS, or a new local one"
-    )
-    kind: str | None = Field(
-        default=None, description="part of the device's name; None: the device that most nodes have"
-    )
+    workers: PositiveInt | None = None  # trials at once; None: one on this machine, one per device or node of a cluster
+    devices: PositiveInt = 1  # GPUs of each trial
+    address: str | None = None  # address of the cluster; None: RAY_ADDRESS, or a new local one
+    kind: str | None = None  # part of the device's name; None: the device that most nodes have
 
     @property
     def is_single(self) -> bool:
@@ -107,10 +99,8 @@ class Allotment(Value):
     """The resources of each trial of a fleet."""
 
     hardware: Hardware
-    is_shared: bool = Field(
-        default=False, description="whether concurrent trials share one processor, and disturb each other"
-    )
-    notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+    is_shared: bool = False  # whether concurrent trials share one processor, and disturb each other
+    notes: tuple[str, ...] = ()  # what the user should know, a line each
 
 
 class Note(Value):

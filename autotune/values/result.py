@@ -33,7 +33,7 @@ class Speedup(Value):
 
     ratio: float
     interval: Interval
-    reference: str = Field(description="the reference in words")
+    reference: str  # the reference in words
 
     @property
     def bound(self) -> float | None:
@@ -48,16 +48,14 @@ class Contender(Value):
     """A configuration with its measurement."""
 
     config: TrainConfig
-    changes: tuple[Change, ...] = Field(description="against the baseline")
-    measurement: Measurement | None = Field(description="None: no trial of it completed")
-    trials: tuple[int, ...] = Field(description="numbers of the trials it was measured in")
-    confirmed: bool = Field(default=False, description="whether it was measured again, in turn with the baseline")
-    speedup: Speedup | None = Field(default=None, description="over the baseline; None: not measured in turn with it")
-    correction: float = Field(
-        default=1.0,
-        description="factor on the rate of one that was measured once, to compare it with those measured again: the "
-        "machine's speed has changed since, and the fastest of many is likely to have been lucky",
-    )
+    changes: tuple[Change, ...]  # against the baseline
+    measurement: Measurement | None  # None: no trial of it completed
+    trials: tuple[int, ...]  # numbers of the trials it was measured in
+    confirmed: bool = False  # whether it was measured again, in turn with the baseline
+    speedup: Speedup | None = None  # over the baseline; None: not measured in turn with it
+    # Factor on the rate of one that was measured once, to compare it with those measured again: the machine's speed has
+    # changed since, and the fastest of many is likely to have been lucky.
+    correction: float = 1.0
 
     @property
     def allowance(self) -> Allowance:
@@ -84,8 +82,8 @@ Verdict = Literal["faster", "no_clear_winner", "baseline_failed", "unconfirmed",
 class Compilation(Value):
     """Cost of compiling the winner, and when it pays off."""
 
-    cold_start_s: float = Field(description="extra seconds of the first step, with an empty compile cache")
-    break_even_steps: int | None = Field(description="optimizer steps until it overtakes the baseline; None: never")
+    cold_start_s: float  # extra seconds of the first step, with an empty compile cache
+    break_even_steps: int | None  # optimizer steps until it overtakes the baseline; None: never
 
 
 class TrialRow(Value):
@@ -93,22 +91,20 @@ class TrialRow(Value):
 
     retired: ClassVar[frozenset[str]] = frozenset({"depths"})
 
-    number: int | None = Field(description="None: refused without a trial")
-    purpose: Purpose | None = Field(default=None, description="None: refused without a trial")
+    number: int | None  # None: refused without a trial
+    purpose: Purpose | None = None  # None: refused without a trial
     config: TrainConfig
-    changes: tuple[Change, ...] | None = Field(default=None, description="against the baseline; None: not computed")
+    changes: tuple[Change, ...] | None = None  # against the baseline; None: not computed
     status: TrialStatus
     samples_per_second: float | None = None
-    interval: Interval | None = Field(default=None, description="of the samples per second")
-    config_samples_per_second: float | None = Field(
-        default=None, description="of its configuration: by the finals, or corrected to compare with them"
-    )
+    interval: Interval | None = None  # of the samples per second
+    config_samples_per_second: float | None = None  # of its configuration: by the finals, or corrected to compare
     tokens_per_second: float | None = None
-    peak_bytes: int | None = Field(default=None, description="peak memory")
-    prediction: Prediction | None = Field(default=None, description="made before the trial ran")
+    peak_bytes: int | None = None  # peak memory
+    prediction: Prediction | None = None  # made before the trial ran
     duration_s: float | None = None
-    ended_s: float | None = Field(default=None, description="seconds in which trials had run when this one ended")
-    cause: str | None = Field(default=None, description="why it has no measurement, or was refused")
+    ended_s: float | None = None  # seconds in which trials had run when this one ended
+    cause: str | None = None  # why it has no measurement, or was refused
 
     @classmethod
     def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
@@ -210,11 +206,7 @@ class ResultData(Value):
         return f"<{type(self).__name__} {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"
 
     def save(self, path: str | Path) -> None:
-        """Write the result as JSON.
-
-        Raises:
-            OSError: The file can't be written.
-        """
+        """Write the result as JSON."""
         save_bytes((self.model_dump_json(indent=2) + "\n").encode(), Path(path))
 
 
@@ -227,14 +219,14 @@ Basis = Literal["in turn", "once", "elsewhere", "fails", "slow", "unknown"]
 class Contribution(Value):
     """Effect of putting a knob of the winner, with the knobs that depend on it, back to the baseline's value."""
 
-    changes: tuple[Change, ...] = Field(min_length=1, description="the knob, then those that depend on it")
-    config: TrainConfig | None = Field(description="the winner without the knob; None: no such configuration exists")
+    changes: tuple[Change, ...] = Field(min_length=1)  # the knob, then those that depend on it
+    config: TrainConfig | None  # the winner without the knob; None: no such configuration exists
     basis: Basis
-    ratio: float | None = Field(default=None, description="throughput with it over throughput without it")
-    interval: Interval | None = Field(default=None, description="of the ratio")
-    samples_per_second: float | None = Field(default=None, description="without the knob; None: unknown")
-    trials: tuple[str, ...] = Field(default=(), description="trials that the ratio was computed from")
-    cause: str | None = Field(default=None, description="why there is no ratio")
+    ratio: float | None = None  # throughput with it over throughput without it
+    interval: Interval | None = None  # of the ratio
+    samples_per_second: float | None = None  # without the knob; None: unknown
+    trials: tuple[str, ...] = ()  # trials that the ratio was computed from
+    cause: str | None = None  # why there is no ratio
 
     @property
     def is_settled(self) -> bool:
@@ -247,14 +239,10 @@ class Explanation(Value):
 
     winner: TrainConfig
     winner_samples_per_second: float | None
-    baseline_samples_per_second: float | None = Field(description="None: the baseline did not complete")
-    total: float | None = Field(description="the winner's throughput over the baseline's")
-    total_interval: Interval | None = Field(
-        default=None, description="interval of the total, if both were measured again"
-    )
-    contributions: tuple[Contribution, ...] = Field(
-        description="in descending order of the ratio, those without one last"
-    )
+    baseline_samples_per_second: float | None  # None: the baseline did not complete
+    total: float | None  # the winner's throughput over the baseline's
+    total_interval: Interval | None = None  # interval of the total, if both were measured again
+    contributions: tuple[Contribution, ...]  # in descending order of the ratio, those without one last
 
     @property
     def is_settled(self) -> bool:
@@ -293,22 +281,22 @@ class Breakdown(Value):
     name: str
     predicted: MemoryBreakdown
     measured_bytes: int | None
-    alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first")
+    alive: tuple[Alive, ...] = ()  # at the predicted peak, most first
 
 
 class RunReport(Problem):
     """A problem, and the state and result of its search."""
 
     run_directory: str
-    written: str = Field(description="time of the report, UTC, ISO 8601")
+    written: str  # time of the report, UTC, ISO 8601
     autotune_version: str
-    is_running: bool = Field(description="whether `find` or `explain` is running in the directory")
-    command: str | None = Field(description="command line of the search; None: not recorded")
-    result: ResultData | None = Field(description="None: no trial has completed")
-    nothing: str | None = Field(default=None, description="why there is no result")
-    explanation: Explanation | None = Field(default=None, description="None: no result, or the baseline is the winner")
+    is_running: bool  # whether `find` or `explain` is running in the directory
+    command: str | None  # command line of the search; None: not recorded
+    result: ResultData | None  # None: no trial has completed
+    nothing: str | None = None  # why there is no result
+    explanation: Explanation | None = None  # None: no result, or the baseline is the winner
     trials: tuple[TrialRow, ...]
-    unfinished: int = Field(default=0, description="number of trials that began and have no result")
+    unfinished: int = 0  # number of trials that began and have no result
     breakdowns: tuple[Breakdown, ...] = ()
-    no_breakdown: str | None = Field(default=None, description="why there are no breakdowns")
+    no_breakdown: str | None = None  # why there are no breakdowns
     spent: Spent

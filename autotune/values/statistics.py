@@ -85,14 +85,10 @@ def ratio_of_means(
     denominator: Sequence[Sequence[float]],
     others: Sequence[Sequence[Sequence[float]]] = (),
 ) -> Comparison:
-    """Return the ratio of two mean times and its 95 % interval.
+    """Return the ratio of two mean times and its 95 % interval, from step times, a sequence per trial and round.
 
-    Deviations that all trials of a round share, as when the machine became slower, don't widen the interval.
-
-    Args:
-        numerator: Step times of one configuration, a sequence per trial, in the order of the rounds.
-        denominator: The same of the other configuration.
-        others: The same of further configurations of these rounds, to estimate the spread of trials.
+    Deviations that all trials of a round share, as when the machine became slower, don't widen the interval. `others`
+    are further configurations of these rounds, to estimate the spread of trials.
     """
     above, below = _flat(numerator), _flat(denominator)
     if min(len(above), len(below)) < 2:
@@ -110,15 +106,12 @@ def ratio_of_means(
 
 
 def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
-    """Return the ratio of two times that were measured in turn, and its 95 % interval.
+    """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
 
     A pair cancels out influences that both of its times share, such as a slower machine. The estimate is the median of
     the means of all two pairs of logarithms (Hodges and Lehmann 1963), its interval that of the signed-rank test: of
     twelve pairs or more, one may be disturbed at will. `PROCESS_SPREAD` adds the influences that a process keeps for
     its life, such as the place of its memory.
-
-    Args:
-        runs: Pairs of times (numerator, denominator), a sequence per pair of processes.
     """
     logs = [math.log(a / b) for run in runs for a, b in run]
     averages = sorted((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:])
@@ -159,12 +152,10 @@ def trial_spread(
     *,
     by_round: bool = True,
 ) -> Spread:
-    """Return the pooled spread of the means of a configuration's trials.
+    """Return the pooled spread of the means of each configuration's trials, from step times, a sequence per trial.
 
-    Args:
-        sides: Step times of each configuration of interest, a sequence per trial.
-        others: The same of configurations whose trials count for the spread, but not their steps for its prior.
-        by_round: Remove deviations that the trials of a round share, if all configurations ran in all rounds.
+    Trials of `others` count for the spread, but not their steps for its prior. `by_round` removes deviations that the
+    trials of a round share, if all configurations ran in all rounds.
     """
     prior = TRIAL_SPREAD**2 * _step_variance([trial for side in sides for trial in side])
     means = [_log_means(side) for side in (*sides, *others) if side]
@@ -232,13 +223,9 @@ def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
 def next_run_interval(
     trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
 ) -> Interval:
-    """Return the 95 % prediction interval of samples per second for the next run of a configuration.
+    """Return the 95 % prediction interval of samples per second for the next run, from step times of trials.
 
-    Args:
-        trials: Its step times, one sequence per trial.
-        spread: Spread of trials on this machine.
-        samples_per_step: Samples of an optimizer step.
-        later: Standard deviation of the logarithm of the machine's speed at other times.
+    `later` is the standard deviation of the logarithm of the machine's speed at other times.
     """
     times = _flat(trials)
     rate = samples_per_step / statistics.fmean(times)

@@ -58,13 +58,10 @@ def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
 
 
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
-    """Return the kind that a user's `activation_checkpointing_kwargs` mean.
+    """Return the kind that a user's `activation_checkpointing_kwargs` mean; raises ValueError if none does.
 
     The newer implementation takes the place of torch's older, reentrant one: it computes the same, and doesn't hold a
     layer's output while the layer runs again.
-
-    Raises:
-        ValueError: No kind has these options.
     """
     known = {"use_reentrant", "every_n_layers", "offload"}
     wanted = (options.get("every_n_layers", 1), options.get("offload", False))
@@ -77,17 +74,7 @@ def checkpointing_of(options: dict[str, object]) -> Checkpointing:
 # Backends of torch.compile that train. `aot_eager` and `eager` run the traced graph as it is, slower than without
 # compiling, to find the stage that causes an error. All others (`torch._dynamo.list_backends(exclude_tags=())`) run
 # forward passes only, need an accelerator other than a GPU, or are gone from torch.
-BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
-
-
-def _backend(name: str) -> str:
-    if name not in BACKENDS:
-        expected = f"expected {', '.join(BACKENDS)}{suggestion(name, BACKENDS)}"
-        raise ValueError(f"{name!r} is no backend of torch.compile for training: {expected}")
-    return name
-
-
-BackendName = Annotated[str, AfterValidator(_backend)]
+BackendName = Literal["inductor", "cudagraphs", "aot_eager", "eager"]
 
 # Modes of inductor: `torch._inductor.list_mode_options()`.
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

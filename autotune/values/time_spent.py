@@ -27,20 +27,16 @@ class Spent(Value):
 
     retired = frozenset({"overhead_per_trial_s"})
 
-    starting: dict[str, float] = Field(
-        default_factory=dict,
-        description="before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...",
-    )
-    first_steps_s: float = Field(description="each trial's first step, compilation included")
-    warm_up_s: float = Field(description="further discarded steps")
+    # Before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...
+    starting: dict[str, float] = Field(default_factory=dict)
+    first_steps_s: float  # each trial's first step, compilation included
+    warm_up_s: float  # further discarded steps
     measured_s: float
-    checks_s: float = Field(description="work of checks beside training, such as evaluating and saving in a soak")
-    trials_overhead_s: float = Field(
-        description="rest of the trials: starting the process, making model, data and Trainer, closing"
-    )
-    lost_s: float = Field(description="trials without recorded phases: they died, or were killed at their time limit")
-    own_s: float = Field(description="between trials: choosing, predicting, writing")
-    at_once_s: float = Field(default=0.0, description="part of all these that ran in parallel with another trial")
+    checks_s: float  # work of checks beside training, such as evaluating and saving in a soak
+    trials_overhead_s: float  # rest of the trials: starting the process, making model, data and Trainer, closing
+    lost_s: float  # trials without recorded phases: they died, or were killed at their time limit
+    own_s: float  # between trials: choosing, predicting, writing
+    at_once_s: float = 0.0  # part of all these that ran in parallel with another trial
 
     @property
     def waiting_s(self) -> float:

@@ -60,23 +60,21 @@ class Purpose(StrEnum):
 class Limits(Value):
     """Limits of one trial; `values.budget.Budget` describes those without a description."""
 
-    memory_bytes: PositiveInt = Field(description="the device memory the trial may take")
+    memory_bytes: PositiveInt  # the device memory the trial may take
     timeout_s: float = Field(gt=0)
     discarded_steps: PositiveInt
     discarded_s: float = Field(default=0.0, ge=0)
     measure_steps: int = Field(ge=2)
     measure_time_s: float = Field(gt=0)
     relative_interval: float = Field(gt=0)
-    beaten_step_s: float | None = Field(
-        default=None, gt=0, description="seconds; measuring ends early when a step surely takes longer than this"
-    )
+    beaten_step_s: float | None = Field(default=None, gt=0)  # measuring ends early when a step surely takes longer
 
 
 class Prediction(Value):
     """The cost model's prediction for a trial, made before it ran."""
 
     samples_per_second: float
-    peak_bytes: int = Field(description="peak memory, as compared with the memory budget")
+    peak_bytes: int  # peak memory, as compared with the memory budget
 
 
 class TrialRequest(Value):
@@ -86,17 +84,13 @@ class TrialRequest(Value):
     purpose: Purpose
     config: TrainConfig
     workload: Workload
-    device: str = Field(description="torch device: 'cpu' or 'cuda:0'")
-    accumulation_steps: PositiveInt = Field(
-        description="micro-batches per step to run; the time of the workload's remaining ones is extrapolated"
-    )
+    device: str  # torch device: 'cpu' or 'cuda:0'
+    accumulation_steps: PositiveInt  # micro-batches of a step to run; the time of the others is extrapolated
     limits: Limits
-    prediction: Prediction | None = Field(default=None, description="None: the cost model has none")
-    task: CheckTask | None = Field(default=None, description="the task, if the trial is a check")
-    cold_compile: bool = Field(default=False, description="compile with an empty cache")
-    in_turn_with: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="numbers of the trials that are alive at once and compute in turn, this one included"
-    )
+    prediction: Prediction | None = None  # None: the cost model has none
+    task: CheckTask | None = None  # the task, if the trial is a check
+    cold_compile: bool = False  # compile with an empty cache
+    in_turn_with: tuple[NonNegativeInt, ...] = ()  # trials that are alive at once and compute in turn, this included
 
     @property
     def ranks(self) -> int | None:
@@ -108,10 +102,10 @@ class TrialRequest(Value):
 class Memory(Value):
     """Peak memory of a trial in bytes. None: not available on the device."""
 
-    allocated_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_allocated")
-    reserved_bytes: int | None = Field(default=None, description="CUDA: torch's max_memory_reserved")
-    device_bytes: int | None = Field(default=None, description="CUDA: peak reserved, and what NVML reports beyond it")
-    resident_bytes: int | None = Field(default=None, description="CPU: peak resident set less the libraries' own")
+    allocated_bytes: int | None = None  # CUDA: torch's max_memory_allocated
+    reserved_bytes: int | None = None  # CUDA: torch's max_memory_reserved
+    device_bytes: int | None = None  # CUDA: peak reserved, and what NVML reports beyond it
+    resident_bytes: int | None = None  # CPU: peak resident set less the libraries' own
 
     @property
     def is_known(self) -> bool:
@@ -143,16 +137,16 @@ def worst_memory(seen: Sequence[Memory]) -> Memory:
 class Phases(Value):
     """Seconds of a trial's process by phase, from its start until it wrote its outcome."""
 
-    prepare_s: float = Field(default=0.0, description="importing libraries and setting the memory limit")
-    model_s: float = Field(default=0.0, description="making the model with random weights on the device")
-    data_s: float = Field(default=0.0, description="reading or drawing samples")
-    trainer_s: float = Field(default=0.0, description="making the Trainer and its optimizer, up to the first step")
-    first_step_s: float = Field(default=0.0, description="the first optimizer step, compilation included")
-    discarded_s: float = Field(default=0.0, description="further steps before the measured ones")
-    measured_s: float = Field(default=0.0, description="the measured steps")
-    waited_s: float = Field(default=0.0, description="waiting while another trial computed, of trials in turn")
-    check_s: float = Field(default=0.0, description="work of a check beside training, such as evaluating and saving")
-    closing_s: float = Field(default=0.0, description="verifying what took effect, until the outcome is written")
+    prepare_s: float = 0.0  # importing libraries and setting the memory limit
+    model_s: float = 0.0  # making the model with random weights on the device
+    data_s: float = 0.0  # reading or drawing samples
+    trainer_s: float = 0.0  # making the Trainer and its optimizer, up to the first step
+    first_step_s: float = 0.0  # the first optimizer step, compilation included
+    discarded_s: float = 0.0  # further steps before the measured ones
+    measured_s: float = 0.0  # the measured steps
+    waited_s: float = 0.0  # waiting while another trial computed, of trials in turn
+    check_s: float = 0.0  # work of a check beside training, such as evaluating and saving
+    closing_s: float = 0.0  # verifying what took effect, until the outcome is written
 
 
 class Interval(Value):
@@ -175,35 +169,26 @@ class Measurement(Value):
     """The measurement of a completed trial."""
 
     kind: Literal["measurement"] = "measurement"
-    step_times_s: tuple[float, ...] = Field(
-        description="seconds of each optimizer step, at the workload's full accumulation"
-    )
-    accumulation_steps: PositiveInt = Field(description="micro-batches per step that ran")
-    steps_per_turn: PositiveInt | None = Field(
-        default=None, description="steps between those of the trials that it ran in turn with; None: it ran alone"
-    )
+    step_times_s: tuple[float, ...]  # seconds of each optimizer step, at the workload's full accumulation
+    accumulation_steps: PositiveInt  # micro-batches per step that ran
+    steps_per_turn: PositiveInt | None = None  # steps between those of trials that ran in turn; None: it ran alone
     samples_per_second: float
-    samples_per_second_interval: Interval = Field(
-        description="of the mean, by the spread of steps; finals: of the next run, by the spread of trials"
-    )
+    # Of the mean, by the spread of steps; in finals of the next run, by the spread of trials.
+    samples_per_second_interval: Interval
     tokens_per_second: float | None = None
     memory: Memory
-    startup_s: float = Field(description="seconds from launch to the first training step")
-    first_step_s: float = Field(description="seconds of the first optimizer step, compilation included")
-    data_wait_share: float | None = Field(description="share of a step spent waiting for data; None: unknown")
-    padding_share: float | None = Field(
-        default=None, description="share of padding in the positions that ran; None: no tokens"
-    )
-    loss: float | None = Field(description="mean training loss over all steps; None: the user's loop returns none")
-    alloc_retries: int | None = Field(
-        default=None, description="CUDA: num_alloc_retries of torch's allocator during the measured steps"
-    )
-    effects: dict[str, str] = Field(description="what was verified to be in effect, by knob")
+    startup_s: float  # seconds from launch to the first training step
+    first_step_s: float  # seconds of the first optimizer step, compilation included
+    data_wait_share: float | None  # share of a step spent waiting for data; None: unknown
+    padding_share: float | None = None  # share of padding in the positions that ran; None: no tokens
+    loss: float | None  # mean training loss over all steps; None: the user's loop returns none
+    alloc_retries: int | None = None  # CUDA: num_alloc_retries of torch's allocator during the measured steps
+    effects: dict[str, str]  # what was verified to be in effect, by knob
     warnings: tuple[str, ...] = ()
-    soaked: Soaked | None = Field(default=None, description="result of a soak")
-    curve: LossCurve | None = Field(default=None, description="result of a loss run")
-    phases: Phases | None = Field(default=None, description="None: recorded by an older version")
-    conditions: Conditions | None = Field(default=None, description="disturbances during the measured steps")
+    soaked: Soaked | None = None  # result of a soak
+    curve: LossCurve | None = None  # result of a loss run
+    phases: Phases | None = None  # None: recorded by an older version
+    conditions: Conditions | None = None  # disturbances during the measured steps
 
     @property
     def ran_short(self) -> bool:
@@ -223,13 +208,11 @@ class Failure(Value):
 
     kind: Literal["failure"] = "failure"
     status: TrialStatus
-    cause: str = Field(description="one line")
+    cause: str  # one line
     log_tail: str = ""
-    memory: Memory | None = Field(default=None, description="peak seen before the failure")
-    crowded_out: bool = Field(
-        default=False, description="whether other processes held memory of the device that the budget had left"
-    )
-    phases: Phases | None = Field(default=None, description="until it failed; None: the process wrote no outcome")
+    memory: Memory | None = None  # peak seen before the failure
+    crowded_out: bool = False  # whether other processes held memory of the device that the budget had left
+    phases: Phases | None = None  # until it failed; None: the process wrote no outcome
 
 
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
@@ -240,10 +223,10 @@ class TrialResult(Value):
 
     request: TrialRequest
     outcome: Outcome
-    duration_s: float = Field(description="wall time in seconds from launch until the device was idle again")
-    warnings: tuple[str, ...] = Field(default=(), description="warnings of the parent process")
-    began: float | None = Field(default=None, description="start, in seconds since 1970; None: not recorded")
-    place: str = Field(default="", description="which of several devices or nodes ran it; empty: there was one")
+    duration_s: float  # wall time in seconds from launch until the device was idle again
+    warnings: tuple[str, ...] = ()  # warnings of the parent process
+    began: float | None = None  # start, in seconds since 1970; None: not recorded
+    place: str = ""  # which of several devices or nodes ran it; empty: there was one
 
     @property
     def status(self) -> TrialStatus:
@@ -280,8 +263,8 @@ class DescribeRequest(Value):
     """Asks for the facts of a workload; answered before the first trial by a child that uses no device."""
 
     workload: Workload
-    arguments: dict[str, Any] = Field(default_factory=dict, description="the user's TrainingArguments, to be judged")
-    source: str = Field(default="--baseline", description="where they stand, as errors name it")
+    arguments: dict[str, Any] = Field(default_factory=dict)  # the user's TrainingArguments, to be judged
+    source: str = "--baseline"  # where they stand, as errors name it
 
 
 class ExamineRequest(Value):
@@ -289,8 +272,8 @@ class ExamineRequest(Value):
 
     workload: Workload
     facts: ModelFacts
-    config: TrainConfig = Field(description="the baseline")
-    other: PositiveInt | None = Field(description="another micro-batch that the search may try; None: there is none")
+    config: TrainConfig  # the baseline
+    other: PositiveInt | None  # another micro-batch that the search may try; None: there is none
 
 
 class Description(Value):
@@ -298,16 +281,16 @@ class Description(Value):
 
     kind: Literal["description"] = "description"
     facts: ModelFacts
-    lengths: LengthProfile | None = Field(default=None, description="of the real data, tokenized")
-    notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
-    own: OwnFound | None = Field(default=None, description="facts of the user's own code")
+    lengths: LengthProfile | None = None  # of the real data, tokenized
+    notes: tuple[str, ...] = ()  # what the user should know, a line each
+    own: OwnFound | None = None  # facts of the user's own code
 
 
 class Refusal(Value):
     """A child's answer to an invalid workload: the user's mistake, in one line."""
 
     kind: Literal["refusal"] = "refusal"
-    error: str = Field(description="name of the class in autotune.errors")
+    error: str  # name of the class in autotune.errors
     message: str
 
 

@@ -33,15 +33,14 @@ Choices = tuple[Scalar, ...]
 class OwnStep(Value):
     """A function that sets up training for a configuration and returns what runs one optimizer step."""
 
-    name: str = Field(description="name of the function, as shown to people")
+    name: str  # name of the function, as shown to people
     takes_accumulation: bool = Field(description=f"whether the function has an argument {ACCUMULATION}")
-    knobs: dict[str, Choices | None] = Field(
-        description="fields of TrainConfig that the function honours, with the values to try (None: the usual ones); "
-        "empty: those of the search space"
-    )
-    directory: str = Field(description="working directory that the function expects")
+    # Fields of TrainConfig that the function honours, with values to try (None: the usual ones); empty: those of the
+    # search space.
+    knobs: dict[str, Choices | None]
+    directory: str  # working directory that the function expects
     sha256: str = Field(default="", description=f"digest of {STEP_FILE}; a file with another digest is not loaded")
-    search_path: tuple[str, ...] = Field(description="entries of sys.path from which its modules are imported")
+    search_path: tuple[str, ...]  # entries of sys.path from which its modules are imported
 
 
 class Held(Value):
@@ -62,41 +61,35 @@ class Barred(Value):
 class Traits(Value):
     """What running the code up to its first training step says of its training."""
 
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="the code's own values of the TrainingArguments that a search decides"
-    )
+    # The code's own values of the TrainingArguments that a search decides.
+    arguments: dict[str, Any] = Field(default_factory=dict)
     barred: tuple[Barred, ...] = ()
-    weights: str = Field(default="float32", description="dtype of most weights that aren't packed or an adapter's")
+    weights: str = "float32"  # dtype of most weights that aren't packed or an adapter's
     adapter: OwnAdapter | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
-    quantization: Quantization | None = Field(
-        default=None, exclude_if=lambda kind: kind is None, description="format of the packed weights"
-    )
-    checkpoints: bool = Field(
-        default=False, description="whether the model itself has checkpointing on, which the arguments don't ask for"
-    )
-    reorders: bool = Field(default=False, description="whether trials set the order of the samples")
-    pads: bool = Field(default=False, description="whether batches are padded to their longest sample")
-    has_rows: bool = Field(default=False, description="whether batches have a row for each sample")
-    normalizes: bool = Field(default=False, description="whether the loss is averaged over the global batch")
-    not_predicted: str | None = Field(default=None, description="why the cost model makes no predictions")
-    generates: bool = Field(default=False, description="whether steps begin with samples that the model generates")
-    recipe: Literal["sft", "dpo", "reward", "kto"] | None = Field(
-        default=None, exclude_if=lambda name: name is None, description="whose Trainer of TRL's it is"
-    )
+    quantization: Quantization | None = Field(default=None, exclude_if=lambda kind: kind is None)  # of packed weights
+    checkpoints: bool = False  # whether the model itself has checkpointing on, which the arguments don't ask for
+    reorders: bool = False  # whether trials set the order of the samples
+    pads: bool = False  # whether batches are padded to their longest sample
+    has_rows: bool = False  # whether batches have a row for each sample
+    normalizes: bool = False  # whether the loss is averaged over the global batch
+    not_predicted: str | None = None  # why the cost model makes no predictions
+    generates: bool = False  # whether steps begin with samples that the model generates
+    # Whose Trainer of TRL's it is.
+    recipe: Literal["sft", "dpo", "reward", "kto"] | None = Field(default=None, exclude_if=lambda name: name is None)
 
 
 class OwnCode(Traits):
     """A script or a pickled function that makes a Trainer, and what a search may change of its training."""
 
     kind: Literal["script", "pickle"]
-    shown: str = Field(description="the code as the user named it")
-    command: tuple[str, ...] = Field(default=(), description="script: path or module, followed by its arguments")
-    is_module: bool = Field(default=False, description="whether the script is a module, as for python -m")
-    directory: str = Field(description="working directory of the code")
+    shown: str  # the code as the user named it
+    command: tuple[str, ...] = ()  # script: path or module, followed by its arguments
+    is_module: bool = False  # whether the script is a module, as for python -m
+    directory: str  # working directory of the code
     sha256: str = Field(
         default="", description=f"pickled code: digest of {CODE_FILE}; a file with another digest is not loaded"
     )
-    held: dict[str, Held] = Field(default_factory=dict, description="knobs that can't be changed, by name")
+    held: dict[str, Held] = Field(default_factory=dict)  # knobs that can't be changed, by name
 
     @property
     def name(self) -> str:
@@ -116,8 +109,8 @@ class OwnFound(Traits):
     task: Task
     sequence_length: PositiveInt
     target_length: PositiveInt | None = None
-    fixed: dict[str, Any] = Field(description="its other TrainingArguments, where they differ from the defaults")
-    held: dict[str, str] = Field(description="knobs that can't be changed, with the reasons")
+    fixed: dict[str, Any]  # its other TrainingArguments, where they differ from the defaults
+    held: dict[str, str]  # knobs that can't be changed, with the reasons
 
 
 # Number of synthetic samples, used without real data.
@@ -175,11 +168,11 @@ class Recipe(Value):
     """Post-training by one of TRL's Trainers."""
 
     name: RecipeName
-    prompt_length: PositiveInt = Field(description="tokens of a prompt")
-    completion_length: PositiveInt = Field(description="tokens of a completion; generated ones all have so many")
-    generations: PositiveInt = Field(default=1, description="completions of a prompt")
-    reward: str | None = Field(default=None, description="user's reward function, as module:function; None: built in")
-    directory: str | None = Field(default=None, description="folder from which the reward's module is imported")
+    prompt_length: PositiveInt  # tokens of a prompt
+    completion_length: PositiveInt  # tokens of a completion; generated ones all have so many
+    generations: PositiveInt = 1  # completions of a prompt
+    reward: str | None = None  # user's reward function, as module:function; None: built in
+    directory: str | None = None  # folder from which the reward's module is imported
 
     @property
     def kind(self) -> RecipeKind:
@@ -202,7 +195,7 @@ class LengthProfile(Value):
     median: int
     p95: int
     maximum: int
-    mean_target: float | None = Field(default=None, description="mean length of the decoder's targets, if any")
+    mean_target: float | None = None  # mean length of the decoder's targets, if any
 
     @property
     def shown(self) -> str:

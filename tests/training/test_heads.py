@@ -8,16 +8,16 @@ from tiny_models import TINY, tiny
 
 from autotune.errors import InputError
 from autotune.training.build import build_config
-from autotune.training.resolve import default_task, head_notes, resolve, tasks_of
+from autotune.training.resolve import default_task, head_notes, resolve, tasks_for
 from autotune.values.model import Task
 
 
 def test_the_tasks_of_a_type_are_the_heads_it_has_and_another_is_refused():
     of_bert = {Task.CAUSAL_LM, Task.MASKED_LM, Task.SEQUENCE_CLASSIFICATION}
-    assert set(tasks_of(resolve("bert-base-uncased"))) == of_bert
-    assert tasks_of(resolve("resnet-50")) == (Task.IMAGE_CLASSIFICATION,)
-    assert tasks_of(resolve("wav2vec2-base")) == (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)
-    assert tasks_of(resolve("whisper-tiny")) == (Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
+    assert set(tasks_for(resolve("bert-base-uncased").model_type)) == of_bert
+    assert tasks_for(resolve("resnet-50").model_type) == (Task.IMAGE_CLASSIFICATION,)
+    assert tasks_for(resolve("wav2vec2-base").model_type) == (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)
+    assert tasks_for(resolve("whisper-tiny").model_type) == (Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
     with pytest.raises(InputError, match=r"'t5' has no head for image-classification .*seq2seq-lm"):
         build_config(resolve("t5-small"), Task.IMAGE_CLASSIFICATION)
 

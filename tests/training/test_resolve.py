@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.errors import InputError, UnknownModelError
 from autotune.training.build import build_config, describe
-from autotune.training.resolve import check_task, default_task, resolve, tasks_of
+from autotune.training.resolve import check_task, default_task, remote_classes, resolve, tasks_for
 from autotune.values.catalogue import catalogue
 from autotune.values.model import Task
 
@@ -385,7 +385,7 @@ def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(own_code):
     assert not mark.exists()
     spec = resolve(str(folder), trust_remote_code=True)
     assert (spec.model_type, spec.kind) == ("very-own", "decoder")
-    assert tasks_of(spec) == (Task.CAUSAL_LM,)
+    assert tasks_for(spec.model_type, remote_classes(spec)) == (Task.CAUSAL_LM,)
     assert on_cpu(spec, Task.CAUSAL_LM).embedding.weight.shape == (96, 16)
     assert mark.exists()
 

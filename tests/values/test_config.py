@@ -2,19 +2,17 @@
 
 import dataclasses
 import itertools
-from typing import Annotated
 
 import pytest
 from factories import make_config
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from transformers import TrainingArguments
 
 from autotune.cost.corrections import time_features
 from autotune.cost.model import kind_of
 from autotune.output.table import show_config
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.value import Value
-from autotune.values.config import KNOBS, Allowance, Knob, Parallelism, TrainConfig, knobs_of
+from autotune.values.config import KNOBS, Allowance, Parallelism, TrainConfig
 
 USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -22,21 +20,6 @@ USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArgum
 def test_every_field_of_a_configuration_has_its_knob_in_the_order_of_the_fields():
     nested = [f"parallelism.{name}" for name in Parallelism.model_fields]
     assert list(KNOBS) == [*(name for name in TrainConfig.model_fields if name != "parallelism"), *nested]
-
-
-class Forgetful(TrainConfig):
-    planted: bool = Field(default=False, description="a field that doesn't say what knob it is")
-
-
-class Nested(Value):
-    within: Parallelism = Field(default=Parallelism())
-    planted: Annotated[int, Knob("exact")] = 1
-
-
-def test_a_field_without_its_knob_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"Forgetful\.planted has no Knob"):
-        knobs_of(Forgetful)
-    assert list(knobs_of(Nested)) == [*(f"within.{name}" for name in Parallelism.model_fields), "planted"]
 
 
 def test_an_argument_that_is_left_out_at_its_default_has_that_default_in_the_library_too():
@@ -99,7 +82,7 @@ def test_each_allowance_admits_itself_and_what_is_stricter():
         ({"quantization": "qat"}, "quantization-aware training is not offered"),
         ({"optim": "adamw_trch"}, "no optimizer 'adamw_trch'.*'adamw_torch'"),
         ({"optim": "adamw_hf"}, "adamw_hf is gone from transformers 5; use adamw_torch"),
-        ({"torch_compile_backend": "inducter"}, "'inducter' is no backend of torch.compile.*'inductor'"),
+        ({"torch_compile_backend": "inducter"}, "Input should be 'inductor'"),
     ],
 )
 def test_what_can_not_be_trained_is_no_configuration(fields, said):

@@ -11,12 +11,12 @@ from transformers.training_args import OptimizerNames
 
 from autotune.values.hardware import installed_versions
 from autotune.values.techniques import (
-    BACKENDS,
     CHECKPOINTING,
     OPTIMIZERS,
     PACKAGES,
     RENAMED,
     SUCCESSORS,
+    BackendName,
     Mode,
     checkpointing_arguments,
     checkpointing_of,
@@ -55,7 +55,7 @@ def test_the_installed_trainer_checkpoints_the_layers_of_a_kind(kind, tmp_path):
 
 def test_modes_and_backends_are_those_that_torch_knows():
     assert set(typing.get_args(Mode)) <= set(list_mode_options())
-    assert set(BACKENDS) <= set(torch._dynamo.list_backends(exclude_tags=()))
+    assert set(typing.get_args(BackendName)) <= set(torch._dynamo.list_backends(exclude_tags=()))
 
 
 # Packages whose optimizers have groups of their own, or need a GPU.

@@ -27,21 +27,16 @@ class CatalogueEntry(Value):
     """A model of the built-in catalogue."""
 
     family: str
-    id: str = Field(description="id on the hub")
-    names: tuple[str, ...] = Field(description="short names, the first is the preferred one")
+    id: str  # on the hub
+    names: tuple[str, ...]  # short names, the first is the preferred one
     model_type: str
     kind: Kind
-    config: dict[str, Any] = Field(description="keyword arguments of the config class")
-    parameters: int = Field(description="number of parameters, tied ones counted once, buffers not at all")
-    parameters_from: Literal["published", "counted"] = Field(
-        description="published: the count is published; counted: computed from the config"
-    )
-    parameters_task: Task | Literal["base"] = Field(description="task whose head the count includes; base: none")
-    source: str = Field(description="address of the published config")
-    quoted_in: str | None = Field(
-        default=None,
-        description="public file that quotes the figures, as owner/repository@commit:path; None: read at `source`",
-    )
+    config: dict[str, Any]  # keyword arguments of the config class
+    parameters: int  # tied ones counted once, buffers not at all
+    parameters_from: Literal["published", "counted"]  # counted: computed from the config
+    parameters_task: Task | Literal["base"]  # task whose head the count includes; base: none
+    source: str  # address of the published config
+    quoted_in: str | None = None  # public file that quotes it, as owner/repository@commit:path; None: read at `source`
 
 
 @functools.cache
@@ -78,8 +73,8 @@ _VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct)\b")
 class Link(Value):
     """The interconnect of the devices of a node."""
 
-    kind: str = Field(description="such as 'NVLink 4' or 'PCIe 5.0 x16'")
-    gb_s: float = Field(gt=0, description="10^9 bytes per second of a device in one direction, all links together")
+    kind: str  # such as 'NVLink 4' or 'PCIe 5.0 x16'
+    gb_s: float = Field(gt=0)  # 10^9 bytes per second of a device in one direction, all links together
 
 
 class Gpu(Value):
@@ -88,20 +83,18 @@ class Gpu(Value):
     name: str
     vendor: Literal["NVIDIA", "AMD"]
     architecture: str
-    capability: tuple[int, int] | None = Field(description="CUDA compute capability, None for AMD")
-    aliases: tuple[str, ...] = Field(description="other spellings, beside case, spaces, underscores and hyphens")
-    nvml_names: tuple[str, ...] = Field(description="its names in NVML and torch.cuda.get_device_name")
+    capability: tuple[int, int] | None  # None for AMD
+    aliases: tuple[str, ...]  # other spellings, beside case, spaces, underscores and hyphens
+    nvml_names: tuple[str, ...]  # in NVML and torch.cuda.get_device_name
     memory_gib: float = Field(gt=0)
-    memory_from: Literal["cuda", "driver", "nominal"] = Field(
-        description="cuda: what a process may use, as CUDA or ROCm report it; driver: as nvidia-smi shows it, "
-        "1 to 3 % of which the driver keeps; nominal: the data sheet's"
-    )
-    bandwidth_gb_s: float = Field(gt=0, description="10^9 bytes per second")
-    peak_tflops: dict[Dtype, float] = Field(
-        description="dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so "
-        "on CUDA cores (AMD: matrix cores); absent: not offered"
-    )
-    link: Link = Field(description="an entry of `links` in the file")
+    # cuda: what a process may use, as CUDA or ROCm report it; driver: as nvidia-smi shows it, 1 to 3 % of which the
+    # driver keeps; nominal: the data sheet's.
+    memory_from: Literal["cuda", "driver", "nominal"]
+    bandwidth_gb_s: float = Field(gt=0)  # 10^9 bytes per second
+    # Dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so on CUDA cores
+    # (AMD: matrix cores); absent: not offered.
+    peak_tflops: dict[Dtype, float]
+    link: Link  # an entry of `links` in the file
     source: str
 
     @property
@@ -128,15 +121,18 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S', 'A5000 24GB'.
-
-    Raises:
-        InputError: The table has no such device.
-    """
-    gpu = _by_key().get(_key(name)) or _of_size(name)
-    if gpu is None:
-        raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
-    return gpu
+    """Return the device for a name that a person writes: 'a100-80gb', 'RTX 4090', 'NVIDIA L40S', 'A5000 24GB'."""
+    known = {_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases, *gpu.nvml_names)}
+    if (gpu := known.get(_key(name))) is not None:
+        return gpu
+    if written := re.fullmatch(r"(.+?)[\s_-]+(\d{1,3})\s*gi?b?", name.strip(), re.IGNORECASE):
+        # The one device that a name and its nominal memory leave, of which a process may use up to 12 % less.
+        size, exact = int(written[2]), known.get(_key(written[1]))
+        alike = (gpu for gpu in gpus() if gpu != exact and _key(gpu.name).startswith(_key(written[1])))
+        fitting = [gpu for gpu in (exact, *alike) if gpu is not None and 0.88 * size <= gpu.memory_gib <= size]
+        if fitting and (fitting[0] == exact or len(fitting) == 1):
+            return fitting[0]
+    raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
 
 
 def counted_gpu(text: str) -> tuple[int | None, str]:
@@ -158,15 +154,16 @@ def gpu_of(device_name: str) -> Gpu | None:
 
 
 def gpus_like(text: str) -> tuple[Gpu, ...]:
-    """Return the devices whose names, vendor or architecture contain `text`.
-
-    Raises:
-        InputError: No device matches.
-    """
-    found = tuple(gpu for gpu in gpus() if _contains(gpu, text))
+    """Return the devices whose names, vendor or architecture contain `text`."""
+    found, key = [], _key(text)
+    for gpu in gpus():
+        names = (gpu.name, *gpu.aliases, *gpu.nvml_names)
+        words = " ".join((*names, gpu.vendor, gpu.architecture)).lower()
+        if text.lower() in words or (key and any(key in _key(name) for name in names)):
+            found.append(gpu)
     if not found:
         raise InputError(f"no GPU of the table is called like {text!r}{_near(text)}; `autotune gpus` lists the table")
-    return found
+    return tuple(found)
 
 
 def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
@@ -207,33 +204,8 @@ def _device(
 
 
 @functools.cache
-def _by_key() -> dict[str, Gpu]:
-    return {_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases, *gpu.nvml_names)}
-
-
-def _of_size(name: str) -> Gpu | None:
-    """Return the one device that a name and its nominal memory leave: 'A5000 24GB', 'h100-94gb'.
-
-    What a process may use is up to 12 % less than the nominal memory.
-    """
-    written = re.fullmatch(r"(.+?)[\s_-]+(\d{1,3})\s*gi?b?", name.strip(), re.IGNORECASE)
-    if written is None:
-        return None
-    size, exact = int(written[2]), _by_key().get(_key(written[1]))
-    alike = tuple(gpu for gpu in gpus() if gpu != exact and _key(gpu.name).startswith(_key(written[1])))
-    fitting = [gpu for gpu in (exact, *alike) if gpu is not None and 0.88 * size <= gpu.memory_gib <= size]
-    return fitting[0] if fitting and (fitting[0] == exact or len(fitting) == 1) else None
-
-
-@functools.cache
 def _key(name: str) -> str:
     return re.sub(r"[\s/-]+", "", _VENDOR_WORDS.sub("", name.lower().replace("_", " ")))
-
-
-def _contains(gpu: Gpu, text: str) -> bool:
-    names = (gpu.name, *gpu.aliases, *gpu.nvml_names)
-    plainly = text.lower() in " ".join((*names, gpu.vendor, gpu.architecture)).lower()
-    return plainly or (_key(text) != "" and any(_key(text) in _key(name) for name in names))
 
 
 def _near(name: str) -> str:
