@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
     from autotune.exports.targets import Exported
-    from autotune.training.dataset import Collator, Samples
+    from autotune.training.dataset import Collator, Repeated
 
 
 class TuningResult(ResultData):
@@ -134,7 +134,7 @@ class TuningResult(ResultData):
             )
         return model if adapter is None else put_on(model, adapter)
 
-    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Samples, Collator]:
+    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Repeated, Collator]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
 
         Args:

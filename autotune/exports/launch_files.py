@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from autotune.errors import InputError
-from autotune.exports.winner import DEFAULTS
+from autotune.exports.draft import DEFAULTS
 from autotune.training.arguments import ZERO_STAGES, laid_over, parallel_variables, plan
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
-
-if TYPE_CHECKING:
-    from autotune.values.problem import Change
-    from autotune.values.result import ResultData
+from autotune.values.problem import Change
+from autotune.values.result import ResultData
 
 SCRIPT = "train.py"  # the user's: a Trainer with `result.training_arguments(...)`, or an exported script
 ACCELERATE, DEEPSPEED, FSDP, ARGUMENTS = "accelerate", "deepspeed", "fsdp", "training-args"
@@ -49,13 +47,10 @@ _IN_CODE = {
 
 
 def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
-    """Return the command lines that start training with the answer in the file `answer`, the preferred one first.
-
-    There are none for a Trainer or a loop that was handed over in Python.
-    """
+    """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop."""
     code = result.workload.own_code
     if code is not None and code.command:
-        return (_apply_command(result, answer),)
+        return (f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}",)
     if code is not None or result.workload.model.source == "own":
         return ()
     if not needs_launcher(result.best.config):
@@ -87,10 +82,7 @@ def mixed_precision(config: TrainConfig) -> str:
 
 
 def _threads(result: ResultData) -> str:
-    """Return the variable that gives each rank its share of the cores, as in trials; launchers would set it to 1.
-
-    Others that the answer needs stand before it.
-    """
+    """Return each rank's share of the cores, as in trials (launchers set 1), after the answer's other variables."""
     config = result.best.config
     return f"{variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
 
@@ -190,7 +182,7 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
     words, missing = flags(result)
     given, gain = shlex.join(words), gain_of_flags(result)
     left_out = f" (which leave out: {'; '.join(missing)}{'; ' * bool(gain)}{gain})" if missing else ""
-    train = f"train with it: {_apply_command(result, answer)}"
+    train = f"train with it: {launch_commands(result, answer)[0]}"
     if not given and not missing:
         return [train]
     as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"
@@ -198,10 +190,7 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
 
 
 def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the answer as flags of a script that reads its arguments with HfArgumentParser, and what they can't say.
-
-    Flags are those of the answer that differ from the code's own arguments; the rest is a few words each.
-    """
+    """Return what of the answer isn't the code's own, as flags for HfArgumentParser, and the rest in words."""
     code = result.workload.own_code
     assert code is not None
     mapping = plan(result.best.config, result.workload, result.hardware)
@@ -266,9 +255,3 @@ def _switches_off(result: ResultData) -> bool:
     """Return whether checkpointing has to be switched off that the user's code switches on beside its arguments."""
     code = result.workload.own_code
     return code is not None and code.checkpoints and result.best.config.checkpointing == "none"
-
-
-def _apply_command(result: ResultData, answer: str) -> str:
-    code = result.workload.own_code
-    assert code is not None
-    return f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}"

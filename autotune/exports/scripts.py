@@ -23,13 +23,14 @@ from markupsafe import Markup
 
 from autotune.errors import InputError
 from autotune.exports import launch_files
-from autotune.exports.winner import EVALUATING, Draft, Winner, lost_arguments
+from autotune.exports.draft import EVALUATING, Draft, hyperparameter, lost_arguments, user_arguments
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
 from autotune.training.resolve import HEADS
 from autotune.units import escaped, show_rate, visible
 from autotune.values.model import Task
+from autotune.values.result import ResultData
 from autotune.values.workload import Recipe
 
 TRL = "train_trl.py"
@@ -56,21 +57,21 @@ _PADDING = {
 }
 
 
-def trl(winner: Winner) -> Draft:
+def trl(result: ResultData) -> Draft:
     """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured."""
-    if winner.workload.recipe is not None:
-        return trainer(winner, TRL, "train_recipe.py.j2", **_recipe(winner, winner.workload.recipe))
-    if winner.workload.task is not Task.CAUSAL_LM:
-        raise InputError(f"trl: SFTTrainer trains causal-lm, not {winner.workload.task}; --to python writes a Trainer")
+    if result.workload.recipe is not None:
+        return trainer(result, TRL, "train_recipe.py.j2", **_recipe(result, result.workload.recipe))
+    if result.workload.task is not Task.CAUSAL_LM:
+        raise InputError(f"trl: SFTTrainer trains causal-lm, not {result.workload.task}; --to python writes a Trainer")
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
-    sft |= {"max_length": winner.workload.sequence_length, "padding_free": winner.config.packing}
-    return trainer(winner, TRL, "train_trl.py.j2", sft, weighs=False)
+    sft |= {"max_length": result.workload.sequence_length, "padding_free": result.best.config.packing}
+    return trainer(result, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
 def trainer(
-    winner: Winner,
+    result: ResultData,
     name: str = launch_files.SCRIPT,
     template: str = "train.py.j2",
     defaults: dict[str, Any] | None = None,
@@ -79,20 +80,20 @@ def trainer(
     """Return a script whose Trainer, a plain one by default, gets the measured arguments, laid over `defaults`."""
     # The script trains for `--steps`.
     left_out = EVALUATING | {"num_train_epochs", "max_steps"}
-    arguments = {argument: value for argument, value in winner.arguments.items() if argument not in left_out}
-    lost = lost_arguments(winner, {"seed", *arguments, *user_steps(winner)})
-    return script(winner, name, template, lost, training_arguments={**(defaults or {}), **arguments}, **values)
+    arguments = {n: value for n, value in result.arguments.training_arguments.items() if n not in left_out}
+    lost = lost_arguments(result, {"seed", *arguments, *user_steps(result)})
+    return script(result, name, template, lost, training_arguments={**(defaults or {}), **arguments}, **values)
 
 
-def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
-    path, kind, arguments = winner.workload.dataset, recipe.kind, _model_arguments(winner)
+def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
+    path, kind, arguments = result.workload.dataset, recipe.kind, _model_arguments(result)
     texts = {
         "prompt": f"text({recipe.prompt_length})",
         "label": "index % 2 == 0",
         **dict.fromkeys(("completion", "chosen", "rejected"), f'" " + text({recipe.completion_length})'),
     }
-    if winner.workload.task is Task.SEQUENCE_CLASSIFICATION:  # a reward model
-        texts |= dict.fromkeys(kind.columns, f"text({max(1, winner.workload.sequence_length - 2)})")
+    if result.workload.task is Task.SEQUENCE_CLASSIFICATION:  # a reward model
+        texts |= dict.fromkeys(kind.columns, f"text({max(1, result.workload.sequence_length - 2)})")
         arguments["num_labels"] = 1
     length = f"Every completion of a trial had {recipe.completion_length} tokens; yours end by themselves."
     return {
@@ -105,19 +106,20 @@ def _recipe(winner: Winner, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def user_steps(winner: Winner) -> dict[str, int]:
+def user_steps(result: ResultData) -> dict[str, int]:
     """Return the user's own `max_steps`, if a script can train for as many: it times all but the first."""
-    steps = winner.user_arguments.get("max_steps")
+    steps = user_arguments(result).get("max_steps")
     return {"max_steps": steps} if isinstance(steps, int) and steps > 1 else {}
 
 
-def script(winner: Winner, name: str, template: str, lost: list[str], **values: Any) -> Draft:
+def script(result: ResultData, name: str, template: str, lost: list[str], **values: Any) -> Draft:
     """Return the script `name` that a template makes of `values` and of those that every script needs, as `c`."""
-    workload, config, result = winner.workload, winner.config, winner.result
+    workload, config, adapter = result.workload, result.best.config, result.arguments.adapter
+    trains_biases = adapter is not None and adapter.get("peft_type") == BITFIT
     command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
     if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
         command = f"CUDA_VISIBLE_DEVICES=0 {command}"
-    steps, spec, measured = user_steps(winner).get("max_steps", 100), workload.model, result.best.measurement
+    steps, spec, measured = user_steps(result).get("max_steps", 100), workload.model, result.best.measurement
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
     rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"
     versions = result.hardware.versions
@@ -125,7 +127,11 @@ def script(winner: Winner, name: str, template: str, lost: list[str], **values: 
     devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""
     per_step, is_causal = workload.samples_per_step(config), workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
     known = {
-        "winner": winner,
+        "config": config,
+        "workload": workload,
+        "arguments": result.arguments.training_arguments,
+        "hyperparameter": functools.partial(hyperparameter, result),
+        "is_cpu": result.hardware.is_cpu,
         "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
         "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
         "samples_per_step": per_step,
@@ -134,13 +140,13 @@ def script(winner: Winner, name: str, template: str, lost: list[str], **values: 
         "shifts_labels": is_causal and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
         # The loss of a micro-batch may be a sum, so that those of a step simply add up.
         "sums_its_loss": workload.task is Task.SPEECH_CTC and spec.config.get("ctc_loss_reduction", "sum") == "sum",
-        "trains_biases": (result.arguments.adapter or {}).get("peft_type") == BITFIT,
+        "trains_biases": trains_biases,
         "launch": f"{command} --steps {steps}",
         "steps": steps,
         "head": HEADS[workload.task][0],
-        "model_arguments": _model_arguments(winner),
+        "model_arguments": _model_arguments(result),
         "quantization": result.arguments.quantization,
-        "peft": winner.peft_arguments,
+        "peft": None if trains_biases else adapter,
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
         "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and spec.kind == "decoder",
@@ -151,25 +157,25 @@ def script(winner: Winner, name: str, template: str, lost: list[str], **values: 
         "imports": functools.partial(_imported, result.arguments.quantization is not None),
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         "activation_memory_budget": config.activation_memory_budget,
-        **dict(zip(("collator", "collate", "about_collator"), _collator(winner), strict=True)),
+        **dict(zip(("collator", "collate", "about_collator"), _collator(result), strict=True)),
         "masked_share": 0.15,
         "shown": None,
-        **_samples(winner),
+        **_samples(result),
         "lost": lost,
     }
     text = _environment().get_template(template).render(c={**known, **values})
     return Draft({name: text}, (command,), tuple(lost))
 
 
-def _model_arguments(winner: Winner) -> dict[str, Any]:
+def _model_arguments(result: ResultData) -> dict[str, Any]:
     """Return the arguments of `from_pretrained`: the measured ones, and those that make it the same model."""
-    spec = winner.workload.model
-    arguments: dict[str, Any] = dict(winner.result.arguments.model)
+    spec = result.workload.model
+    arguments: dict[str, Any] = dict(result.arguments.model)
     if spec.source != "directory" and spec.revision is not None:
         arguments["revision"] = spec.revision
     if spec.trust_remote_code:
         arguments["trust_remote_code"] = True
-    if winner.workload.task is Task.CAUSAL_LM and spec.kind == "encoder":
+    if result.workload.task is Task.CAUSAL_LM and spec.kind == "encoder":
         arguments["is_decoder"] = True
     return arguments
 
@@ -182,21 +188,21 @@ def _imported(is_quantized: bool, *names: str) -> Code:
     return Code(line if len(line) <= 96 else "(\n" + "".join(f"    {n},\n" for n in wanted) + ")")
 
 
-def _collator(winner: Winner) -> tuple[str, Code, str]:
+def _collator(result: ResultData) -> tuple[str, Code, str]:
     """Return the collator's class, the expression that makes it, and a remark for the user."""
-    if winner.workload.task is Task.IMAGE_TEXT_TO_TEXT:
+    if result.workload.task is Task.IMAGE_TEXT_TO_TEXT:
         return "", Code("collate"), "for texts of one length; others need the model's own processor, which pads them"
-    if winner.config.packing:
+    if result.best.config.packing:
         name = "DataCollatorWithFlattening"
         return name, Code(f"{name}()"), "puts the samples of a micro-batch into one row, as was measured"
-    padding, name = _PADDING.get(winner.workload.task), "default_data_collator"
+    padding, name = _PADDING.get(result.workload.task), "default_data_collator"
     about = f"for samples of one length; others need {padding}" if padding else "for samples of one size"
     return name, Code(name), about
 
 
-def _samples(winner: Winner) -> dict[str, Any]:
+def _samples(result: ResultData) -> dict[str, Any]:
     """Return what templates need for the samples that stand in for the user's: input, labels and a remark."""
-    workload, task, lengths = winner.workload, winner.workload.task, winner.workload.lengths
+    workload, task, lengths = result.workload, result.workload.task, result.workload.lengths
     length, target = workload.sequence_length, workload.target_length or workload.sequence_length
     if lengths is not None and lengths.mean_target is not None:
         target = round(lengths.mean_target)
@@ -212,7 +218,8 @@ def _samples(winner: Winner) -> dict[str, Any]:
         kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
         labels = {**ids, "kind": kinds.get(task, "ids")}
         # The Trainer keeps labels that it smooths from the model, whose decoder needs inputs all the same.
-        labels["smoothed"] = task is Task.SEQ2SEQ_LM and bool(winner.arguments.get("label_smoothing_factor"))
+        smoothing = result.arguments.training_arguments.get("label_smoothing_factor")
+        labels["smoothed"] = task is Task.SEQ2SEQ_LM and bool(smoothing)
         return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
     config = build_config(workload.model, task)
     about = "Yours are made by the model's own processor, with `labels`"

@@ -1,6 +1,6 @@
 """The targets of an export: one table, what is done with all of them alike, and the lines of a shell that train.
 
-A target is a function from a :class:`Winner` to a :class:`Draft`. What it can't express of the answer is listed in its
+A target is a function from the answer to a :class:`Draft`. What it can't express of the answer is listed in its
 files and in the draft; an answer that it can't train at all is refused.
 
 The script with a loop of its own takes the step of the Trainer with accelerate. Its optimizers are those of
@@ -15,18 +15,17 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.errors import InputError, suggestion
 from autotune.exports import launch_files, scripts
+from autotune.exports.draft import Draft, hyperparameter, lost_arguments
 from autotune.exports.scripts import Code, literal
-from autotune.exports.winner import Draft, Winner, lost_arguments
+from autotune.training.adapters import BITFIT
 from autotune.training.arguments import effective_tf32
 from autotune.value import save_bytes
+from autotune.values.result import ResultData
 from autotune.values.techniques import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from autotune.values.result import ResultData
 
 ALL = "all"
 LOOP = "accelerate_loop.py"
@@ -35,17 +34,17 @@ LOOP = "accelerate_loop.py"
 STAND_IN = "adamw_torch_fused"
 
 
-def accelerate_loop(winner: Winner) -> Draft:
+def accelerate_loop(result: ResultData) -> Draft:
     """Return a script with a loop of its own."""
-    spread = winner.config.parallelism
+    spread = result.best.config.parallelism
     if spread.sharding != "none" or spread.tensor_parallel > 1:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
         raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
-    config, arguments, of = winner.config, winner.arguments, winner.hyperparameter
-    said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(winner)}
+    config, arguments, of = result.best.config, result.arguments.training_arguments, partial(hyperparameter, result)
+    said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(result)}
     said |= {"liger_kernel_config"} if config.use_liger_kernel else set()
     said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
-    lost = lost_arguments(winner, said)
+    lost = lost_arguments(result, said)
     if config.optim in NAMES and "optim_args" not in arguments:
         optimizer = loop_optimizer(config.optim, of)
     else:
@@ -54,7 +53,8 @@ def accelerate_loop(winner: Winner) -> Draft:
         optimizer = loop_optimizer(STAND_IN, of)
     warmup, ddp, compiled, checkpointing = of("warmup_steps"), Code(""), Code(""), Code("")
     if spread.world_size > 1:  # what the Trainer tells DDP (`_build_accelerator_args`)
-        looks = config.checkpointing == "none" or winner.peft_arguments is not None
+        adapter = result.arguments.adapter
+        looks = config.checkpointing == "none" or (adapter is not None and adapter.get("peft_type") != BITFIT)
         options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
         names = (name for name in ("bucket_cap_mb", "static_graph") if f"ddp_{name}" in arguments)
         options |= {name: arguments[f"ddp_{name}"] for name in names}
@@ -72,13 +72,13 @@ def accelerate_loop(winner: Winner) -> Draft:
     utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
     is_share = 0 < warmup < 1
     return scripts.script(
-        winner,
+        result,
         LOOP,
         "accelerate_loop.py.j2",
         lost,
         accelerate_imports=Code(", ".join(classes)),
         accelerate_utilities=Code(", ".join(utilities)),
-        tf32=effective_tf32(config, winner.result.hardware),
+        tf32=effective_tf32(config, result.hardware),
         mixed_precision=launch_files.mixed_precision(config),
         compile=compiled,
         ddp=ddp,
@@ -143,15 +143,15 @@ class Exported(NamedTuple):
     not_expressed: tuple[str, ...]  # what the target can't express of the answer, a line each
 
 
-def _launch_file(name: str, winner: Winner) -> Draft:
-    launch = (launch_files.accelerate_command(winner.result),) if name == launch_files.ACCELERATE else ()
-    lost = launch_files.in_code(winner.result) if name == launch_files.ARGUMENTS else ()
-    if lost and winner.result.workload.own_code is not None and (gain := launch_files.gain_of_flags(winner.result)):
+def _launch_file(name: str, result: ResultData) -> Draft:
+    launch = (launch_files.accelerate_command(result),) if name == launch_files.ACCELERATE else ()
+    lost = launch_files.in_code(result) if name == launch_files.ARGUMENTS else ()
+    if lost and result.workload.own_code is not None and (gain := launch_files.gain_of_flags(result)):
         lost = (*lost, gain)
-    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, winner.result)}, launch, lost)
+    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, result)}, launch, lost)
 
 
-TARGETS: dict[str, Callable[[Winner], Draft]] = {
+TARGETS: dict[str, Callable[[ResultData], Draft]] = {
     launch_files.ARGUMENTS: partial(_launch_file, launch_files.ARGUMENTS),
     "python": scripts.trainer,
     launch_files.ACCELERATE: partial(_launch_file, launch_files.ACCELERATE),
@@ -180,7 +180,7 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         raise InputError(
             f"{target}: sequence parallel takes position_ids in each batch; {launch_files.SCRIPT} is yours"
         )
-    made = TARGETS[target](Winner(result))
+    made = TARGETS[target](result)
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 

@@ -25,8 +25,7 @@ from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.result import TrialRow
 from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
-
-Scalar = bool | int | float | str | None
+from autotune.values.workload import Scalar as Scalar
 
 MICRO_BATCH = "per_device_train_batch_size"
 
@@ -83,10 +82,7 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
 
 
 def differing(config: TrainConfig, baseline: TrainConfig) -> dict[str, Scalar]:
-    """Return what `--fix` has to name for `config`: where it isn't as `baseline`, or as its kind of adapter has it.
-
-    The number of devices is left out, as `--devices` says it.
-    """
+    """Return what `--fix` has to name for `config`, the number of devices aside: where it isn't as `baseline`."""
     point, of_baseline = make_point(config), make_point(baseline)
     usual = make_point(make_config(fitting({"adapter": point["adapter"]}, of_baseline)))
     usual |= {"adapter": of_baseline["adapter"], f"{_PARALLEL}world_size": config.parallelism.world_size}
@@ -101,10 +97,7 @@ def has_field(kind: Scalar, parameter: str) -> bool:
 
 
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return `origin` updated by `point`, without fields that the adapter lacks.
-
-    If the kind of adapter changes, the fields that `point` doesn't name have the defaults of the new kind.
-    """
+    """Return `origin` updated by `point`; another kind of adapter has its own fields, with its defaults."""
     kind = point["adapter"] if "adapter" in point else origin.get("adapter")
     kept = {k: v for k, v in origin.items() if kind == origin.get("adapter") or not k.startswith(_ADAPTER)}
     return {k: v for k, v in {**kept, **point}.items() if has_field(kind, k)}
@@ -170,7 +163,7 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
     for (name, (knob, _)), before, after in values:
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, rounds)
-            yield name, before, after, Allowance(knob.allowance_of(change))
+            yield name, before, after, Allowance(knob.allowance(change) if callable(knob.allowance) else knob.allowance)
 
 
 def shown_changes(changed: Iterable[Change]) -> str:

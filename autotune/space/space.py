@@ -11,18 +11,14 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
-
-from pydantic import Field
+from typing import Any, NamedTuple
 
 from autotune.space import rules
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import NESTED, Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
-from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Objective, Problem
-from autotune.values.techniques import keeps_less
 from autotune.values.trial import TrialResult, TrialStatus
 
 Point = dict[str, Scalar]
@@ -38,12 +34,12 @@ LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dat
 _COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
 
 
-class Dimension(Value):
+class Dimension(NamedTuple):
     """One parameter with its possible choices, in the order of trying."""
 
     name: str
     choices: tuple[Scalar, ...]
-    when: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
+    when: dict[str, tuple[Scalar, ...]]
 
 
 class SearchSpace:
@@ -103,10 +99,7 @@ class SearchSpace:
 
     @functools.cached_property
     def _surroundings(self) -> list[tuple[Point, list[str]]]:
-        """The combinations of the `_COMPANIONS` that are as legal as the baseline, which comes first.
-
-        Each has the reasons against it, which are among those against the baseline.
-        """
+        """Combinations of the `_COMPANIONS` as legal as the baseline, which comes first, and what is against each."""
         choices = []
         for name in _COMPANIONS:
             written = self.file.parameters.get(name)
@@ -134,10 +127,7 @@ class SearchSpace:
         return make_point(config)
 
     def complete(self, point: Point) -> Point:
-        """Return the values of the parameters that exist at `point`.
-
-        Parameters that `point` doesn't name have the baseline's value, or their first choice if that has none.
-        """
+        """Return the parameters that exist at `point`, by default with the baseline's value or the first choice."""
         whole: Point = {}
         for dimension in self.dimensions:
             if self.is_active(dimension, whole):
@@ -239,7 +229,7 @@ class History:
 
     def __init__(self, objective: Objective | None = None) -> None:
         self._objective = objective or Objective()
-        self._results: list[TrialResult] = []
+        self.results: list[TrialResult] = []  # all trials in the order they ended
         self._by_config: dict[TrainConfig, TrialResult] = {}
         self._shortages: list[TrialResult] = []
         self._ranking: list[TrialResult] | None = None
@@ -247,7 +237,7 @@ class History:
     def add(self, result: TrialResult) -> None:
         """Add a finished trial."""
         config = result.request.config
-        self._results.append(result)
+        self.results.append(result)
         self._by_config[config] = result
         self._ranking = None
         if result.status is TrialStatus.OUT_OF_MEMORY:
@@ -256,17 +246,12 @@ class History:
     def with_results(self, results: Iterable[TrialResult]) -> History:
         """Return a history that holds `results` too; this one stays as it is."""
         other = History(self._objective)
-        for result in (*self._results, *results):
+        for result in (*self.results, *results):
             other.add(result)
         return other
 
     def __len__(self) -> int:
-        return len(self._results)
-
-    @property
-    def results(self) -> Sequence[TrialResult]:
-        """All trials in the order they ended."""
-        return self._results
+        return len(self.results)
 
     def known(self, config: TrainConfig) -> TrialResult | None:
         """Return the latest trial of `config`, if it has run."""
@@ -293,14 +278,11 @@ class History:
         return bool(self._shortages)
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why the trials rule `config` out, or None.
-
-        A trial that was no harder on memory ran out of it, or another way of loading data isn't worth a trial.
-        """
+        """Return why the trials rule `config` out: one no harder ran out of memory, or loading otherwise can't pay."""
         for result in self._shortages:
             if is_no_harder(result.request.config, config):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
-        first, leader = next(iter(self._results), None), self.best()
+        first, leader = next(iter(self.results), None), self.best()
         usual = [r.request.config for r in (first, leader) if r is not None]
         if not usual or any(_loading(config) == _loading(known) for known in usual):
             return None
@@ -322,7 +304,8 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
     """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
     if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
         return False
-    if easy.checkpointing != hard.checkpointing and not keeps_less(easy.checkpointing, hard.checkpointing):
+    lightest_first = ("offload", "full", "every-2nd", "every-4th", "none")  # activations on the device
+    if lightest_first.index(easy.checkpointing) > lightest_first.index(hard.checkpointing):
         return False
     lighter = {  # optimizers whose states and temporaries are surely no larger; others are not compared
         "adamw_torch": ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"),

@@ -202,10 +202,7 @@ def routing_fields(experts_per_token: int | None, expert_capacity: int | None) -
 
 
 def parallel_variables(config: TrainConfig) -> dict[str, str]:
-    """Return the environment variables by which accelerate shares a sample's tokens among ranks; none if it doesn't.
-
-    Its `ParallelismConfig` reads them; as an argument of TrainingArguments it could be written to no file.
-    """
+    """Return the variables by which accelerate's `ParallelismConfig` shares a sample's tokens among ranks, if any."""
     spread = config.parallelism
     if spread.sequence_parallel == 1:
         return {}
@@ -261,10 +258,7 @@ def transformers_version(hardware: Hardware) -> tuple[int, int]:
 
 
 def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
-    """Return what is laid over a user's own arguments: all that a search decides, and nothing else of them.
-
-    What the configuration doesn't name has the default of TrainingArguments, whatever the user has set.
-    """
+    """Return what is laid over a user's own arguments: all that a search decides, a default where nothing is named."""
     theirs = {"seed", *workload.fixed_arguments}
     decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
     return decided | _under_old_name(mapping.tuned)

@@ -94,10 +94,7 @@ def read_arguments(path: Path) -> UserArguments:
 
 
 def check_arguments(given: dict[str, Any], source: str) -> None:
-    """Refuse values that the installed TrainingArguments, torch's AdamW or the schedule don't take.
-
-    Imports transformers and torch.
-    """
+    """Refuse values that the installed TrainingArguments, torch's AdamW or the schedule don't take."""
     from transformers import TrainingArguments
 
     known, types = [field.name for field in dataclasses.fields(TrainingArguments)], get_type_hints(TrainingArguments)
@@ -144,10 +141,7 @@ def _mistyped(kind: Any, value: Any) -> str | None:
 
 
 def _try_out(given: dict[str, Any]) -> None:
-    """Make the arguments, the optimizer and the schedule of a trial, whose own arguments come first.
-
-    Raises whatever the libraries raise.
-    """
+    """Make arguments, optimizer and schedule of a trial; raises whatever the libraries raise."""
     import torch
     from transformers import TrainingArguments, get_scheduler
 
@@ -166,10 +160,7 @@ def baseline_config(
     *,
     devices: int = 1,
 ) -> TrainConfig:
-    """Return the configuration that the search is compared with.
-
-    Over several devices it is what the Trainer does when torchrun starts it: data parallel without sharding.
-    """
+    """Return the configuration to compare with: over several devices, as torchrun has it, DDP without sharding."""
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")

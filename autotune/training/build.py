@@ -134,10 +134,7 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
 
 
 def frozen_paths(model: nn.Module) -> tuple[str, ...]:
-    """Return what of `model` isn't trained: the modules of which nothing is, and the parameters of the others.
-
-    What is so in every layer is named once, with * for the layer's number.
-    """
+    """Return the modules and parameters of `model` that aren't trained; * is the number of every layer if all are."""
     # The modules that hold a parameter, from the outermost to the parameter itself.
     around = {n: list(itertools.accumulate(n.split("."), "{}.{}".format)) for n, _ in model.named_parameters()}
     trained = {path for name, p in model.named_parameters() if p.requires_grad for path in around[name]}

@@ -1,23 +1,21 @@
 """The samples that a trial trains on, and how they become batches: their order, and padding or packing.
 
 A data set is as long as it is asked to be: after its last sample the first one follows, so that no epoch ends inside a
-trial. A sample is a slice of what was made beforehand, so that fetching it takes hardly any time beside a training
-step. It depends on the workload's seed and on its index alone.
+trial. A sample is a slice of what was made beforehand, fetched in hardly any time beside a training step. It depends on
+the workload's seed and on its index alone.
 
 Ids, pixels and sound are valid and random. Texts have the lengths of a user's file, or all the workload's length and
 therefore no attention mask. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in
 place, since a mask id changes neither time nor memory.
 
 In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in
-training: shuffled, in the order of the file, or grouped by length by the Trainer's own sampler. That sampler goes from
-the longest batches to the shortest over thousands of rows, of which a trial sees some dozens, so its micro-batches are
+training: shuffled, in the order of the file, or grouped by length by the Trainer's own sampler, whose micro-batches are
 visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
 sampler cuts the rows of each step, shuffled as ever, into its micro-batches.
 
 Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding,
-with positions that start anew at each sample. transformers masks by the positions, so no sample sees another, and the
-loss is that of padded batches. Blocks of a fixed length, which cut samples and let one see the next, would be another
-training and are not made.
+with positions that start anew at each sample, by which transformers masks: no sample sees another, and the loss is that
+of padded batches. Blocks of a fixed length, where samples see each other, would be another training.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +51,6 @@ Sample = dict[str, "Tensor"]
 Collator = Callable[[Sequence[Sample]], Sample]  # from samples to tensors whose first dimension is that of the batch
 
 
-class Samples(Protocol):
-    """A map-style data set, as torch's DataLoader takes it."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Sample: ...
-
-
 def training_data(
     workload: Workload,
     model_config: Any,
@@ -69,7 +59,7 @@ def training_data(
     directory: Path | None,  # where `texts.prepare` put the lengths; None for synthetic data
     longest_first: int | None = None,
     config: TrainConfig | None = None,
-) -> tuple[Samples, Collator]:
+) -> tuple[Repeated, Collator]:
     """Return `samples` samples that fit the library config of a model, and the collator that makes batches of them.
 
     The `longest_first` longest texts of a file come first, before all in the order of `config` and the seed; None keeps
@@ -109,7 +99,7 @@ def training_data(
 class Repeated:
     """As many samples as are wanted; after the last one the first follows again."""
 
-    source: Samples
+    source: Repeated | RandomSamples
     samples: int
 
     def __len__(self) -> int:
@@ -122,10 +112,7 @@ class Repeated:
 
 
 def token_lengths(samples: Any, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the lengths of samples of `training_data` by their numbers, none of which is read.
-
-    They are those of the ids and of a decoder's own labels; nothing for samples without tokens.
-    """
+    """Return the lengths of ids, and of a decoder's own labels, of samples of `training_data` without reading one."""
     while isinstance(samples, Repeated):
         numbers, samples = numbers % len(samples.source), samples.source
     return list(samples.lengths[numbers].T)
@@ -286,10 +273,7 @@ def row_order(
 
 
 def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) -> Iterator[list[int]]:
-    """Yield the numbers of the samples of each micro-batch, those of all ranks; a step has `per_step` samples.
-
-    Balanced ones come rank by rank, in whole steps.
-    """
+    """Yield the numbers of the samples of each micro-batch of all ranks; balanced ones rank by rank, in whole steps."""
     micro, ranks = config.per_device_train_batch_size, config.parallelism.data_parallel
     if not config.is_balanced:
         yield from (list(range(start, start + micro)) for start in range(0, len(lengths) - micro + 1, micro))
@@ -302,10 +286,7 @@ def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) ->
 
 
 def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per_step: int) -> float | None:
-    """Return the share of padding among the positions of samples; None without tokens or a whole micro-batch.
-
-    Lengths are of ids and of a decoder's own labels, in the order in which samples are read; all ranks have `per_step`.
-    """
+    """Return the share of padding by lengths of ids and decoders' labels; None without a whole micro-batch of them."""
     batches = list(micro_batches(lengths[0].tolist(), config, per_step)) if lengths else []
     if not batches:
         return None

@@ -26,10 +26,7 @@ VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
 
 
 def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
-    """Return name and shape of the input of one image for a library config, and the number of its colours.
-
-    That is None but for ImageGPT, where each pixel is the id of one.
-    """
+    """Return name and shape of the input of one image; for ImageGPT, whose pixels are ids, the number of colours."""
     if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
         return "input_ids", (config.n_positions,), config.vocab_size - 1
     vision = getattr(config, "vision_config", config)
@@ -90,10 +87,7 @@ def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
 
 
 def labels_of(frames: int) -> int:
-    """Return the length of the transcript of so many frames, for CTC, which needs fewer labels than frames.
-
-    Some 15 characters are spoken in a second, which has 50 frames.
-    """
+    """Return the labels of so many frames, for CTC: some 15 characters are spoken in a second, which has 50 frames."""
     return max(1, int(frames * 0.25))
 
 
@@ -149,10 +143,7 @@ class ImageText(NamedTuple):
 
 
 def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
-    """Return the images of a sample for the config of a type in `IMAGES`; by default one, as the model was made for.
-
-    `size` is the edge in pixels.
-    """
+    """Return the images of a sample, by default one as the model was made for; `size` is the edge in pixels."""
     model_type = config.model_type
     token, vocabulary = config.image_token_id, config.get_text_config().vocab_size
     # These look up a placeholder as another token, so that it may lie beyond the vocabulary.
@@ -167,10 +158,7 @@ def image_text(config: Any, images: int | None, size: int | None) -> ImageText:
 
 
 def _qwen(config: Any, size: int | None) -> Image:
-    """Return patches of an image of any size, rounded to whole features: `smart_resize` in Qwen2-VL's processor.
-
-    Without a size there are 256 features of Qwen2-VL, of 28 pixels an edge each.
-    """
+    """Return patches of an image, rounded to features (`smart_resize` of Qwen2-VL's processor), by default 256."""
     vision = config.vision_config
     merge = vision.spatial_merge_size
     features = max(1, round((size or 448) / (vision.patch_size * merge)))

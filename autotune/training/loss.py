@@ -53,10 +53,7 @@ def normalize_loss(model: Model) -> Model:
 
 
 def leaves_out_first_label(model: Any, *, usual: str | None = None) -> bool:
-    """Return whether a Trainer made of `model` leaves the first label of each row out of its count.
-
-    `usual` is the loss of a model that names none.
-    """
+    """Return whether a Trainer leaves out each row's first label; `usual` is the loss of a model that names none."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
     base = base_model(model)

@@ -34,10 +34,7 @@ BLOCK = 100_003
 
 @contextmanager
 def quick_weights() -> Iterator[None]:
-    """Draw the normal and uniform numbers of large tensors on the CPU in blocks while entered.
-
-    Equal torch seeds give equal weights.
-    """
+    """Draw the numbers of large tensors on the CPU in blocks while entered; equal torch seeds give equal weights."""
     blocks: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def filling(name: str, first: str, second: str) -> Any:
@@ -71,9 +68,8 @@ def quick_weights() -> Iterator[None]:
 def whole_weights() -> Iterator[None]:
     """Draw all weights on each rank while entered, although DeepSpeed is going to split them.
 
-    transformers doesn't know of DeepSpeed meanwhile: under ZeRO-3 it splits weights while it draws them, in an order of
-    its own, so that they aren't those of one device, as a comparison of losses needs. DeepSpeed splits a whole model
-    as well, if there is memory for it.
+    Under ZeRO-3 transformers splits weights while it draws them, in an order of its own, so that they aren't those of
+    one device, as a comparison of losses needs. DeepSpeed splits a whole model as well, if there is memory for it.
     """
     from transformers.integrations import deepspeed
 
@@ -82,10 +78,7 @@ def whole_weights() -> Iterator[None]:
 
 
 def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> Any:
-    """Replace the linear layers of a model on the meta device by bitsandbytes' and return the library's quantizer.
-
-    `arguments` are of `transformers.BitsAndBytesConfig`; the model is going to be on `device`.
-    """
+    """Replace the linear layers of a model on the meta device by bitsandbytes', for `device`; return the quantizer."""
     from transformers import BitsAndBytesConfig
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -96,10 +89,7 @@ def replace_layers(model: PreTrainedModel, arguments: dict[str, Any], device: st
 
 
 def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> None:
-    """Quantize a model that is on the meta device, and make the rest of its weights: random, on `device`.
-
-    Weights are quantized as `from_pretrained` does: transformers/integrations/bitsandbytes.py.
-    """
+    """Quantize a meta model as `from_pretrained` does (integrations/bitsandbytes.py), random on `device`."""
     from bitsandbytes.nn import Int8Params, Params4bit
 
     quantizer = replace_layers(model, arguments, device)

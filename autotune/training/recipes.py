@@ -191,10 +191,7 @@ def recipe_trainer(
     callbacks: Sequence[Any] = (),
     precomputed: Callable[[float], None] = lambda seconds: None,
 ) -> Any:
-    """Return TRL's Trainer for a workload that has a recipe.
-
-    `precomputed` gets the seconds for each sample that the reference took before training.
-    """
+    """Return TRL's Trainer; `precomputed` gets the seconds for each sample that the reference took before training."""
     import torch
     import trl
 

@@ -9,16 +9,12 @@ import json
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
 from autotune.training.inputs import IMAGES, SOUND
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import Kind, ModelSpec, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 
 # The class that chooses the head by model type, and the table of transformers that names those types.
 HEADS = {
@@ -175,7 +171,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def library_config(spec: ModelSpec) -> PreTrainedConfig:
+def library_config(spec: ModelSpec) -> Any:
     """Make the library config from the spec's figures, or with the model's own code if that is trusted."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -198,10 +194,7 @@ def library_config(spec: ModelSpec) -> PreTrainedConfig:
 
 
 def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]:
-    """Return the tasks for which the library, or the model's own code, has a head for this type.
-
-    Of a speech model these are heads for sound alone. A head whose inputs autotune can't make is none.
-    """
+    """Return the tasks with a head, in the library or the model's own code, whose inputs can be made here."""
     from transformers.models.auto import modeling_auto
 
     found = tuple(
@@ -215,7 +208,7 @@ def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]
     return tuple(task for task in found if task.takes_audio) if model_type in SOUND else ()
 
 
-def kind_of(config: PreTrainedConfig, tasks: tuple[Task, ...]) -> Kind:
+def kind_of(config: Any, tasks: tuple[Task, ...]) -> Kind:
     """Return the kind by the heads: BERT and its kin have both language heads, decoders only one."""
     if tasks and all(task.takes_audio for task in tasks):
         return "speech-to-text" if Task.SPEECH_SEQ2SEQ in tasks else "speech"

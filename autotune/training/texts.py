@@ -47,10 +47,7 @@ _VOCABULARIES = (
 
 
 def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, tuple[str, ...]]:
-    """Write the lengths of the workload's texts into `directory`; return how they are spread, and notes for the user.
-
-    Synthetic data have neither.
-    """
+    """Write the lengths of the workload's texts into `directory`; return their spread, None if synthetic, and notes."""
     if workload.dataset is None:
         return None, ()
     if not workload.task.takes_text or workload.task is Task.IMAGE_TEXT_TO_TEXT:
@@ -152,10 +149,7 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
 
 @contextmanager
 def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
-    """Give the rows of the file that the user calls `dataset`, as a `datasets.Dataset`; quiet while entered.
-
-    `directory` is made. What the library writes lies in it meanwhile.
-    """
+    """Give the rows of the file that the user calls `dataset`; quiet meanwhile, with scratch files in `directory`."""
     import datasets
 
     path = checked_path(dataset)

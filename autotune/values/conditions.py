@@ -45,10 +45,7 @@ class Conditions(Value):
         return max(self.could_cost(self.others_share) or 0.0, self.could_cost(self.stolen_share) or 0.0)
 
     def could_cost(self, host_share: float | None) -> float | None:
-        """Return the share of throughput that losing `host_share` of the cores' time can have cost.
-
-        On a GPU it is at most the share of the time in which the GPU was idle.
-        """
+        """Return the share of throughput that losing `host_share` of the cores can have cost: on a GPU while idle."""
         if host_share is None or self.idle_share is None:
             return host_share
         return min(host_share, self.idle_share)
@@ -83,10 +80,13 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
     worst: dict[str, Any] = {
         "throttled": {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
     }
-    for field in Conditions.model_fields.keys() - worst.keys():
-        seen = [value for rank in ranks if (value := getattr(rank, field)) is not None]
-        worst[field] = max(seen, default=None)
+    worst |= {field: highest(ranks, field) for field in Conditions.model_fields.keys() - worst.keys()}
     return Conditions.model_validate(worst)
+
+
+def highest(values: Sequence[Value], field: str) -> Any:
+    """Return the highest figure in a field; None: none has any."""
+    return max((found for value in values if (found := getattr(value, field)) is not None), default=None)
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
@@ -110,12 +110,7 @@ class OtherProcess(Value):
 def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherProcess]:
     """Return the busy processes beside this one and those it started, the busiest first.
 
-    A process is busy if it uses more than a tenth of a core. On a GPU only processes that have opened it are looked at;
-    one that merely holds memory there uses none.
-
-    Args:
-        hardware: The device.
-        within_s: Seconds for which they are watched.
+    Within the time a busy one uses more than a tenth of a core. On a GPU only processes that have opened it count.
     """
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -144,10 +139,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def computing_on(device: str) -> dict[int, int | None]:
-    """Return the bytes of each process that computes on a CUDA device, by its number; None: the driver doesn't tell.
-
-    It doesn't in most containers, where processes have other numbers than the driver knows.
-    """
+    """Return the bytes of each process on a CUDA device by its number; None: untold, as in most containers."""
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
     except (pynvml.NVMLError, IndexError):

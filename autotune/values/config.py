@@ -80,10 +80,6 @@ class Knob:
     feature: Template | None = None  # name of the feature of the time model's correction that the value switches on
     word: Template | None = None  # in a one-line description, joined by a comma unless it begins with a space
 
-    def allowance_of(self, difference: Difference) -> AllowanceName:
-        """Return the class of a change."""
-        return self.allowance(difference) if callable(self.allowance) else self.allowance
-
 
 class KnobField(NamedTuple):
     """A knob and its field."""

@@ -56,11 +56,7 @@ class Evaluation(Value):
     """How a training is evaluated."""
 
     batch: PositiveInt = Field(default=8, description="samples of a batch; the default is that of `TrainingArguments`")
-    kept_samples: NonNegativeInt = Field(
-        default=0,
-        description="samples whose logits are kept on the device, for metrics: those of `eval_accumulation_steps` "
-        "batches, or all",
-    )
+    kept_samples: NonNegativeInt = 0  # whose logits are kept on the device, of `eval_accumulation_steps` batches or all
 
 
 class Phase(Value):
@@ -120,9 +116,7 @@ class Cost(Value):
     memory: MemoryBreakdown
     flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")
     traced_by: TracedBy = Field(description="how the model's operators were traced")
-    communication_s: float = Field(
-        default=0.0, description="seconds of a step spent waiting for other devices or the host's memory"
-    )
+    communication_s: float = Field(default=0.0, description="seconds of a step waiting for other devices or the host")
     host_bytes: int = Field(default=0, description="host memory for the offloaded states of one device")
     notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 
@@ -135,6 +129,4 @@ class CostEstimate(Cost):
     samples_per_second: float
     samples_per_second_interval: Interval
     tokens_per_second: float | None = Field(default=None, description="None for images")
-    mfu: float | None = Field(
-        default=None, description="model FLOP utilisation: FLOP/s over the device's dense peak; None: unknown"
-    )
+    mfu: float | None = Field(default=None, description="model FLOP utilisation, of the device's dense peak, if known")

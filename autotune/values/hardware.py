@@ -61,9 +61,7 @@ class Hardware(Value):
     features: tuple[str, ...] = ()  # CPU: vector extensions that matter to training
     cxx: str | None = None  # C++ compiler that torch's inductor would use
     has_cc: bool = True  # CUDA: whether Triton finds a C compiler for its launchers
-    starts_with_tf32: bool = Field(
-        default=False, description=f"whether {TF32_VARIABLE} switches TF32 on in every process"
-    )
+    starts_with_tf32: bool = False  # whether `TF32_VARIABLE` switches TF32 on in every process
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
 
@@ -80,10 +78,7 @@ class Hardware(Value):
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of what decides speed and memory: device, driver, cores, versions.
-
-        It leaves out the free memory and the number of devices, which is part of a configuration.
-        """
+        """Short hash of what decides speed and memory: device, driver, cores, versions; free memory and count don't."""
         usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
         return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
 

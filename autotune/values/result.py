@@ -160,10 +160,8 @@ class ResultData(Value):
     workload: Workload
     facts: ModelFacts
     hardware: Hardware
-    memory_bytes: int = Field(
-        validation_alias=AliasChoices("memory_bytes", "memory_budget_bytes"),
-        description="the memory budget, of each device",
-    )
+    # The memory budget, of each device.
+    memory_bytes: int = Field(validation_alias=AliasChoices("memory_bytes", "memory_budget_bytes"))
     allowance: Allowance
     baseline: Contender
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
@@ -173,20 +171,13 @@ class ResultData(Value):
     compilation: Compilation | None = Field(default=None, description="None: the winner isn't compiled or confirmed")
     soaked: Soaked | None = Field(default=None, description="result of the winner's soak")
     loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
-    proof_notes: tuple[str, ...] = Field(
-        default=(), description="configurations that failed a check, and checks that were left out"
-    )
+    proof_notes: tuple[str, ...] = Field(default=(), description="what failed a check, and checks that were left out")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
-    challenger: Speedup | None = Field(
-        default=None, description="if the baseline is kept: of the finalist whose interval has the highest upper end"
-    )
+    # If the baseline is kept: of the finalist whose interval has the highest upper end.
+    challenger: Speedup | None = None
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
-    others_share: float | None = Field(
-        default=None, description='if the verdict is "couldn\'t tell": what other processes took of the machine'
-    )
-    best_by_allowance: dict[Allowance, Contender] = Field(
-        description="fastest configuration of each class up to the allowed one"
-    )
+    others_share: float | None = None  # if the verdict is "couldn't tell": what other processes took of the machine
+    best_by_allowance: dict[Allowance, Contender]  # fastest configuration of each class up to the allowed one
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]
     outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: there was none")
@@ -262,10 +253,7 @@ class Explanation(Value):
 
     @property
     def together_interval(self) -> Interval | None:
-        """The interval of the interaction.
-
-        All parts share the winner's trials, which make half of each part's variance; these errors add up.
-        """
+        """The interval of the interaction; half of each part's variance is the winner's, and these errors add up."""
         together, intervals = self.together, [self.total_interval, *(c.interval for c in self.contributions if c.ratio)]
         known = [i for i in intervals if i is not None and i.low > 0 and math.isfinite(i.high)]
         if together is None or len(known) < len(intervals):

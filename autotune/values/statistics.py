@@ -223,10 +223,7 @@ def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
 def next_run_interval(
     trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
 ) -> Interval:
-    """Return the 95 % prediction interval of samples per second for the next run, from step times of trials.
-
-    `later` is the standard deviation of the logarithm of the machine's speed at other times.
-    """
+    """Return the 95 % prediction interval of the next run's samples/s; `later` is the log deviation of other times."""
     times = _flat(trials)
     rate = samples_per_step / statistics.fmean(times)
     steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
@@ -236,10 +233,7 @@ def next_run_interval(
 
 
 def drift(trials: Sequence[Sequence[float]]) -> float:
-    """Return the relative difference in time between a configuration's fastest and slowest trial, 0 if it is noise.
-
-    Noise is a difference within three standard errors by the spread of the steps (99.7 %).
-    """
+    """Return by how much the slowest trial takes longer than the fastest; 0 within three standard errors (99.7 %)."""
     known = [trial for trial in trials if len(trial) >= 2]
     if len(known) < 2:
         return 0.0
@@ -258,10 +252,7 @@ def _log_means(side: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _log_variance(values: Sequence[float]) -> float:
-    """Return the sample variance of the logarithms.
-
-    `statistics.variance` computes in exact fractions, which took half of the time between the trials of a search.
-    """
+    """Return the sample variance of logarithms; `statistics.variance` computes in exact fractions, which is slow."""
     logs = [math.log(v) for v in values]
     mean = statistics.fmean(logs)
     return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)

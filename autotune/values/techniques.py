@@ -51,18 +51,10 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
     return {name: True, f"{name}_kwargs": options}
 
 
-def keeps_less(one: Checkpointing, other: Checkpointing) -> bool:
-    """Return whether `one` surely keeps fewer activations on the device than `other`."""
-    lightest_first: tuple[Checkpointing, ...] = ("offload", "full", "every-2nd", "every-4th", "none")
-    return lightest_first.index(one) < lightest_first.index(other)
-
-
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
-    """Return the kind that a user's `activation_checkpointing_kwargs` mean; raises ValueError if none does.
-
-    The newer implementation takes the place of torch's older, reentrant one: it computes the same, and doesn't hold a
-    layer's output while the layer runs again.
-    """
+    """Return the kind that a user's `activation_checkpointing_kwargs` mean; raises ValueError if none does."""
+    # The newer implementation takes the place of torch's older, reentrant one: it computes the same, and doesn't hold a
+    # layer's output while the layer runs again.
     known = {"use_reentrant", "every_n_layers", "offload"}
     wanted = (options.get("every_n_layers", 1), options.get("offload", False))
     for name, row in CHECKPOINTING.items():

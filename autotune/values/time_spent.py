@@ -91,10 +91,7 @@ def wall_s(results: Sequence[TrialResult]) -> float:
 
 
 def ends_s(results: Sequence[TrialResult]) -> list[float]:
-    """Return the seconds in which trials had run when each trial ended; pauses of the search don't count.
-
-    If a trial has no recorded start, all are taken to have run one after the other.
-    """
+    """Return the seconds of trials when each ended, pauses left out; all in turn if one has no recorded start."""
     spans = _busy(results)
     ends = [r.began + r.duration_s for r in results if r.began is not None]
     if len(ends) < len(results):

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
 from autotune.values.budget import CheckTask, LossCurve, Soaked
-from autotune.values.conditions import Conditions
+from autotune.values.conditions import Conditions, highest
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
 from autotune.values.workload import LengthProfile, OwnFound, Workload
@@ -114,11 +114,7 @@ class Memory(Value):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that is compared with the memory budget.
-
-        Raises:
-            ValueError: No figure is known.
-        """
+        """The peak that is compared with the memory budget; a ValueError without any figure."""
         for value in (self.device_bytes, self.reserved_bytes, self.resident_bytes, self.allocated_bytes):
             if value is not None:
                 return value
@@ -127,11 +123,7 @@ class Memory(Value):
 
 def worst_memory(seen: Sequence[Memory]) -> Memory:
     """Return the highest figure of each kind."""
-
-    def highest(field: str) -> int | None:
-        return max((value for memory in seen if (value := getattr(memory, field)) is not None), default=None)
-
-    return Memory(**{field: highest(field) for field in Memory.model_fields})
+    return Memory(**{field: highest(seen, field) for field in Memory.model_fields})
 
 
 class Phases(Value):

@@ -34,12 +34,12 @@ class OwnStep(Value):
     """A function that sets up training for a configuration and returns what runs one optimizer step."""
 
     name: str  # name of the function, as shown to people
-    takes_accumulation: bool = Field(description=f"whether the function has an argument {ACCUMULATION}")
+    takes_accumulation: bool  # whether the function has an argument `ACCUMULATION`
     # Fields of TrainConfig that the function honours, with values to try (None: the usual ones); empty: those of the
     # search space.
     knobs: dict[str, Choices | None]
     directory: str  # working directory that the function expects
-    sha256: str = Field(default="", description=f"digest of {STEP_FILE}; a file with another digest is not loaded")
+    sha256: str = ""  # digest of `STEP_FILE`; a file with another digest is not loaded
     search_path: tuple[str, ...]  # entries of sys.path from which its modules are imported
 
 
@@ -86,9 +86,7 @@ class OwnCode(Traits):
     command: tuple[str, ...] = ()  # script: path or module, followed by its arguments
     is_module: bool = False  # whether the script is a module, as for python -m
     directory: str  # working directory of the code
-    sha256: str = Field(
-        default="", description=f"pickled code: digest of {CODE_FILE}; a file with another digest is not loaded"
-    )
+    sha256: str = ""  # pickled code: digest of `CODE_FILE`; a file with another digest is not loaded
     held: dict[str, Held] = Field(default_factory=dict)  # knobs that can't be changed, by name
 
     @property
@@ -223,9 +221,7 @@ class Workload(Value):
     own_code: OwnCode | None = Field(default=None, description="the user's code that makes Trainer and model")
     own_step: OwnStep | None = Field(default=None, description="the user's training loop; None: the Trainer's")
     recipe: Recipe | None = Field(
-        default=None,
-        exclude_if=lambda recipe: recipe is None,
-        description="post-training by a Trainer of TRL; None: transformers' Trainer",
+        default=None, exclude_if=lambda recipe: recipe is None, description="post-training by a Trainer of TRL"
     )
 
     @property
@@ -256,13 +252,9 @@ class Workload(Value):
 
     def runs_whole_steps(self, config: TrainConfig) -> bool:
         """Return whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
-        generates = self.recipe is not None and self.recipe.kind.generates
-        return (
-            config.is_balanced
-            or generates
-            or self.own_step is not None
-            or (self.own_code is not None and self.own_code.generates)
-        )
+        code, recipe = self.own_code, self.recipe
+        generates = (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
+        return config.is_balanced or generates or self.own_step is not None
 
     @property
     def shown_batch(self) -> str:
@@ -274,9 +266,8 @@ class Workload(Value):
         """The sequence length in words: 'sequence 512' or '3000 frames'; empty for images."""
         if self.task.takes_audio:
             return f"{self.sequence_length} frames"
-        images = (
-            f" with {self.images} image{'s' * (self.images > 1)} of {self.image_size} pixels" if self.images else ""
-        )
+        count = self.images or 0
+        images = f" with {count} image{'s' * (count > 1)} of {self.image_size} pixels" if count else ""
         return f"sequence {self.sequence_length}{images}" if self.task.takes_text else ""
 
     @property

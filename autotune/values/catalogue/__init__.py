@@ -145,10 +145,7 @@ def counted_gpu(text: str) -> tuple[int | None, str]:
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Return the device for a name that NVML, torch or :func:`hypothetical` report, None if the table lacks it.
-
-    Laptop GPUs and MIG slices have names of their own and are not in the table.
-    """
+    """Return the device for a name that NVML or torch report; None for laptop GPUs, MIG slices and unknown ones."""
     key = _key(device_name)
     return next((gpu for gpu in gpus() if key in map(_key, (gpu.name, *gpu.nvml_names))), None)
 
@@ -171,36 +168,26 @@ def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
 
     Triton counts as installed, since every CUDA or ROCm build of torch contains it, unlike the CPU build.
     """
-    return _device(
+    host, size = detect("cpu"), gpu.memory_bytes if memory_bytes is None else memory_bytes
+    return Hardware(
+        kind="cuda",
+        device="cuda:0",
         name=gpu.nvml_names[0] if gpu.nvml_names else gpu.name,
-        memory_bytes=gpu.memory_bytes if memory_bytes is None else memory_bytes,
+        memory_bytes=size,
+        free_bytes=size,
+        cores=host.cores,
+        host_memory_bytes=host.host_memory_bytes,
         capability=gpu.capability,
         arithmetic=tuple(gpu.peak_tflops) if gpu.capability is None else None,
+        cxx=host.cxx,
+        versions={"triton": "assumed", **host.versions},
     )
 
 
 def device_of_memory(memory_bytes: int) -> Hardware:
     """Return the hardware of this host with an otherwise unknown GPU of this size, Ampere or newer."""
-    return _device(name=f"a GPU of {memory_bytes / GIB:.1f} GiB", memory_bytes=memory_bytes, capability=(8, 0))
-
-
-def _device(
-    *, name: str, memory_bytes: int, capability: tuple[int, int] | None, arithmetic: tuple[str, ...] | None = None
-) -> Hardware:
-    host = detect("cpu")
-    return Hardware(
-        kind="cuda",
-        device="cuda:0",
-        name=name,
-        memory_bytes=memory_bytes,
-        free_bytes=memory_bytes,
-        cores=host.cores,
-        host_memory_bytes=host.host_memory_bytes,
-        capability=capability,
-        arithmetic=arithmetic,
-        cxx=host.cxx,
-        versions={"triton": "assumed", **host.versions},
-    )
+    unknown = {"name": f"a GPU of {memory_bytes / GIB:.1f} GiB", "capability": (8, 0), "arithmetic": None}
+    return hypothetical(gpus()[0], memory_bytes=memory_bytes).model_copy(update=unknown)
 
 
 @functools.cache

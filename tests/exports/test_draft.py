@@ -11,7 +11,7 @@ import pytest
 from exporting import drafted
 from transformers import TrainingArguments
 
-from autotune.exports.winner import DEFAULTS
+from autotune.exports.draft import DEFAULTS
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import _LEFT_OUT, _REFUSED, _WITHOUT_EFFECT, read_arguments
 
