@@ -8,8 +8,8 @@ from typing import Any
 from answers import BASE, answer
 from factories import make_config, make_gpu, make_hardware, make_plan, make_spec, make_workload
 
-from autotune.exports.targets import draft
 from autotune.exports.draft import Draft
+from autotune.exports.targets import draft
 from autotune.training.arguments import plan as mapped
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism, TrainConfig

@@ -70,10 +70,15 @@ def needs_launcher(config: TrainConfig) -> bool:
     return config.parallelism.world_size > 1 or config.parallelism.sharding != "none"
 
 
+def environment(config: TrainConfig) -> dict[str, str]:
+    """Return the environment variables of a configuration."""
+    allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
+    return allocator | parallel_variables(config)
+
+
 def variables(config: TrainConfig) -> str:
     """Return what a command line has to begin with to set the environment variables of a configuration."""
-    allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
-    return "".join(f"{name}={value} " for name, value in {**allocator, **parallel_variables(config)}.items())
+    return "".join(f"{name}={value} " for name, value in environment(config).items())
 
 
 def mixed_precision(config: TrainConfig) -> str:

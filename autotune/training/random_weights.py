@@ -1,18 +1,17 @@
 """A model of random weights: drawn quickly, whole on each rank, quantized layer by layer, or this rank's part of them.
 
-**Quickly.** On a CPU torch draws one number after the other, and transformers draws most weights twice: the layer's own
-initialisation, then the model's. With `quick_weights` large tensors are filled with copies of one drawn block: on a
-2.5 GHz core DistilBERT (67M parameters) takes 0.32 s instead of 1.05 s, t5-small (61M) 0.5 s instead of 2.5 s. The
-distribution is the one that was asked for, and rows of a matrix differ, so that routing, outliers and overflow are as
-they were; time and memory depend on nothing else. Trials whose losses are compared draw every number.
+**Quickly.** On a CPU torch draws one number after the other, and transformers draws most weights twice. With
+`quick_weights` large tensors are filled with copies of one drawn block: on a 2.5 GHz core DistilBERT (67M parameters)
+takes 0.32 s instead of 1.05 s, t5-small (61M) 0.5 s instead of 2.5 s. The distribution is the one that was asked for,
+and rows of a matrix differ, so that routing, outliers and overflow are as they were. Trials whose losses are compared
+draw every number.
 
 **Quantized.** `from_pretrained` replaces the linear layers of a model on the meta device by bitsandbytes' and quantizes
 weights while it reads them; `from_config` refuses to. `quantize` replaces the same layers by the library's own
 quantizer and fills them on the device one after the other, so that 16 or 32 bits of all weights are never held at once.
 
-**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `share_matrices` takes the steps of
-`PreTrainedModel.from_pretrained` (transformers 5.23) in its order: the mesh of devices, the plan of the model's class,
-the weights of this rank. Every rank has to call it.
+**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `share_matrices`, which every rank has to
+call, takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23) in its order.
 """
 
 from __future__ import annotations

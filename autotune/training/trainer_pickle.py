@@ -96,7 +96,8 @@ def pickled(
 @contextmanager
 def model_on_cpu(trainer: Any) -> Iterator[None]:
     """Keep the model of a Trainer, if it has one on a GPU, on the CPU while entered."""
-    model, device = getattr(trainer, "model", None), None
+    model: Any = getattr(trainer, "model", None)
+    device = None
     if model is not None:
         import torch
 

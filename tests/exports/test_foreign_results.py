@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.exports.targets import drafts
 from autotune.exports.draft import Draft
+from autotune.exports.targets import drafts
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load
 from autotune.values.workload import LengthProfile, OwnCode

@@ -200,9 +200,7 @@ SLOWLY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "paligemma", "gemma3", 
 
 
 @pytest.mark.parametrize("target", ["python", "accelerate-loop"])
-@pytest.mark.parametrize(
-    "model", ["idefics3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWLY)]
-)
+@pytest.mark.parametrize("model", ["idefics3", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWLY)])
 def test_vision_language_models_train_on_texts_with_images(run, tmp_path, target, model):
     spec = tiny_vision_language(tmp_path / model, model).model_copy(update={"freeze_vision": True})
     build_model(spec, Task.IMAGE_TEXT_TO_TEXT, dtype="float32", device="cpu").save_pretrained(tmp_path / model)

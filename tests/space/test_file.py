@@ -29,7 +29,7 @@ CHOICES = [  # of a parameter, and the error's words after its name
     ("tf32", "[1]", ": 1 is no value for it (did you mean True?)"),
     ("optim", "[adafactr]", ": 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you"),
     ("attn_implementation", "[spda]", ": 'spda' is unknown (did you mean 'sdpa'?)"),
-    ("torch_compile_backend", "[inducter]", ": 'inducter' is unknown (did you mean 'inductor'?)"),
+    ("torch_compile_backend", "[inducter]", ": 'inducter' is no value for it (expected inductor, "),
     ("adapter", "[lroa]", ": 'lroa' is unknown (did you mean 'lora'"),
     ("quantization", "[qat]", ": 'qat': quantization-aware training is not offered"),
     ("dataloader_num_workers", "lattice", ".choices: 'lattice' is for the micro-batch only"),
