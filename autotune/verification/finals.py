@@ -100,7 +100,13 @@ class Finals:
         waiting = [c for c in contenders if rounds[c] < self.plan.budget.final_rounds]
         if self._may_run_in_turn(contenders):  # who comes late runs in turn with the first, which is the baseline
             return list(dict.fromkeys([contenders[0], *waiting])) if waiting else []
-        return sorted(waiting, key=rounds.__getitem__)[:1]
+        return self._there_and_back(waiting)
+
+    def _there_and_back(self, waiting: Sequence[TrainConfig]) -> list[TrainConfig]:
+        """Return the next one to run alone: every other round runs backwards, so that a steady drift hits all alike."""
+        begun = min(map(self._rounds, waiting), default=0)
+        of_round = [c for c in waiting if self._rounds(c) == begun]
+        return of_round[-1:] if begun % 2 else of_round[:1]
 
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
@@ -121,7 +127,8 @@ class Finals:
             is_wide = interval.high > 1.3 * interval.low
             if is_wide if interval.low > 1.0 else ratio >= WORTH_DECIDING:
                 waiting = contenders
-        return waiting if self._may_run_in_turn(contenders) and len(waiting) > 1 else waiting[:1]
+        in_turn = self._may_run_in_turn(contenders) and len(waiting) > 1
+        return list(waiting) if in_turn else self._there_and_back(waiting)
 
     def _rounds(self, config: TrainConfig) -> int:
         """Return how many rounds a configuration has run; trials in turn are all the planned ones at once."""
