@@ -59,7 +59,6 @@ def find(
     trust_remote_code: bool = False,
     device: str = "auto",
     memory: str | int | None = None,
-    wait: bool = True,
     data: str | Path | None = None,
     text_field: str | None = None,
     reward: str | None = None,
@@ -118,7 +117,6 @@ def find(
         trust_remote_code: Run the model's own code.
         device: Of this machine: auto, cpu, cuda or cuda:N.
         memory: Device memory to stay within, such as 24GiB.
-        wait: Wait for a quiet machine.
         data: JSONL, CSV, Parquet or text; default: synthetic.
         text_field: Column of --data that holds the text.
         reward: Reward function, as MODULE:FUNCTION [built in].

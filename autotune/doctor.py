@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from autotune.cost.rates import calibrate, known_rates
 from autotune.execution.environment import ENVIRONMENT
 from autotune.storage.home import rates_path, read_rates, writable, write_rates
@@ -52,7 +50,7 @@ def why_unusable(device: str) -> str | None:
 
 
 def _run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a child process; raise `subprocess.TimeoutExpired` after `_PROBE_TIMEOUT_S`."""
+    """Run Python code in a child process for at most `_PROBE_TIMEOUT_S`."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=environment)
 
@@ -85,22 +83,17 @@ class Report(Value):
     machine: str
     hardware: Hardware
     findings: tuple[Finding, ...]
-    versions: dict[str, str] = Field(description="versions of installed packages")
-    rates: Rates | None = Field(default=None, description="measured rates, if any are stored")
-    rates_file: str | None = Field(default=None, description="file of the measured rates")
-    table_rates: Rates | None = Field(default=None, description="rates of data sheets, used if none were measured")
+    versions: dict[str, str]  # of installed packages
+    rates: Rates | None = None  # as measured, if any are stored
+    rates_file: str | None = None
+    table_rates: Rates | None = None  # of data sheets, used if none were measured
 
 
 def examine(device: str = "auto", *, measure: bool = False) -> Report:
-    """Return what `device` and this installation can do.
+    """Return what `device` ('auto', 'cpu', 'cuda', 'cuda:N') and this installation can do.
 
-    Args:
-        device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
-        measure: Measure the device's rates and store them, which takes seconds.
-
-    Raises:
-        InputError, MachineError: As :func:`autotune.values.hardware.detect`; or the rates can't be stored.
-        MachineError, InfrastructureError: As :func:`autotune.cost.rates.calibrate`.
+    `measure`: measure the device's rates, which takes seconds, and store them. Raises as
+    `autotune.values.hardware.detect` and `autotune.cost.rates.calibrate`; InputError: the rates can't be stored.
     """
     hardware = detect(device)
     busy: list[OtherProcess] = []
@@ -174,7 +167,7 @@ def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
 
 
 def _libraries() -> dict[str, Any]:
-    """Return the CUDA version of torch, and for each library an empty text if it can be imported, else the reason."""
+    """Return the CUDA version of torch, and for each library an empty text, or why it can't be imported."""
     try:
         probe = _run(_PROBE, environment={**os.environ, **ENVIRONMENT})
         answer: dict[str, Any] = json.loads(probe.stdout.strip().splitlines()[-1])

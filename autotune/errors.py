@@ -145,11 +145,7 @@ class NothingPassedError(AutotuneError):
 
 @contextlib.contextmanager
 def refusing_long_names() -> Iterator[None]:
-    """Refuse names of files that no file system takes, wherever one is met.
-
-    Raises:
-        InputError: A name is too long.
-    """
+    """Refuse (InputError) names of files that no file system takes, wherever one is met."""
     try:
         yield
     except OSError as error:

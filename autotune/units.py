@@ -23,13 +23,10 @@ _TIME_UNITS_S = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_memory(text: str) -> int:
-    """Return bytes: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes, 1,024 at the least.
+    """Return bytes, else ValueError: '24GiB' is 24 x 2^30, '24GB' 24 x 10^9, a bare number bytes, at least 1,024.
 
     >>> parse_memory("24GiB"), parse_memory("1.5 GB"), parse_memory("4096")
     (25769803776, 1500000000, 4096)
-
-    Raises:
-        ValueError: `text` is no amount of memory above zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
@@ -41,13 +38,10 @@ def parse_memory(text: str) -> int:
 
 
 def parse_time_s(text: str) -> float:
-    """Return seconds: '90', '90s', '10m', '1h30m'. A number without a unit stands alone.
+    """Return seconds, else ValueError: '90', '90s', '10m', '1h30m'. A number without a unit stands alone.
 
     >>> parse_time_s("90"), parse_time_s("10m"), parse_time_s("1h30m")
     (90.0, 600.0, 5400.0)
-
-    Raises:
-        ValueError: `text` is no time above zero.
     """
     part = r"(\d+(?:\.\d+)?)\s*([a-z]*)"
     parts, rest = re.findall(part, text.lower()), re.sub(part, "", text.lower()).strip()
@@ -61,13 +55,10 @@ def parse_time_s(text: str) -> float:
 
 
 def parse_count(text: str) -> float:
-    """Return a count: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
+    """Return a count, else ValueError: '20B' is 20 x 10^9, '300e9' and '1_000_000' are what they are.
 
     >>> parse_count("20B") == parse_count("20e9") == parse_count("20_000_000_000")
     True
-
-    Raises:
-        ValueError: `text` is no count above zero.
     """
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([kmbgt]?)\s*", text.lower())
     count = float(match[1]) * _COUNTS[match[2]] if match else 0.0

@@ -50,24 +50,17 @@ def digest_of(fields: dict[str, Any], length: int = 10) -> str:
 
 V = TypeVar("V", bound=Value)
 
-# Ends the names of temporary files, of which a process that is killed while it writes leaves one.
-TEMPORARY_SUFFIX = ".tmp"
-
-# Seconds to wait for somebody to write to a pipe.
-PATIENCE_S = 10.0
+TEMPORARY_SUFFIX = ".tmp"  # of files that are being written; a process that is killed meanwhile leaves one
+PATIENCE_S = 10.0  # for somebody to write to a pipe
 
 
 def write_value(value: Value, path: Path) -> None:
-    """Write `value` as JSON to `path` by a temporary name, a flush to disk and a rename.
-
-    Raises:
-        OSError: The directory can't be written.
-    """
+    """Write `value` as JSON to `path`, as `write_bytes` does."""
     write_text(value.model_dump_json(indent=2) + "\n", path)
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write `text` to `path` by a temporary name, a flush to disk and a rename."""
+    """Write `text` to `path`, as `write_bytes` does."""
     write_bytes(text.encode(), path)
 
 
@@ -87,11 +80,7 @@ def write_bytes(content: bytes, path: Path, *, mode: int = 0o600) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Return a descriptor of a file of our own to be written in place, with the `flags` of `os.open`.
-
-    Raises:
-        OSError: It can't be opened, is a link or has several hard links.
-    """
+    """Return a descriptor of a file of our own, opened with `flags` of `os.open`; OSError: also if it is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "a link, or no plain file", str(path))
     descriptor = os.open(path, (flags | os.O_NOFOLLOW | os.O_NONBLOCK) & ~os.O_TRUNC, 0o600)
@@ -105,11 +94,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def save_bytes(content: bytes, path: Path) -> None:
-    """Write `content` to where the user wants it: a file is replaced at once, its links stay; a pipe needs a reader.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write `content` to where the user wants it: a file is replaced at once, its links stay; a pipe needs a reader."""
     if _is_special(path):
         path.write_bytes(content)
         return
@@ -118,11 +103,7 @@ def save_bytes(content: bytes, path: Path) -> None:
 
 
 def check_savable(path: Path) -> None:
-    """Check that `path` can be written, which leaves it as it is; nobody has to read a pipe yet.
-
-    Raises:
-        OSError: It can't be.
-    """
+    """Check (OSError) that `path` can be written, which leaves it as it is; nobody has to read a pipe yet."""
     if _is_special(path):
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -140,11 +121,7 @@ def _is_special(path: Path) -> bool:
 
 
 def read_named(path: Path) -> bytes:
-    """Return the content of a file that the user has named, which may be a pipe.
-
-    Raises:
-        OSError: It can't be read, or is a pipe to which nobody has written within `PATIENCE_S`.
-    """
+    """Return the content of a file that the user has named; OSError: also a pipe without a writer for `PATIENCE_S`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -162,11 +139,7 @@ def sha256_of(content: bytes) -> str:
 
 
 def read_unchanged(path: Path, sha256: str) -> bytes:
-    """Return the content of a file that is known by its digest.
-
-    Raises:
-        OSError: It can't be read, or is another one by now.
-    """
+    """Return the content of a file that is known by its digest; OSError: it is another one by now."""
     content = path.read_bytes()
     if sha256_of(content) != sha256:
         raise OSError(f"{path.name} is not what the search was begun with")
@@ -174,10 +147,5 @@ def read_unchanged(path: Path, sha256: str) -> bytes:
 
 
 def read_value(kind: type[V], path: Path) -> V:
-    """Return the value in `path`.
-
-    Raises:
-        OSError: The file can't be read.
-        pydantic.ValidationError: The file isn't JSON of that value.
-    """
+    """Return the value in `path`; OSError, pydantic.ValidationError: it can't be read, or is no such value."""
     return kind.model_validate_json(path.read_bytes())

@@ -67,7 +67,6 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     os.environ["AUTOTUNE_HOME"] = str(folder)  # for the processes that tests start, too
     os.environ["AUTOTUNE_RECORD"] = "off"  # no test's search knows of another's
-    os.environ["AUTOTUNE_WAIT"] = "off"  # other tests keep the machine busy
     return folder
 
 

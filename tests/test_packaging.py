@@ -1,5 +1,6 @@
 """The built wheel and sdist: what is in them, and that the wheel's command runs from another directory."""
 
+import json
 import re
 import subprocess
 import sys
@@ -132,7 +133,9 @@ def test_the_sdist_holds_what_tests_and_documents_need(built):
 @pytest.mark.slow
 def test_the_installed_command_tells_its_version_finds_its_search_spaces_and_estimates(command):
     assert command("--version").splitlines()[0] == f"autotune {__version__}"
-    assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == set(command("spaces", "--quiet").split())
+    assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == {
+        space["name"] for space in json.loads(command("spaces", "--json"))
+    }
     assert "default" in command("spaces")
     text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--fix", "micro-batch=8")
     assert text.startswith("google-t5/t5-small (seq2seq-lm), global batch 64, sequence 512 + 512, on a100-80gb")

@@ -113,7 +113,7 @@ def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, argum
     shutil.rmtree(folder / "out", ignore_errors=True)
     command = ["python", *script.split(), *arguments.split(), *COMMON.split()]
     answer = folder / f"{name.rpartition('/')[2]}.json"
-    search = ["--effort", "quick", "--max-trials", "2", "--max-time", "3m", "--no-wait", "--run-dir"]
+    search = ["--effort", "quick", "--max-trials", "2", "--max-time", "3m", "--run-dir"]
     tuned = autotune_script(folder, *search, answer.with_suffix(""), "-o", answer, "--", *command)
     assert tuned.returncode == 0, tuned.stdout[-3000:] + tuned.stderr[-3000:]
     result = autotune.load(answer)

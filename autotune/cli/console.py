@@ -1,7 +1,7 @@
 """Shared by all commands: options, errors as one line with an exit code, and output on stdout and stderr.
 
-The options of `find`, `script` and `estimate` are made from fields when the command is used, as the fields
-(`autotune.planning.options`) are slow to import. Values are passed on as text, which the fields parse and check.
+The options of `find`, `script` and `estimate` are made from fields (`autotune.planning.options`), slow to import, when
+the command is used. Values are passed on as text, which the fields parse and check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, get_args
+from typing import Annotated, Any, TextIO, get_args
 
 import typer
 import typer.core
@@ -31,14 +31,13 @@ from autotune.errors import (
 )
 from autotune.units import visible
 
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions, refusals and conditions, too.")]
+TrustRunDir = Annotated[
+    bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions and conditions, too.")]
 
 _LONGEST = 2000  # characters of an error, which may repeat what was given
 
@@ -49,25 +48,31 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     try:
         with refusing_long_names():
             yield
-    except AutotuneError as error:
-        if debug:
-            raise
-        _fail(str(error), type(error).__name__, error.exit_code, as_json=as_json)
-    except KeyboardInterrupt:
-        _fail("interrupted", "KeyboardInterrupt", EXIT_INTERRUPTED, as_json=as_json)
     except typer.Exit:
         raise
     except BrokenPipeError:
         sys.stderr.close()
         raise typer.Exit(0) from None
-    except Exception as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and isinstance(error, Exception):
             raise
-        where = f"{str(error.filename)[:100]}: " if isinstance(error, OSError) and error.filename else ""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _fail(f"{where}the disk is full", "InfrastructureError", InfrastructureError.exit_code, as_json=as_json)
-        text = f"a bug in autotune: {type(error).__name__}: {error} (--debug shows the traceback)"
-        _fail(text, type(error).__name__, EXIT_BUG, as_json=as_json)
+        kind, code, text = type(error).__name__, EXIT_BUG, str(error)
+        if isinstance(error, AutotuneError):
+            code = error.exit_code
+        elif isinstance(error, KeyboardInterrupt):
+            code, text = EXIT_INTERRUPTED, "interrupted"
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            kind, code = InfrastructureError.__name__, InfrastructureError.exit_code
+            text = f"{f'{str(error.filename)[:100]}: ' if error.filename else ''}the disk is full"
+        else:
+            text = f"a bug in autotune: {kind}: {text} (--debug shows the traceback)"
+        line = visible(" ".join(text.split()))
+        if len(line) > _LONGEST:
+            line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+        if as_json:
+            print_json({"error": {"kind": kind, "message": line, "exit_code": code}})
+        print(f"autotune: {line}", file=sys.stderr)
+        raise typer.Exit(code) from None
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -95,30 +100,11 @@ def silence_libraries(*, verbose: bool) -> None:
 
 @contextlib.contextmanager
 def writing(where: str) -> Iterator[None]:
-    """Turn an OSError into an error about `where`, such as '--output DIR'.
-
-    Raises:
-        InputError: The file can't be written.
-    """
+    """Turn an OSError into an InputError about `where`, such as '--output DIR'."""
     try:
         yield
     except OSError as error:
         raise InputError(f"{where}: can't be written: {error.strerror}") from None
-
-
-def error_document(error: AutotuneError) -> dict[str, Any]:
-    """Return an error as `--json` prints it."""
-    return {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}}
-
-
-def _fail(message: str, kind: str, exit_code: int, *, as_json: bool) -> NoReturn:
-    line = visible(" ".join(message.split()))
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-    if as_json:
-        print_json({"error": {"kind": kind, "message": line, "exit_code": exit_code}})
-    print(f"autotune: {line}", file=sys.stderr)
-    raise typer.Exit(exit_code)
 
 
 def print_json(document: Any) -> None:
@@ -152,11 +138,6 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
 _GIVEN = "autotune.options"  # key in `typer.Context.meta`: values of options
 
 
-TrustRunDir = Annotated[
-    bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
-]
-
-
 def given(context: typer.Context) -> dict[str, Any]:
     """Return the values of the given options, by the names of `autotune.planning.options`."""
     return dict(context.meta.get(_GIVEN, {}))
@@ -165,17 +146,42 @@ def given(context: typer.Context) -> dict[str, Any]:
 @functools.cache
 def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
     """Return typer's options for the fields of a class, of which a script decides some, made from a signature."""
+    from pydantic import NonNegativeInt, PositiveInt
+
     from autotune.planning.options import fields_by_name
 
     decided: Collection[str] = ()
     if of_script:
         from autotune.planning.user_code import DECIDED_BY_CODE as decided
+    listed = []
+    for option, field in fields_by_name(getattr(importlib.import_module(module), name)).items():
+        if option in decided:
+            continue
+        is_flag, word = field.annotation is bool, option.replace("_", "-")
+        is_list = field.default == ()  # such an option may be repeated
+        is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
+        extra: Any = field.json_schema_extra
+        made = typer.Option(
+            f"--{word}/--no-{word}" if field.default is True else f"--{word}",
+            *(("-o",) if option == "output" else ()),
+            help=field.description,
+            metavar="<int>" if is_whole else "<str>,..." if is_list else None,
+            rich_help_panel=extra["group"],
+            callback=_keep,
+            expose_value=False,
+        )
+        default: Any = None if field.default in (None, ()) else str(field.default)
+        if is_flag:
+            default = None if field.default else False
+        elif field.is_required():
+            default = inspect.Parameter.empty
+        kind: Any = bool if is_flag else list[str] if is_list else str
+        annotation: Any = Annotated[kind | None, made]
+        listed.append(inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
     def carrier(**values: Any) -> None:
         """Carry the options to typer; never called."""
 
-    fields = fields_by_name(getattr(importlib.import_module(module), name)).items()
-    listed = [_option(name, field) for name, field in fields if name not in decided]
     carrier.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
     carrier.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False)
@@ -184,10 +190,7 @@ def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
 
 
 def taking(module: str, name: str, *, of_script: bool = False) -> type[typer.core.TyperCommand]:
-    """Return a class of commands with options for the fields of a class, followed by their own.
-
-    With `of_script`, those that a user's script decides are left out.
-    """
+    """Return a class of commands with options for a class's fields, but those that a script decides, and their own."""
 
     class Command(typer.core.TyperCommand):
         def get_params(self, ctx: Any) -> list[Any]:
@@ -208,33 +211,6 @@ def taking(module: str, name: str, *, of_script: bool = False) -> type[typer.cor
                         formatter.write_dl(records)
 
     return Command
-
-
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return an option as a parameter of a signature that typer reads."""
-    from pydantic import NonNegativeInt, PositiveInt
-
-    is_flag, word = field.annotation is bool, name.replace("_", "-")
-    is_list = field.default == ()  # such an option may be repeated
-    is_whole = bool({int, PositiveInt, NonNegativeInt} & {field.annotation, *get_args(field.annotation)})
-    extra: Any = field.json_schema_extra
-    option = typer.Option(
-        f"--{word}/--no-{word}" if field.default is True else f"--{word}",
-        *(("-o",) if name == "output" else ()),
-        help=field.description,
-        metavar="<int>" if is_whole else "<str>,..." if is_list else None,
-        rich_help_panel=extra["group"],
-        callback=_keep,
-        expose_value=False,
-    )
-    default: Any = None if field.default in (None, ()) else str(field.default)
-    if is_flag:
-        default = None if field.default else False
-    elif field.is_required():
-        default = inspect.Parameter.empty
-    kind: Any = bool if is_flag else list[str] if is_list else str
-    annotation: Any = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _keep(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> None:

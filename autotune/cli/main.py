@@ -14,8 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from autotune.cli import reports, search
-from autotune.cli.console import taking, told_errors
+from autotune.cli.console import taking
 from autotune.units import visible
+from autotune.version import __version__
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alone
 
@@ -54,16 +55,12 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the versions of autotune and libraries.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version; `autotune doctor` has more.")] = False,
 ) -> None:
     """Handle the options before a command."""
     if version:
-        with told_errors(as_json=as_json, debug=False):
-            reports.show_versions(as_json=as_json)
+        print(f"autotune {__version__}")
         raise typer.Exit
-    if as_json:
-        context.fail("--json before a command goes with --version alone; it belongs behind the command")
     if context.invoked_subcommand is None:
         context.fail("Missing command.")
 

@@ -1,16 +1,13 @@
-"""Commands that show something: models, GPUs, search spaces, earlier searches, the abilities of this machine, versions.
+"""Commands that show something: models, GPUs, search spaces, earlier searches, the abilities of this machine.
 
-And those on a finished search: `autotune report`, `autotune explain`, `autotune dashboard` and `autotune export`.
+And those on a finished search: `report`, `explain`, `dashboard` and `export`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,25 +25,15 @@ from autotune.cli.console import (
     stdout,
     writing,
 )
-from autotune.errors import InputError, suggestion
+from autotune.errors import InputError
 
 if TYPE_CHECKING:
     from autotune.storage.record import Record
 
-# Packages on which no measurement depends, but which a bug report should name.
-_ALSO_VERSIONS_OF = ("ray", "optuna-dashboard")
 
-Names = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names alone, one a line.")]
-
-
-def _listed(
-    rows: Sequence[Any], table: Callable[[Any], Any], name: Callable[[Any], str], *, quiet: bool, as_json: bool
-) -> None:
-    """Print rows as JSON, by their names alone, or as a table."""
+def _listed(rows: Sequence[Any], table: Callable[[Any], Any], *, as_json: bool) -> None:
     if as_json:
         print_json([row.model_dump(mode="json") for row in rows])
-    elif quiet:
-        print_text(*map(name, rows))
     else:
         stdout().print(table(rows), highlight=False)
 
@@ -54,7 +41,6 @@ def _listed(
 @guarded
 def models(
     name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
-    quiet: Names = False,
     as_json: Json = False,
 ) -> None:
     """List the built-in catalogue of models."""
@@ -64,20 +50,19 @@ def models(
     entries = [e for e in catalogue() if name.lower() in " ".join([e.id, *e.names, e.family]).lower()]
     if not entries:
         raise InputError(f"no model of the catalogue has {name!r} in its name; a directory or hub id works as well")
-    _listed(entries, models_table, lambda e: e.names[0] if e.names else e.id, quiet=quiet, as_json=as_json)
+    _listed(entries, models_table, as_json=as_json)
 
 
 @guarded
 def gpus(
     name: Annotated[str, typer.Argument(help="Show only GPUs whose name, vendor or architecture contains this.")] = "",
-    quiet: Names = False,
     as_json: Json = False,
 ) -> None:
     """List the built-in table of GPUs: memory, bandwidth and peaks, with sources."""
     from autotune.output.listings import gpus_table
     from autotune.values.catalogue import gpus_like
 
-    _listed(gpus_like(name), gpus_table, lambda gpu: str(gpu.name), quiet=quiet, as_json=as_json)
+    _listed(gpus_like(name), gpus_table, as_json=as_json)
 
 
 @guarded
@@ -98,32 +83,12 @@ def doctor(
 
 
 @guarded
-def spaces(quiet: Names = False, as_json: Json = False) -> None:
+def spaces(as_json: Json = False) -> None:
     """List the built-in search spaces."""
     from autotune.output.listings import spaces_table
     from autotune.space.file import builtin_spaces, load_space
 
-    found = [load_space(name) for name in builtin_spaces()]
-    _listed(found, spaces_table, lambda space: str(space.name), quiet=quiet, as_json=as_json)
-
-
-def show_versions(*, as_json: bool) -> None:
-    """Print the versions of autotune, Python, the platform and the libraries, none of which is imported."""
-    from autotune.values.hardware import PACKAGES, installed_versions
-    from autotune.version import __version__
-
-    packages = {name: version for name, version in installed_versions().items() if name != "python"}
-    for name in _ALSO_VERSIONS_OF:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            packages[name] = importlib.metadata.version(name)
-    missing = [name for name in (*PACKAGES, *_ALSO_VERSIONS_OF) if name not in packages]
-    found = {"autotune": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    if as_json:
-        print_json({**found, "packages": packages, "missing": missing})
-        return
-    lines = [f"autotune {found['autotune']}", f"Python {found['python']}, {found['platform']}"]
-    lines += [f"{name} {version}" for name, version in packages.items()]
-    print_text(*lines, *([f"not installed: {', '.join(missing)}"] if missing else []))
+    _listed([load_space(name) for name in builtin_spaces()], spaces_table, as_json=as_json)
 
 
 history = typer.Typer(help="What earlier searches measured: list, forget.", rich_markup_mode=None)
@@ -131,12 +96,7 @@ history = typer.Typer(help="What earlier searches measured: list, forget.", rich
 
 @history.callback(invoke_without_command=True)
 @guarded
-def listed(
-    context: typer.Context,
-    model: Annotated[str, typer.Option(help="Only searches of models whose name contains this.")] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the keys alone, one a line.")] = False,
-    as_json: Json = False,
-) -> None:
+def listed(context: typer.Context, as_json: Json = False) -> None:
     """List earlier searches, with what they measured at best."""
     if context.invoked_subcommand is not None:
         return
@@ -144,14 +104,9 @@ def listed(
     from autotune.output.listings import history_rows, history_table
 
     database = _database()
-    searches = [search for search in database.searches() if model.lower() in search.model.lower()]
-    if model and not searches:
-        raise InputError(f"--model {model}: nothing is recorded of a model with this in its name")
-    found = history_rows(searches)
+    found = history_rows(database.searches())
     if as_json:
         print_json(found)
-    elif quiet:
-        print_text(*dict.fromkeys(row["key"] for row in found))
     else:
         stdout().print(history_table(found, database.where), highlight=False)
 
@@ -160,26 +115,17 @@ def listed(
 @guarded
 def forget(
     key: Annotated[str | None, typer.Argument(help="A key of the list.")] = None,
-    model: Annotated[str | None, typer.Option(help="All searches of the model of this name.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that is recorded.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete the recorded searches of a key, of a model, or all; run directories are left alone."""
-    if sum((key is not None, model is not None, everything)) != 1:
-        raise InputError("name what to forget: a KEY of `autotune history`, --model NAME, or --all")
+    """Delete the recorded searches of a key, or all; run directories are left alone."""
+    if everything == (key is not None):
+        raise InputError("name what to forget: a KEY of `autotune history`, or --all")
     database = _database()
-    found = database.searches()
-    if key is not None:
-        found = [search for search in found if search.key == key]
-        if not found:
-            raise InputError(f"history {key}: nothing is recorded under this key; `autotune history` lists them")
-    elif model is not None:
-        names = {search.model for search in found}
-        found = [search for search in found if search.model.lower() == model.lower()]
-        if not found:
-            near = suggestion(model, names)
-            raise InputError(f"--model {model}: nothing is recorded of it{near}; `autotune history` lists the names")
+    found = [search for search in database.searches() if everything or search.key == key]
+    if key is not None and not found:
+        raise InputError(f"history {key}: nothing is recorded under this key; `autotune history` lists them")
     trials = sum(len(search.trials) for search in found)
     counted = f"{len(found)} search{'es' if len(found) != 1 else ''}, {trials} trials"
     if found and not yes:

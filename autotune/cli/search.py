@@ -20,7 +20,6 @@ from autotune.cli.console import (
     Quiet,
     TrustRunDir,
     Verbose,
-    error_document,
     given,
     guarded,
     print_json,
@@ -148,7 +147,10 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
     error = shortfall(found)
     if as_json:
         document = found.model_dump(mode="json")
-        print_json(document if error is None else {**document, **error_document(error)})
+        if error is not None:
+            code = error.exit_code
+            document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": code}
+        print_json(document)
     else:
         from autotune.output.estimate_table import estimate_table
 

@@ -17,10 +17,6 @@ from typing import Any, NamedTuple
 import psutil
 
 from autotune.values.conditions import Conditions, throttle_reasons
-from autotune.values.hardware import Hardware
-
-LOOK_S = 1.0  # a look at a machine that may be busy: the kernel counts in hundredths of a second
-_LOOKS = 4
 
 
 class Counters(NamedTuple):
@@ -115,24 +111,6 @@ class NvmlWatch:
             "throttled": {name: round(seen / self._looks, 4) for name, seen in self._reasons.items()},
         }
         return self._host.conditions().model_copy(update=found)
-
-
-def others_share(hardware: Hardware, seconds: float = LOOK_S) -> float | None:
-    """Return the share that other processes take of the cores, or of the GPU, over so many seconds; None: unknown.
-
-    Nothing of this search may compute on the GPU meanwhile; on the CPU what it computes is left out.
-    """
-    devices = [] if hardware.is_cpu else [f"cuda:{n}" for n in range(hardware.count or 0)]
-    watches = [watch(device) for device in devices or [hardware.device]]
-    for each in watches:
-        each.begin()
-    for _ in range(_LOOKS):
-        time.sleep(seconds / _LOOKS)
-        for each in watches:
-            each.look()
-    seen = [each.conditions() for each in watches]
-    shares = [c.others_share if c.idle_share is None else 1 - c.idle_share for c in seen]
-    return max((share for share in shares if share is not None), default=None)
 
 
 # Watches the machine from `begin` on, looks at it when told to, and returns the conditions that it has seen.

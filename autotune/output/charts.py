@@ -1,8 +1,8 @@
 """Charts of a report as SVG: throughput over memory, best over time, and the contributions of a winner's knobs.
 
-They have one size and one look, on white. Series have the colours of Okabe and Ito, some of them darker (Color
-Universal Design, https://jfly.uni-koeln.de/color/): distinguishable with the common kinds of colour blindness, and at a
-contrast of 3:1 to white or more (WCAG 2.2, 1.4.11). Each has a shape or a label of its own as well.
+Series have the colours of Okabe and Ito, some of them darker (Color Universal Design,
+https://jfly.uni-koeln.de/color/): distinguishable with the common kinds of colour blindness, and at a contrast of 3:1
+to white or more (WCAG 2.2, 1.4.11). Each has a shape or a label of its own as well.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WIDTH, _ROW = 540, 42  # pixels
 def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
     """Return what `draw` draws as an SVG element whose ids are those of no other name; empty: nothing.
 
-    The figure's label is read to those who can't see it. An artist's `gid` of the form "tip:..." becomes its title.
+    Screen readers read the figure's label. An artist's `gid` of the form "tip:..." becomes its title.
     """
     import matplotlib.style
 
@@ -74,11 +74,11 @@ def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
 
 
 class Spot(NamedTuple):
-    """A configuration with rate and peak memory over its trials."""
+    """A configuration with its rate in samples/s and peak memory in bytes, the highest of its trials."""
 
     config: TrainConfig
-    rate: float  # samples per second, which all outputs state
-    peak: int  # bytes, the highest of its trials
+    rate: float
+    peak: int
     tip: str
     is_once: bool  # measured in the search alone: the fastest of many such is likely to have been lucky
 

@@ -1,7 +1,4 @@
-"""Collects the data of a report from a run directory, without changing it.
-
-The search may still be running, may have been killed, or may have found that nothing fits.
-"""
+"""Collects the data of a report from a run directory, without changing it; the search may still be running."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from autotune.errors import AutotuneError
 from autotune.estimates.profiles import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan, SearchState
-from autotune.search.explain import answer_in, refusals
+from autotune.search.explain import refusals
 from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
-from autotune.values.result import Breakdown, ResultData, RunReport, TrialRow, rows_of
+from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import TrialResult
 from autotune.values.workload import OwnCode
@@ -33,17 +30,27 @@ from autotune.version import __version__
 
 
 def gather(run_dir: str | Path) -> RunReport:
-    """Return the report of the search in `run_dir`.
-
-    Raises:
-        RunDirectoryError: There is no search in it, or its plan can't be read.
-        InputError: Its result can't be read.
-    """
+    """Return the report of the search in `run_dir`; InputError: there is none, or its plan or result can't be read."""
     directory = RunDirectory.existing(Path(run_dir))
     plan = read_plan(directory.path)
-    result = answer_in(directory)
+    result = directory.answer()
     searched, explained = directory.results(), directory.explained()
-    refused = [row for row in result.trials if row.number is None] if result is not None else []
+    finals = Finals(SearchState(plan, searched))
+    told = result.trials if result is not None else ()
+    judged = {row.number: row for row in told}
+    names = ("status", "cause", "config_samples_per_second")
+    rows = [
+        row.model_copy(update={name: getattr(judged.get(row.number, row), name) for name in names})
+        for row in trial_rows(finals)
+    ]
+    refused = [row for row in told if row.number is None]
+    nothing: str | None = None
+    if result is None:
+        nothing = "no trial has ended yet"
+        if finals.contenders():
+            nothing = f"the search was stopped before it wrote its answer; `autotune resume {directory.path}` goes on"
+        elif searched:
+            nothing = str(nothing_found(plan, searched))
     breakdowns, no_breakdown = _breakdowns(directory, plan, result, searched)
     spent = result.spent if result is not None else None
     return RunReport(
@@ -54,9 +61,9 @@ def gather(run_dir: str | Path) -> RunReport:
         command=None if plan.options is None else command(plan.options, plan.workload.own_code),
         **plan.problem_fields(),
         result=result,
-        nothing=None if result is not None else _why_nothing(directory, plan, searched),
+        nothing=nothing,
         explanation=None if result is None else explanation_of(result, [*searched, *explained], refusals(plan, result)),
-        trials=with_changes((*_rows(plan, result, searched), *rows_of(explained), *refused), plan),
+        trials=with_changes((*rows, *rows_of(explained), *refused), plan),
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
@@ -86,28 +93,10 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
     return shlex.join(words) if code is None else f"{shlex.join(words)} -- {code.command_line}"
 
 
-def _why_nothing(directory: RunDirectory, plan: SearchPlan, searched: Sequence[TrialResult]) -> str:
-    if not searched:
-        return "no trial has ended yet"
-    if Finals(SearchState(plan, searched)).contenders():
-        return f"the search was stopped before it wrote its answer; `autotune resume {directory.path}` goes on"
-    return str(nothing_found(plan, searched))
-
-
-def _rows(plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]) -> list[TrialRow]:
-    """Return the rows of the search's trials, with what the result says of them where it has them."""
-    judged = {row.number: row for row in result.trials} if result is not None else {}
-    names = ("status", "cause", "config_samples_per_second")
-    return [
-        row.model_copy(update={name: getattr(judged.get(row.number, row), name) for name in names})
-        for row in trial_rows(Finals(SearchState(plan, searched)))
-    ]
-
-
 def _breakdowns(
     directory: RunDirectory, plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]
 ) -> tuple[tuple[Breakdown, ...], str | None]:
-    """Return the predicted memory of baseline and winner, corrected by the trials, or the reason why there is none."""
+    """Return the predicted memory of baseline and winner, corrected by the trials, or why there is none."""
     try:
         traces = read_value(Traces, directory.path / "trace" / "answer.json")
         rates = rates_of(plan.hardware)

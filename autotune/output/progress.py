@@ -1,7 +1,6 @@
 """Shows the events of a running search: a line for each finished trial and note, and in a terminal live lines below.
 
-The live lines have phase, running trials, the best so far and the remaining time; no information depends on colour.
-`--verbose` adds the prediction of each trial, disturbances, and its seconds by phase.
+No information depends on colour. `--verbose` adds the prediction of each trial, disturbances, and its seconds by phase.
 
 A search that is started from Python logs its progress line by line if the logger `autotune` has handlers and level
 INFO. Otherwise it is shown on stderr if that is a terminal or a notebook's, and nowhere else; never on stdout.
@@ -27,7 +26,6 @@ from autotune.output.table import measurement_detail, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.problem import (
-    Detail,
     Event,
     Leader,
     Note,
@@ -44,13 +42,9 @@ LOGGER = logging.getLogger("autotune")
 
 
 class Progress:
-    """An observer that writes lines, and while entered draws below them on a console that can redraw.
+    """An observer that writes lines, by `write` or to a console, and while entered draws live lines below them.
 
-    Args:
-        console: Where lines go, and the live lines below them.
-        verbose: Tell predictions, refusals and conditions as well.
-        clock: Returns seconds since a fixed moment.
-        write: Where lines go instead.
+    The live lines need a console that can redraw. `verbose`: predictions, refusals and conditions are told as well.
     """
 
     def __init__(
@@ -93,15 +87,18 @@ class Progress:
                 self._enter(Phase.of(event.purpose))
                 self._latest = self._running[event.number] = (event, self._clock())
                 self._leader = event.leader
+                expected, prediction = "nothing is predicted of it", event.prediction
+                if prediction is not None:
+                    rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
+                    expected = f"predicted {rate} samples/s, peak {peak}"
                 if self._verbose:
-                    self._began(event)
+                    about = f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}"
+                    self._line(f"{about}: {expected}; {what_is_left(event, event.time_left_s)}")
             case TrialEnded():
                 self._running.pop(event.result.request.number, None)
                 self._leader = event.leader
                 self._ended(event)
             case Note():
-                self._line(event.text)
-            case Detail() if self._verbose:
                 self._line(event.text)
         if self._live is not None:
             self._live.refresh()
@@ -132,15 +129,6 @@ class Progress:
     def _line(self, text: str) -> None:
         self._write(visible(text))
 
-    def _began(self, event: TrialStarted) -> None:
-        expected = "nothing is predicted of it"
-        if (prediction := event.prediction) is not None:
-            rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
-            expected = f"predicted {rate} samples/s, peak {peak}"
-        left = what_is_left(event, event.time_left_s)
-        about = f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}"
-        self._line(f"{about}: {expected}; {left}")
-
     def _ended(self, event: TrialEnded) -> None:
         result, outcome = event.result, event.result.outcome
         if isinstance(outcome, Failure):
@@ -155,10 +143,10 @@ class Progress:
         line = trial_line(result.request.number, result.status, event.changes, detail)
         place = f", {result.place}" if result.place else ""
         self._line(f"{line}{purpose}, {show_time(result.duration_s)}{place}")
-        measured = result.measurement
-        own = measured.warnings if measured is not None else ()
-        disturbed = measured.conditions.warnings() if measured is not None and measured.conditions is not None else ()
-        for warning in (*result.warnings, *own, *disturbed):
+        warnings = [*result.warnings]
+        if (measured := result.measurement) is not None:
+            warnings += [*measured.warnings, *(measured.conditions.warnings() if measured.conditions else ())]
+        for warning in warnings:
             self._line(f"  warning: {warning}")
         for line in _details(result) if self._verbose else ():
             self._line(f"  {line}")
@@ -173,7 +161,7 @@ def what_is_left(event: TrialStarted, time_left_s: float) -> str:
 
 
 def can_be_live(console: Console) -> bool:
-    """Return whether the console is a terminal that can redraw; rich's forced colours don't make it one."""
+    """Whether the console is a terminal that can redraw; rich's forced colours don't make it one."""
     return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()
 
 
@@ -201,10 +189,7 @@ def _details(result: TrialResult) -> Iterator[str]:
 
 @contextlib.contextmanager
 def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
-    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`.
-
-    Nothing is shown either where there is neither a log, a notebook nor a terminal.
-    """
+    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`."""
     console = terminal.Console(stderr=True)
     if observer is not None or quiet:
         yield ignore if observer is None else observer

@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page, without network, fonts or other files.
 
-The page is a Jinja template with charts. The template, and `svg` for charts, escape all texts.
+The template, and `svg` for charts, escape all texts.
 """
 
 from __future__ import annotations
@@ -180,14 +180,11 @@ def time_rows(report: RunReport) -> list[Row]:
     spent = report.spent
     shares = spent.shares() if spent.total_s else {}
     rows: list[Row] = [(what, show_time(share * spent.total_s), f"{share:.0%}") for what, share in shares.items()]
-    return rows + ([("waiting for a quiet machine", show_time(spent.waiting_s), "")] if rows and spent.waited else [])
+    return rows
 
 
 def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
-    """Return the bytes of each component of predicted memory by name.
-
-    The last component is the difference between the others and the device's peak.
-    """
+    """Return the bytes of each component of predicted memory by name; the last is the rest of the device's peak."""
     parts = memory.components
     beyond = "beyond the tensors" if on_cpu else "context, allocator"
     return {**parts, beyond: max(0, memory.device_peak_bytes - sum(parts.values()))}

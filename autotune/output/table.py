@@ -45,10 +45,7 @@ def show_config(config: TrainConfig) -> str:
 def result_table(
     result: ResultData, answer_path: str | None = None, run_directory: str | None = None
 ) -> RenderableType:
-    """Return the result of a search: verdict, table, remarks, and the paths of result and run directory if given.
-
-    Print it with `crop=False`: lines to be pasted are not wrapped.
-    """
+    """Return the result of a search, with paths if given; print it with `crop=False`, as some lines are to paste."""
     same = result.best.config == result.baseline.config
     best = _row(result, "baseline" if same else "winner", result.best)
     rows: list[Sequence[str | Text]] = [[Text(cell, "bold green") for cell in best]]
@@ -60,7 +57,7 @@ def result_table(
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
-        lines.append(f"where the time went: {', '.join(largest)}{spent.waited}")
+        lines.append(f"where the time went: {', '.join(largest)}")
     lines += [n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES]]
     lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
     to_paste: list[str] = []
@@ -77,7 +74,7 @@ def result_table(
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
         to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
-    took = show_time(spent.total_s + spent.waiting_s - spent.at_once_s if spent is not None else result.search_time_s)
+    took = show_time(spent.total_s - spent.at_once_s if spent is not None else result.search_time_s)
     within = show_memory(result.memory_bytes)
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),
@@ -211,10 +208,7 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
 
 
 def times_baseline(result: ResultData, contender: Contender) -> str:
-    """Return a throughput over the baseline's: with its interval if both were measured in turn, or else 'about 1.5'.
-
-    It is empty if the baseline was not measured.
-    """
+    """Return a throughput over the baseline's, with its interval if measured in turn, else 'about 1.5'; '': unknown."""
     if contender.config == result.baseline.config:
         return "1"
     lead = contender.speedup or (result.speedup if contender.config == result.best.config else None)

@@ -1,7 +1,6 @@
 """A console that prints foreign texts literally, and tables whose cells are never cut.
 
-Names of models, files and devices are printed without rich's markup, with control characters escaped (see `visible`).
-Newlines are kept, since tables contain them; a caller that prints one line removes them.
+Names of models, files and devices are printed without rich's markup, with control characters but newlines escaped.
 """
 
 from __future__ import annotations

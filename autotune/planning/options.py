@@ -1,8 +1,7 @@
 """The options of a search, each defined once: its type, default, help text and the group in which help lists it.
 
 The command line makes its options from these fields (`autotune.cli.console`), and `takes_options` the signatures and
-docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text: '24GiB' and 25769803776 are the same
-memory.
+docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text.
 """
 
 from __future__ import annotations
@@ -47,12 +46,11 @@ GROUPS = (MODEL, CHANGES, LIMITS, PLACES, OUTPUT)
 
 
 def option(group: str, words: str, default: Any = None, **more: Any) -> Any:
-    """Return the field of an option, which help lists in `group` with these words; `more` is as pydantic's `Field`."""
+    """Return the field of an option, which help lists in `group` with these words."""
     return Field(default, description=words, json_schema_extra={"group": group}, **more)
 
 
 def _as_text(parse: Callable[[str], float]) -> BeforeValidator:
-    """Return a validator that parses text by `parse` and leaves other values to pydantic."""
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
@@ -100,7 +98,7 @@ Fixed = Annotated[tuple[str, ...], BeforeValidator(_fixed)]
 class WorkloadOptions(Value):
     """Model, data and device of a training. None means the default, which may depend on the device.
 
-    The alias of a field is the name of its option if the name of the field ends in a unit.
+    The alias of a field whose name ends in a unit is the name of its option.
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
@@ -138,7 +136,8 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
-    wait: bool = option(PLACES, "Wait for a quiet machine.", True)
+    retired = frozenset({"wait"})
+
     data: Name | None = option(MODEL, "JSONL, CSV, Parquet or text; default: synthetic.")
     text_field: str | None = option(MODEL, "Column of --data that holds the text.")
     reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")
@@ -176,11 +175,7 @@ class SearchOptions(WorkloadOptions):
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
-    """Return options of `kind` with the values `given`, by the user's names: 'memory', not 'memory_bytes'.
-
-    Raises:
-        InputError: A value is impossible; the message names the option.
-    """
+    """Return options with the values `given`, by the user's names; InputError: one is impossible, which it names."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -197,10 +192,7 @@ def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
 
 
 def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Callable[[AnyFunction], AnyFunction]:
-    """Return a decorator of a function whose keywords `**options` are options of `kind`, or `only` those named.
-
-    Its signature and its docstring list them, and a call with any other name is a TypeError.
-    """
+    """Return a decorator for a function with keywords of `kind`, or `only` some, which signature and docstring list."""
 
     def decorated(function: AnyFunction) -> AnyFunction:
         own = inspect.signature(function)
@@ -228,7 +220,7 @@ def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Ca
 
 
 def _python_type(field: FieldInfo) -> str:
-    """Return the annotation of an option in Python, which takes text as well; several names may be a sequence."""
+    """Return the annotation of an option in Python, which takes text as well."""
     if field.annotation is bool:
         return "bool"
     if field.default == ():

@@ -1,7 +1,6 @@
 """The plan of a search, settled before the first trial and stored as `search.json`; its state; requests of trials.
 
-A search that is resumed may have other limits (more time, more trials, another effort). The new plan replaces the old
-one in the run directory, so that later resumes keep the new limits.
+A search that is resumed may have other limits. The new plan replaces the old one in the run directory, for good.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version h
 # Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass;
 # the time of a step with more is inferred.
 SEARCH_ACCUMULATION = 2
-
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 
@@ -45,20 +43,15 @@ class SearchPlan(Problem):
     objective: Objective = Objective()
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: none")
-    loss_insisted: bool = Field(
-        default=False, description="losses are compared however long it takes, as the user asked"
-    )
+    loss_insisted: bool = Field(default=False, description="the user asked: losses are compared however long it takes")
     record: bool = Field(default=False, description="the lasting record is read and written")
     report_to: tuple[str, ...] = Field(default=(), description="trackers that receive each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
     is_shared: bool = Field(default=False, description="concurrent trials slow each other down")
-    options: SearchOptions | None = Field(
-        default=None, description="the user's options; None: the plan can't be made from options"
-    )
+    options: SearchOptions | None = Field(default=None, description="None: the plan can't be made from options")
     output: str | None = Field(default=None, description="file that the answer is written to as well")
-    reopened_at: NonNegativeInt = Field(
-        default=0, description="number of the next trial when the limits last changed; finals before it don't count"
-    )
+    # Number of the next trial when the limits last changed; finals before it don't count.
+    reopened_at: NonNegativeInt = 0
     files: dict[str, str] = Field(default={}, description="the files that are read, by path: digest, or size and time")
     notes: tuple[str, ...]
 
@@ -70,7 +63,7 @@ class SearchPlan(Problem):
 
     @property
     def world_sizes(self) -> frozenset[int]:
-        """The numbers of devices over which trainings are spread: that of the baseline, and those of the space."""
+        """The numbers of devices over which trainings are spread."""
         named = self.space.parameters.get("parallelism.world_size")
         choices = named.choices if named is not None and named.choices != "lattice" else ()
         return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
@@ -88,10 +81,10 @@ class SearchPlan(Problem):
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason if weights, gradients and optimizer states alone exceed the memory budget, or None.
+    """Return the reason if weights, gradients and optimizer states alone, without a trace, exceed the budget, or None.
 
-    It needs no trace. Of the user's own training, which may freeze weights, nothing is known; experts that no token is
-    routed to have no gradients.
+    Of the user's own training, which may freeze weights, nothing is known; experts that no token is routed to have no
+    gradients.
     """
     if plan.workload.is_users_own or plan.facts.experts:
         return None
@@ -103,12 +96,9 @@ def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
 
 
 def least_states(plan: SearchPlan, config: TrainConfig) -> float:
-    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace.
-
-    Of a user's own optimizer nothing is known.
-    """
+    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace."""
     frozen, code = plan.facts.frozen_parameters, plan.workload.own_code
-    if code is not None:
+    if code is not None:  # of whose own optimizer nothing is known
         is_short = code.weights in ("bfloat16", "float16")
         made = {"quantization": code.quantization, "precision": Precision.PURE_BF16 if is_short else config.precision}
         config = config.model_copy(update=made)
@@ -131,17 +121,16 @@ def request_of(
 ) -> TrialRequest:
     """Return the request for a trial of `config`, which is ended after `timeout_s`.
 
-    `task` is what a check does beside timing steps; `cold_compile`: code is compiled anew, as in a user's first run.
-    Below `to_beat` samples/s it may measure less exactly. `in_turn_with` are the numbers of the trials that compute in
-    turn with it, itself included; if empty, it runs alone.
+    `task`: what a check does beside timing steps; `cold_compile`: code is compiled anew, as in a user's first run.
+    Below `to_beat` samples/s it may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn
+    with it, itself included; empty: it runs alone.
     """
     full = plan.workload.accumulation_steps(config)
     is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
     whole = is_compared or purpose is Purpose.LOSS_CHECK or plan.workload.runs_whole_steps(config)
     limits = plan.budget.model_dump(include=set(Limits.model_fields))
     if task is not None:
-        # A check runs its steps, however long they take. In a soak, the first creates the optimizer states, and two
-        # more run with them.
+        # A check runs all its steps. In a soak the first creates the optimizer states, and two more run with them.
         steps = max(2, task.steps) if isinstance(task, LossTask) else 2
         limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps}
         limits |= {"measure_time_s": 1e9, "relative_interval": 1e-12}
@@ -167,10 +156,8 @@ def request_of(
 class SearchState:
     """The state of one search; the tuner alone changes it.
 
-    Attributes:
-        results: All trials in the order they ended.
-        refused: Configurations that were refused without a trial, with the reasons.
-        history: The trials that explore the space: the baseline's and the search's, not finals and checks.
+    `results`: all trials in the order they ended; `refused`: configurations refused without a trial, with the reasons;
+    `history`: the trials that explore the space, of the baseline and the search, without finals and checks.
     """
 
     def __init__(
@@ -200,13 +187,7 @@ class SearchState:
 
 
 def loss_steps_of(options: SearchOptions) -> int:
-    """Return the optimizer steps over which the winner's losses are compared with the baseline's; 0: no comparison.
-
-    If the user asked for none, it is the default of the effort.
-
-    Raises:
-        InputError: The user asked for a comparison that isn't possible.
-    """
+    """Return the optimizer steps over which losses are compared; 0: none; InputError: they can't be."""
     asked, hindrance = options.check_loss, None
     if options.global_batch == "any":
         hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
@@ -228,11 +209,7 @@ def reopened(
     max_time_s: float | None = None,
     output: str | None = None,
 ) -> SearchPlan:
-    """Return `plan` with other limits, which hold for the whole search including the trials so far.
-
-    None leaves a limit as it was. The effort sets all limits, of which `max_trials` and `max_time_s` take precedence;
-    `output` is another file to write the answer to.
-    """
+    """Return `plan` with other limits, which hold for the whole search; None: as before, or as the effort sets it."""
     if output is not None:
         plan = plan.model_copy(update={"output": output})
     budget = plan.budget if effort is None else Budget.of(effort)
@@ -260,11 +237,7 @@ def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
 
 
 def differences(then: Hardware, now: Hardware) -> list[str]:
-    """Return a line on the packages whose versions have changed since the search began, if any have.
-
-    Raises:
-        MachineError: The search ran on another machine, so that new measurements can't be compared with its own.
-    """
+    """Return a line on packages with other versions than then, if any; MachineError: it is another machine."""
     if (then.name, then.cores) != (now.name, now.cores):
         raise MachineError(
             f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores}): go on "
@@ -312,10 +285,7 @@ def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
 
 
 def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials that ran into a shorter time limit than the present one, so that they should run again.
-
-    If any trial has completed, the list is empty: configurations that took so much longer are too slow anyway.
-    """
+    """Return the trials that ran into a shorter time limit than the present one, to run again if none completed."""
     if any(r.measurement is not None for r in results):
         return []
     before = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)

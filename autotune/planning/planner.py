@@ -1,16 +1,16 @@
 """Makes the plan of a search from the user's options: device, memory, limits, workload, search space and baseline.
 
-A `Subject` is tuned: a model that the user names, or the user's own Trainer, script or loop (`user_code`).
-`Subject.plan` is the one way from options to a plan. Options that can't be used are refused by an InputError before the
-first trial. Notes tell the user every default that was chosen.
+A `Subject` is tuned: a model that the user names, or the user's own Trainer, script or loop (`user_code`);
+`Subject.plan` is the one way from options to a plan. An option that can't be used is refused by an InputError before
+the first trial. Notes tell the user every default that was chosen.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import spread
@@ -50,17 +50,12 @@ class Start:
 
 
 class Subject:
-    """A model that the user names, tuned with the Trainer. Subclasses tune the user's own code.
-
-    Attributes:
-        name: The name from which the default run directory is made.
-        pickled: The user's pickled code, by the name of its file, if there is any.
-    """
+    """A model that the user names, tuned with the Trainer. Subclasses tune the user's own code."""
 
     def __init__(self, options: SearchOptions, name: str, pickled: dict[str, bytes] | None = None) -> None:
         self.options = options
-        self.name = name
-        self.pickled = pickled or {}
+        self.name = name  # of the default run directory
+        self.pickled = pickled or {}  # the user's code, by the name of its file
 
     def keep(self, run_directory: Path) -> None:
         """Write the user's pickled code to `data/` in the run directory, from where trials load it."""
@@ -69,27 +64,14 @@ class Subject:
             write_bytes(content, run_directory / "data" / name)
 
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
-        """Return the plan.
-
-        Args:
-            start: The device, and the limits of memory, time and trials.
-            ready: Returns what looks at the model or the code in a child process, once that process can be asked.
-
-        Raises:
-            InputError: An option can't be used, or the user's code can't be tuned.
-        """
+        """Return the plan; `ready` returns what looks at the model or the code, once that process can be asked."""
         workload = searched_workload(self.options, start.hardware, start.arguments, start.notes)
         space = load_space(self.options.space or default_space(start.hardware))
-        return finished(draft(start, workload, described(start, workload, ready), space), self.options)
+        return settled(start, workload, described(start, workload, ready), space)
 
 
 def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Start:
-    """Return what a plan starts from; by default each trial has the whole device.
-
-    Raises:
-        InputError: An option can't be used.
-        MachineError: The device isn't present.
-    """
+    """Return what a plan starts from; by default each trial has the whole device; MachineError: it isn't present."""
     if options.train_steps and options.train_tokens:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
@@ -153,10 +135,20 @@ def described(start: Start, workload: Workload, ready: Callable[[], LocalRunner]
     return ready().describe(DescribeRequest(workload=workload, **own))
 
 
-def draft(
-    start: Start, workload: Workload, found: Description, space: SpaceFile, arguments: UserArguments | None = None
+def settled(
+    start: Start,
+    workload: Workload,
+    found: Description,
+    space: SpaceFile,
+    arguments: UserArguments | None = None,
+    **changes: Any,
 ) -> SearchPlan:
-    """Return the plan of a workload before `--fix` and `--only`; `arguments` are those that were `found` in code."""
+    """Return the plan; `arguments` are those that were `found` in the user's code, `changes` differ from the options.
+
+    The values of `--fix` are in every configuration, the baseline too: they belong to the training, and are no part of
+    the search's gain. Knobs of `--only` that aren't in the space have the choices of 'default' and 'full', at every
+    effort. The last notes say what the baseline needs, and how far the search goes.
+    """
     options, hardware, facts = start.options, start.hardware, found.facts
     workload = workload.model_copy(update={"lengths": found.lengths})
     start.notes.extend(found.notes)
@@ -167,7 +159,7 @@ def draft(
         if workload.tokens_per_sample is None:
             raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
         objective = Objective(run_samples=options.train_tokens / workload.tokens_per_sample)
-    return SearchPlan(
+    plan = SearchPlan(
         workload=workload,
         facts=facts,
         hardware=hardware,
@@ -187,42 +179,7 @@ def draft(
         options=options,
         output=options.output,
         notes=tuple(start.notes),
-    )
-
-
-def baseline_of(
-    workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments | None = None
-) -> TrainConfig:
-    """Return the baseline: the user's `arguments`, else the defaults of TRL or the Trainer.
-
-    Raises:
-        InputError: Samples are longer than the model takes, or the arguments can't be used.
-    """
-    both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
-    for option, length, longest in (
-        (both, workload.sequence_length, facts.max_sequence_length),
-        ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
-    ):
-        if longest is not None and (length or 0) > longest:
-            raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
-    if workload.recipe is None or arguments is not None:
-        return baseline
-    checkpointing = "full" if facts.supports_checkpointing else "none"
-    precision = Precision.BF16 if hardware.has_bf16 else Precision.FP32
-    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision})
-
-
-def finished(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
-    """Return the plan with the values of `--fix` in every configuration, and with the knobs of `--only` searched alone.
-
-    The baseline has the fixed values too: they belong to the training, and are no part of what the search gains. Knobs
-    that are named but not in the space have the choices of the spaces 'default' and 'full', at every effort. The last
-    notes say what the baseline needs, and how far the search goes.
-
-    Raises:
-        InputError: A fixed value isn't possible in this training, or nothing is left to search.
-    """
+    ).model_copy(update=changes)
     notes = []
     if options.fix or options.only:
         plan = _restricted(plan, options)
@@ -248,6 +205,25 @@ def finished(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
     if parameters and not plan.hardware.is_cpu and host < 8 * GIB:
         notes.append(f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it")
     return plan.model_copy(update={"notes": (*plan.notes, *notes)})
+
+
+def baseline_of(
+    workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments | None = None
+) -> TrainConfig:
+    """Return the baseline: the user's `arguments`, else the defaults of TRL or the Trainer, for samples that fit in."""
+    both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
+    for option, length, longest in (
+        (both, workload.sequence_length, facts.max_sequence_length),
+        ("--target-len", workload.target_length, facts.max_target_length or facts.max_sequence_length),
+    ):
+        if longest is not None and (length or 0) > longest:
+            raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
+    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
+    if workload.recipe is None or arguments is not None:
+        return baseline
+    checkpointing = "full" if facts.supports_checkpointing else "none"
+    precision = Precision.BF16 if hardware.has_bf16 else Precision.FP32
+    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision})
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
@@ -282,22 +258,15 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
             parameters[name] = Parameter(choices=(origin[name],))
     space = plan.space.model_copy(update={"parameters": parameters})
     plan = plan.model_copy(update={"baseline": baseline, "space": space})
-    if only:
-        _check_left(plan, only)
-    return plan
-
-
-def _check_left(plan: SearchPlan, only: Sequence[str]) -> None:
-    """Refuse `--only` (InputError) if a named knob has no other value than the baseline's, or none that is legal."""
-    space = plan.search_space
-    options = {knob.parameter: knob.option for knob in knobs()}
-    for name in only:
-        parameter, said = plan.space.parameters.get(name), f"--only {options[name]}"
-        if parameter is None:
+    options_of = {knob.parameter: knob.option for knob in knobs()}
+    for name in only:  # which may have no other value than the baseline's, or none that is legal
+        named_one, said = parameters.get(name), f"--only {options_of[name]}"
+        if named_one is None:
             raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
-        if not any(d.name == name and len(d.choices) > 1 for d in space.dimensions):
-            why = (reason for choice, reason in space.left_out.items() if choice[0] == name)
+        if not any(d.name == name and len(d.choices) > 1 for d in plan.search_space.dimensions):
+            why = (reason for choice, reason in plan.search_space.left_out.items() if choice[0] == name)
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
-        other = next((n for n in parameter.when if len(plan.space.parameters[n].choices) == 1), None)
-        if other is not None and make_point(plan.baseline)[other] not in parameter.when[other]:
-            raise InputError(f"{said}: nothing to search: it exists only with {options[other]}; name that as well")
+        other = next((n for n in named_one.when if len(parameters[n].choices) == 1), None)
+        if other is not None and origin[other] not in named_one.when[other]:
+            raise InputError(f"{said}: nothing to search: it exists only with {options_of[other]}; name that as well")
+    return plan

@@ -1,26 +1,12 @@
 """Tunes the user's own code: a Trainer, a function that makes one, a script that trains with one, or a loop.
 
-Before the first trial, a Trainer or a script is run up to the beginning of its training (`execution.describe`). Its own
-arguments are the baseline; what the code itself decides is not varied.
+A Trainer or a script is first run up to the beginning of its training (`execution.describe`). Its own arguments are the
+baseline; knobs that the code itself decides stay.
 
-A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that it is said to honour::
-
-    def make_step(config, accumulation_steps):
-        model, optimizer = ...  # in config.precision, with config.optim ...: what was named in knobs
-        batches = loader(config.per_device_train_batch_size)
-
-        def step():
-            for _ in range(accumulation_steps): ...
-            optimizer.step()
-            return loss  # if there is one: training that diverges is refused
-
-        return step
-
-    autotune.find(step=make_step, knobs=["per_device_train_batch_size", "precision"], global_batch=64)
-
-The function is pickled into the run directory and called in the process of each trial (`execution.trial`). Before
-the first trial, a step is run at two micro-batches to check that it consumes the global batch, and to measure whether
-its gradient depends on the split (`execution.gradients`). The cost model is used only if the model is named as well.
+A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that it is said to honour. The function is
+pickled into the run directory and called in the process of each trial (`execution.trial`). Before that, a step is run
+at two micro-batches, to check that it consumes the global batch, and whether its gradient depends on the split
+(`execution.gradients`). The cost model is used only if the model is named as well.
 """
 
 from __future__ import annotations
@@ -35,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Start, Subject, default_space, described, draft, finished
+from autotune.planning.planner import Start, Subject, default_space, described, settled
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
 from autotune.space.knobs import MICRO_BATCH, problem
@@ -79,11 +65,7 @@ DECIDED_BY_CODE: dict[str, str] = {
 
 
 class UserTrainer(Subject):
-    """The user's own Trainer, the function that makes it, which is pickled, or the command line of its script.
-
-    Raises:
-        InputError: The Trainer, function or script can't be used, or an option contradicts it.
-    """
+    """The user's own Trainer, the function that makes it, which is pickled, or the command line of its script."""
 
     def __init__(
         self,
@@ -114,8 +96,8 @@ class UserTrainer(Subject):
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
         """Return the plan of the workload found in the code, whose arguments are the baseline.
 
-        Knobs that the code decides stay at their values in the baseline. The trials are not recorded for later
-        searches, as the code may have changed by then.
+        Knobs that the code decides stay at their values in the baseline. The trials are not recorded, as the code may
+        change.
         """
         shown = self.code.shown
         spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
@@ -152,16 +134,11 @@ class UserTrainer(Subject):
             }
         )
         start.notes.append(f"global batch {batch} samples, that of your own arguments, which are the baseline")
-        plan = draft(start, workload, about, space, arguments)
-        return finished(plan.model_copy(update={"baseline": baseline, "record": False}), self.options)
+        return settled(start, workload, about, space, arguments, baseline=baseline, record=False)
 
 
 def code_of(command: Sequence[str]) -> OwnCode:
-    """Return the script that a command line runs.
-
-    Raises:
-        InputError: The command line runs no script, or runs it by a launcher or another Python than this one.
-    """
+    """Return the script that a command line runs; InputError: it runs none, or by a launcher or another Python."""
     words = list(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
@@ -210,24 +187,16 @@ _NOT_WITH_STEP: dict[str, str] = {
 class UserLoop(Subject):
     """The user's own training loop: a function that sets it up for a configuration and returns its step.
 
-    Args:
-        options: The user's options.
-        step: Function that takes a configuration, and `accumulation_steps` if it has an argument of that name, and
-            returns a function that runs one optimizer step.
-        knobs: Names of the fields of TrainConfig that `step` honours, or a mapping of them to their choices.
-
-    Raises:
-        InputError: An argument can't be used, or the function can't be pickled.
+    `step` takes a configuration, and `accumulation_steps` if it has an argument of that name; `knobs` names the fields
+    of TrainConfig that it honours, or maps them to their choices.
     """
 
     def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:
         if not callable(step):
             raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
         if not knobs and options.space is None:
-            raise InputError(
-                "step: say what your function honours, such as knobs=['per_device_train_batch_size', 'precision'], or "
-                "a search space"
-            )
+            such = "knobs=['per_device_train_batch_size', 'precision'], or a search space"
+            raise InputError(f"step: say what your function honours, such as {such}")
         if knobs and options.space is not None:
             raise InputError("knobs and space both say what is varied; drop one of the two")
         for option, reason in _NOT_WITH_STEP.items():
@@ -254,8 +223,8 @@ class UserLoop(Subject):
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
         """Return the plan without checks and without the record, as a loop can only be timed.
 
-        If the user names no model, that of the workload is a placeholder, whose facts allow all knobs of the space.
-        The last facts are found by running a step of the baseline and one with another micro-batch.
+        If the user names no model, a placeholder allows all knobs of the space. The last facts are found by running a
+        step of the baseline and one with another micro-batch.
         """
         options, name, kind = self.options, self.own.name, "your own loop"
         unknown = ModelSpec(reference=name, name=name, source="own", model_type=kind, kind="own", config={})
@@ -265,14 +234,13 @@ class UserLoop(Subject):
         usual = default_space(start.hardware)
         space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
         found = described(start, workload, ready) if options.model else Description(facts=facts_for(space))
-        plan = draft(start, workload, found, space)
         notes = (
-            f"your own loop: that your function honours {', '.join(plan.space.parameters)} is taken on trust; "
+            f"your own loop: that your function honours {', '.join(space.parameters)} is taken on trust; "
             "other fields of a configuration stay as they are and mean nothing to it",
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
         )
-        changes = {"soak": False, "loss_steps": 0, "record": False, "options": None}
-        plan = finished(plan.model_copy(update={**changes, "notes": (*plan.notes, *notes)}), options)
+        start.notes.extend(notes)
+        plan = settled(start, workload, found, space, soak=False, loss_steps=0, record=False, options=None)
         # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
         # free global batch each micro-batch is another batch, and gradients can't be compared.
         mine, free = plan.baseline.per_device_train_batch_size, plan.workload.global_batch_size is None
@@ -287,7 +255,7 @@ class UserLoop(Subject):
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
     """Return the space of the knobs of a user's function, in the order of the built-in spaces.
 
-    Knobs that are named without choices have those of the default space of the device, `usual`, or of further spaces.
+    Knobs named without choices have those of the default space of the device, `usual`, or of further spaces.
     """
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, "default", "full")):

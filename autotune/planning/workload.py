@@ -1,6 +1,6 @@
 """Makes the workload of a search from the user's options; recipes are trained with one of TRL's Trainers.
 
-Notes tell the user every default that was chosen. An option that can't be used is refused by an InputError.
+Lines for the user on every default that was chosen are added to `notes`. An InputError refuses what can't be used.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ def searched_workload(
     notes: list[str],
     model: tuple[ModelSpec, Task] | None = None,
 ) -> Workload:
-    """Return what every trial of a search trains: the model that the options name, or `model`.
-
-    A line for each default is added to `notes`.
-    """
+    """Return what every trial of a search trains: the model that the options name, or `model`."""
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
     workload = workload_of(options, hardware.kind, notes, model)
@@ -56,10 +53,7 @@ def searched_workload(
 def workload_of(
     options: WorkloadOptions, kind: str, notes: list[str], model: tuple[ModelSpec, Task] | None = None
 ) -> Workload:
-    """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch.
-
-    A line for each default is added to `notes`.
-    """
+    """Return the workload on a kind of device ('cuda', 'cpu') with a free global batch."""
     recipe, asked = None, options.seq_len
     if options.recipe is None:
         spec, task = model or _model_of(options)
@@ -126,11 +120,7 @@ def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
 
 
 def check_recipe(options: WorkloadOptions) -> None:
-    """Refuse options that contradict the recipe, or that need one.
-
-    Raises:
-        InputError: TRL isn't installed, or an option contradicts the recipe.
-    """
+    """Refuse options that contradict the recipe, or that need one, or TRL."""
     given = {name: value for name, value in options if value is not None}
     if options.recipe is None:
         for name in ("prompt_len", "completion_len", "generations", "reward"):
@@ -189,11 +179,7 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
 
 
 def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workload:
-    """Return the workload with so many samples in a step; `notes` receive what that is in a recipe.
-
-    Raises:
-        InputError: The step holds no whole prompts.
-    """
+    """Return the workload with so many samples in a step, which has to hold whole prompts."""
     if (recipe := workload.recipe) is not None:
         if batch is not None and batch % recipe.generations:
             each = recipe.generations
@@ -208,7 +194,7 @@ def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workl
 def _searched_batch(
     options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
 ) -> int | None:
-    """Return the global batch: of the options, else of the user's arguments, else the default; None if it is free."""
+    """Return the global batch: of the options, the user's arguments, or the default; None if it is free."""
     ranks, asked = hardware.count or 1, options.global_batch
     if arguments is not None and asked != "any":
         own = arguments.global_batch_size * ranks
@@ -229,10 +215,7 @@ def _searched_batch(
 
 
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
-    """Return the global batch of the options, or `usual`; None if it is free ('any').
-
-    `notes` receive a line if the default is taken, of all devices `together`, or the global batch is free.
-    """
+    """Return the global batch of the options, or `usual`, of all devices `together`; None if it is free ('any')."""
     asked = options.global_batch
     if asked == "any":
         notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
@@ -244,7 +227,7 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
 
 
 def check_batch(samples: int, what: str) -> int:
-    """Return a global batch; `what` names the source of one beyond `LARGEST_BATCH`, which is refused."""
+    """Return a global batch; one beyond `LARGEST_BATCH` is refused, `what` being its source."""
     if samples > LARGEST_BATCH:
         raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
     return samples

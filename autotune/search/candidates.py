@@ -6,9 +6,7 @@ highest predicted throughput, with a bonus for an uncertain prediction. Each mea
 next choice. The search ends when all trials that it may still run together are expected to improve the rate by less
 than `WORTHWHILE_GAIN`.
 
-Without the cost model there are `proposals`, in the order of the space. If a trial has completed, they are the
-neighbours of the leader, one knob away. Otherwise they need ever less memory, or, if the trials fail for other reasons
-than memory, differ from the baseline in one knob. When all are tried, TPE takes over (see `sampler`).
+Without the cost model there are `proposals`, in the order of the space; when all are tried, TPE takes over (`sampler`).
 """
 
 from __future__ import annotations
@@ -31,25 +29,16 @@ from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
-# A smaller gain is lost in the noise, and not worth the trials that are left.
-WORTHWHILE_GAIN = 0.01
-
-# The least chance to fit with which a configuration is tried after a trial has completed.
-_FAIR_FIT = 0.5
-
-# If this many configurations fail for the same reason and none completes, the configuration is not the reason, and the
-# search ends.
-SAME_FAILURES = 4
+WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
+_FAIR_FIT = 0.5  # the least chance to fit of a configuration that is tried after a trial has completed
+SAME_FAILURES = 4  # for one reason end a search in which nothing completes: the configuration is not the reason
 
 
 class Candidates:
-    """The cost model of one search, and its predictions for all configurations of the space.
+    """The cost model of one search, and its predictions for all configurations of the space, `ranked` by prediction.
 
     Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
     load their data differently one stands for all: only with the leader are other ways of loading worth a trial.
-
-    Attributes:
-        ranked: The configurations that are ranked by prediction.
     """
 
     def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
@@ -65,7 +54,6 @@ class Candidates:
 
     @functools.cached_property
     def _predicted(self) -> Predictions:
-        """The current predictions for all configurations."""
         return self._model.predict(self.ranked)
 
     @functools.cached_property
@@ -77,7 +65,7 @@ class Candidates:
         return self._predicted.chance_to_fit(self._budget_bytes)
 
     def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
-        """Return rates that include the time of compiling, if the objective is the time of a run of given length."""
+        """Return rates that include the time of compiling, if the objective is a run of given length."""
         if self._run_samples is None:
             return rates
         compile_s = self._compile_s * np.array([is_compiled(config) for config in configs])
@@ -86,10 +74,7 @@ class Candidates:
 
     @property
     def _compile_s(self) -> float:
-        """Seconds that compiling is assumed to take.
-
-        A Llama of 4 layers took 9 to 16 s on an H200 with 16 cores, models of 2 to 12 layers 20 to 79 s on two cores.
-        """
+        # A Llama of 4 layers took 9 to 16 s on an H200 with 16 cores, models of 2 to 12 layers 20 to 79 s on two cores.
         return 10.0 + 2.5 * (self._plan.facts.layers or 20)
 
     def _trial_s(self, history: History) -> Vector:
@@ -119,12 +104,10 @@ class Candidates:
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
         """Return the current prediction for a configuration; None if there is none."""
-        estimate = self._model.estimate(config)
-        if estimate is None:
+        if (estimate := self._model.estimate(config)) is None:
             return None
-        return Prediction(
-            samples_per_second=estimate.samples_per_second, peak_bytes=max(0, estimate.memory.device_peak_bytes)
-        )
+        peak_bytes = max(0, estimate.memory.device_peak_bytes)
+        return Prediction(samples_per_second=estimate.samples_per_second, peak_bytes=peak_bytes)
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return the reason why a configuration surely exceeds the memory of device or host, or None."""
@@ -151,10 +134,7 @@ class Candidates:
 
     @property
     def may_fit(self) -> bool:
-        """Whether any configuration may fit, those without a prediction included.
-
-        What a compiler saves is too uncertain to begin a search with: compiled ones have to fit as they are written.
-        """
+        """Whether any configuration may fit, those without a prediction included, compiled ones as they are written."""
         predicted = self._predicted
         compiled = np.array([is_compiled(c) for c in self.ranked], dtype=bool)
         beyond = np.where(compiled, predicted.needed_bytes, predicted.least_bytes) > self._budget_bytes
@@ -170,7 +150,7 @@ class Candidates:
     ) -> TrainConfig | None:
         """Return the configuration to try next, of those that are open; None if none is worth a trial.
 
-        `known_before` is how many trials of earlier searches count as run, `left_s` how many seconds a trial may take.
+        `known_before`: trials of earlier searches that count as run; `left_s`: seconds that a trial may take.
         """
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
@@ -187,14 +167,10 @@ class Candidates:
         return next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
-        """Return what the trials that the search may still run are expected to gain together, summed until worthwhile.
-
-        The best of several trials improves on the leader by at most the sum of their improvements.
-        """
+        """Return the sum of the gains expected of the trials that may still run, summed until worthwhile."""
         order = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0)
-        open_rows = (row for row in order if is_open(self.ranked[row]))
         expected = 0.0
-        for row in itertools.islice(open_rows, self._trials_left(history)):
+        for row in itertools.islice((row for row in order if is_open(self.ranked[row])), self._trials_left(history)):
             expected += float(gains[row])
             if expected >= WORTHWHILE_GAIN:
                 break
@@ -204,7 +180,7 @@ class Candidates:
         return max(1, self._plan.budget.max_trials + 1 - len(history))
 
     def conclusion(self, history: History, is_open: Callable[[TrainConfig], bool], left_s: float = math.inf) -> str:
-        """Return words on the configurations that are left untried when none is worth a trial, or has time for one."""
+        """Return words on the configurations left untried when none is worth a trial, or has time for one."""
         gains, trial_s, left = self._worth(history)[1], self._trial_s(history), self._trials_left(history)
         with np.errstate(invalid="ignore"):
             may_fit = self._predicted.least_bytes <= self._budget_bytes
@@ -224,19 +200,16 @@ class Candidates:
             parts.append(f"{len(late):,} were not tried as {took}: a longer --max-time tries them")
         if risky:
             first = max(risky, key=lambda row: float(self._rates[row]))
-            fastest, chance = (
-                shown_changes(changes(self.ranked[first], self._plan)),
-                f"a chance of {self._fits[first]:.0%}",
-            )
+            fastest = shown_changes(changes(self.ranked[first], self._plan))
             why = "that may be faster were not tried, as they rather don't fit: the fastest"
-            parts.append(f"{len(risky):,} {why} ({fastest}) with {chance}")
+            parts.append(f"{len(risky):,} {why} ({fastest}) with a chance of {self._fits[first]:.0%}")
         return "; ".join(parts)
 
     def _trust(self, history: History) -> Vector:
         """Return for each configuration how little it shares with trials that failed alike, from 0 to 1.
 
-        The knobs that two trials of one cause share, but no completed trial has, are suspected; those that differ from
-        the baseline alone if there are any.
+        Suspected are knobs that trials of one cause share and no completed one has, those unlike the baseline's if
+        there are any.
         """
         fine = {knob for result in history.ranking() for knob in _knobs(result.request.config)}
         trust = np.ones(len(self.ranked))
@@ -249,7 +222,7 @@ class Candidates:
         return trust
 
     def _rank_loadings(self, leader: TrainConfig | None) -> None:
-        """Rank, beside the usual configurations, those that load their data as the leader does, and it in all ways."""
+        """Rank, beside the usual configurations, those that load data as the leader does, and it in all ways."""
         ranked = self._usual
         if leader is not None and len(self._loadings) > 1:
             own = {name: getattr(leader, name) for name in LOADING}
@@ -277,9 +250,9 @@ class Candidates:
             worth = fits * self._rates * np.exp(0.5 * self._predicted.log_deviation)
             return worth, np.ones(len(self.ranked))
         leader, rate = self._leader(history)
-        deviations = (
-            self._predicted.log_deviation if leader is None else self._model.gain_deviations(self.ranked, leader)
-        )
+        deviations = self._predicted.log_deviation
+        if leader is not None:
+            deviations = self._model.gain_deviations(self.ranked, leader)
         gains = np.log(self._rates / rate)
         scaled = gains / deviations  # in standard deviations; below, their density
         density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
@@ -287,10 +260,7 @@ class Candidates:
         return fits * improvement / self._trial_s(history), self._fits * improvement
 
     def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
-        """Return the fastest completed configuration by the corrected model, and its rate.
-
-        If the best by measurement has no prediction, its measured rate is returned with None for the configuration.
-        """
+        """Return the fastest completed configuration by the corrected model, if it predicts the best, and its rate."""
         ranking = history.ranking()
         configs = [r.request.config for r in ranking]
         rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
@@ -323,29 +293,34 @@ def common_cause(history: History) -> str | None:
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
     """Yield points to try, the most promising first; tried and refused ones are among them.
 
-    Around the leader they are its neighbours, in the order of the space. Without one they depend on why trials failed:
-    lighter ones, and if another reason than memory is among them, the baseline with one parameter at its first other
-    value, as a value of the baseline may not work here.
+    Around the leader they are its neighbours, one knob away. Without one they depend on why trials failed: lighter
+    ones, and if another reason than memory is among them, the baseline with one parameter at its first other value.
     """
     leader = history.best()
+
+    def may_help(dimension: Dimension) -> bool:
+        """Whether another value may make the leader faster, as far as measurements show."""
+        if leader is None:
+            return True
+        if dimension.name == "checkpointing":  # it only saves memory
+            return leader.request.config.checkpointing != "none" or history.memory_bound
+        share = leader.measurement.data_wait_share if leader.measurement is not None else None
+        return dimension.name not in LOADING or share is None or share >= WORTHWHILE_DATA_WAIT
+
     if leader is not None:
-        found = _neighbours(space, leader.request.config, lambda d: not _is_pointless(d, history, leader))
-        yield from map(space.complete, found)
+        yield from map(space.complete, _neighbours(space, leader.request.config, may_help))
         return
     causes = failures(history)
     if history.memory_bound or not causes:
         yield from map(space.complete, _lighter(space))
     if causes:
-        yield from map(space.complete, _neighbours(space, space.baseline, lambda dimension: True, most=1))
+        yield from map(space.complete, _neighbours(space, space.baseline, may_help, most=1))
 
 
 def _neighbours(
     space: SearchSpace, origin: TrainConfig, counts: Callable[[Dimension], bool], most: int | None = None
 ) -> Iterator[Point]:
-    """Yield the points that differ from `origin` in one parameter that counts, `most` of each; None: all.
-
-    Of the micro-batch these are the two next sizes.
-    """
+    """Yield the neighbours of `origin` by the parameters that count, `most` of each; next sizes of micro-batches."""
     point = space.point(origin)
     for dimension in space.dimensions:
         if space.is_active(dimension, point) and counts(dimension):
@@ -357,21 +332,11 @@ def _neighbours(
             yield from ({**point, dimension.name: value} for value in others[:most])
 
 
-def _is_pointless(dimension: Dimension, history: History, leader: TrialResult) -> bool:
-    """Return whether measurements show that another value of a dimension can't make the leader faster."""
-    if dimension.name == "checkpointing":  # it only saves memory
-        return leader.request.config.checkpointing == "none" and not history.memory_bound
-    if dimension.name in LOADING:
-        share = leader.measurement.data_wait_share if leader.measurement is not None else None
-        return share is not None and share < WORTHWHILE_DATA_WAIT
-    return False
-
-
 def _lighter(space: SearchSpace) -> Iterator[Point]:
     """Yield points that need ever less memory, starting from the baseline.
 
-    First come checkpointing, smaller micro-batches and lighter optimizers, which leave the method as it is; then 16-bit
-    weights, adapters, and both together; at last adapters on quantized weights.
+    First come those that leave the method as it is; then 16-bit weights, adapters, both, and adapters on quantized
+    weights.
     """
     choices: dict[str, list[Scalar]] = {d.name: [c for c in d.choices if c is not None] for d in space.dimensions}
     point = space.point(space.baseline)

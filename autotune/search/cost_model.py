@@ -1,7 +1,6 @@
 """Makes the cost model of a search from traces, the device's rates and the observations of earlier searches.
 
-A child process traces the model, so that the search itself never loads torch. Configurations that can't be traced are
-searched without a prediction.
+A child process traces the model, so that the search itself never loads torch. What isn't traced isn't predicted.
 """
 
 from __future__ import annotations
@@ -30,14 +29,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.search.candidates import Candidates
 from autotune.space.knobs import changes, shown_changes
-from autotune.storage.home import (
-    add_observations,
-    add_timings,
-    rates_of,
-    read_observations,
-    read_trace,
-    write_trace,
-)
+from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace, write_trace
 from autotune.units import show_memory
 from autotune.value import read_value, write_value
 from autotune.values.conditions import QUIET_SHARE
@@ -47,8 +39,7 @@ from autotune.values.model import Task
 from autotune.values.problem import Note, Observer
 from autotune.values.trial import TrialResult
 
-# Seconds for a child process to start where other processes are busy.
-_GRACE_S = 120.0
+_GRACE_S = 120.0  # for a child process to start where other processes are busy
 
 
 def cost_model(
@@ -60,11 +51,10 @@ def cost_model(
     left_s: float = math.inf,
     most_s: float = 60.0,
 ) -> CostModel | None:
-    """Return the cost model of a search; None if nothing can be predicted.
+    """Return the cost model of a search; None if nothing can be predicted, for which the observer receives notes.
 
-    Traces that an earlier run of this search left in `directory` are used again. The observer receives a note for each
-    family that couldn't be traced. Tracing takes at most `most_s` of processor time, and a quarter of the seconds that
-    the search has left.
+    Traces of an earlier run of this search in `directory` are used again. Tracing takes at most `most_s` of processor
+    time, and a quarter of the seconds that the search has left.
     """
     code = plan.workload.own_code
     if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
@@ -84,13 +74,7 @@ def cost_model(
 
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
-    """Refuse a search in which no configuration can fit; say what takes the place of a baseline that can't.
-
-    Without a cost model weights, gradients and optimizer states are counted alone.
-
-    Raises:
-        NothingFitsError: The least that each configuration needs is more than the memory budget.
-    """
+    """Refuse (NothingFitsError) a search in which nothing can fit; say what replaces a baseline that can't."""
     space, reason = plan.search_space, too_large(plan, plan.baseline)
     if model is None:
         fits, lightest = reason is None or any(too_large(plan, config) is None for config in space.legal), None
@@ -135,11 +119,7 @@ def _nothing_fits(
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:
-    """Return the cost model of a search by data sheet rates, without observations; traced in this process by torch.
-
-    Raises:
-        MachineError: The device isn't in the table of GPUs.
-    """
+    """Return a cost model by data sheet rates, without observations, traced in this process by torch."""
     profiles = traces_of(_request(plan, limit_s=600)).profiles
     return CostModel.of(
         plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles, experts=plan.facts.experts
@@ -158,13 +138,9 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
 
 
 def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float, most_s: float) -> Traces:
-    """Return the traces of a search: those that are stored, and of the other families what a child answers.
-
-    The child's are stored, and all are written to `directory` for a resumed search and the report.
-    """
-    # What isn't traced in this processor time isn't predicted. t5-small has 12 families on a CPU at `--effort quick`,
-    # each of about 1 s. The first takes 3 s more, with the library's code, so a search of a minute would trace few of
-    # them in less than 8 s.
+    """Return the traces of a search: those stored, and what a child answers; write them for resuming and the report."""
+    # In processor time. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s
+    # more, with the library's code, so a search of a minute would trace few of them in less than 8 s.
     limit_s = min(most_s, 0.09 * plan.budget.max_time_s)
     timeout_s = min(10 * limit_s + _GRACE_S, max(1.0, left_s / 4))  # of wall time, where other processes are busy
     request = _request(plan, limit_s=max(min(8.0, most_s), limit_s))
@@ -194,10 +170,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
 def wanted_timings(
     plan: SearchPlan, profiles: Sequence[Profile], rates: Rates, *, limit_s: float
 ) -> OperatorRequest | None:
-    """Return the request to measure what isn't known of a search's operators and, on a CPU, optimizers; None: nothing.
-
-    Those of several devices are not measured.
-    """
+    """Return the request to measure unknown operators and, on a CPU, optimizers of single devices; None: nothing."""
     configs = [plan.baseline, *plan.search_space.legal]
     calls = worth_measuring(profiles, rates, max(c.per_device_train_batch_size for c in configs))
     parameters = dict.fromkeys(g.model_copy(update={"count": 1}) for p in profiles for g in p.parameters if g.trained)
@@ -218,11 +191,7 @@ def wanted_timings(
 
 
 def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
-    """Return a model that knows what the operators and optimizers of a search take on its device.
-
-    What earlier searches didn't measure is measured by a child process. It is kept for later ones if other processes
-    left the machine to it.
-    """
+    """Return a model that knows the times of operators and optimizers, which a child measures if unknown."""
     limit_s = min(6.0, 0.02 * min(plan.budget.max_time_s, left_s))
     profiles = list(model.profiles.values())
     request = wanted_timings(plan, profiles, model.rates, limit_s=limit_s) if limit_s > 0 else None
@@ -243,10 +212,10 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
 
 
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
-    """Return the request to trace all families of a search, the baseline's first.
+    """Return the request to trace all families of a search that may fit, the baseline's first.
 
-    Those of configurations that can't fit by arithmetic alone are left out. As time may end before all are traced, the
-    first of each arithmetic and kind of adapter comes first, then those that differ from it in one thing, and so on.
+    As time may end before all are traced, the first of each arithmetic and kind of adapter comes first, then those that
+    differ from it in one thing, and so on.
     """
     configs = [plan.baseline, *(c for c in plan.search_space.legal if too_large(plan, c) is None)]
     kinds: dict[object, TrainConfig] = {}

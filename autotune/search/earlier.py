@@ -2,18 +2,16 @@
 
 The search first measures the baseline, which shows how much faster or slower the machine is now, then the winner of the
 earlier searches. The cost model learns from the recorded trials, scaled to the present speed. A configuration that, so
-scaled, was no faster than the present leader is not measured again.
-
-A configuration that ran out of memory within this budget or a larger one is refused in any case, and so is one, but for
-the baseline, that ran into a time limit as long as it would have now. Finals and the answer use the trials of this
-search alone.
+scaled, was no faster than the present leader is not measured again. One that ran out of memory within this budget or a
+larger one is refused in any case, and so is one, but for the baseline, that ran into a time limit as long as it would
+have now. Finals and the answer use the trials of this search alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from autotune.planning.plan import SearchPlan
 from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
@@ -21,28 +19,14 @@ from autotune.space.space import History, is_no_harder
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time
 from autotune.values.config import TrainConfig
-from autotune.values.trial import Memory, TrialResult, TrialStatus
-
-
-class _Known(NamedTuple):
-    """A trial of an earlier search, as a result of this one."""
-
-    result: TrialResult
-    day: str
-
-    @property
-    def rate(self) -> float | None:
-        measured = self.result.measurement
-        return measured.samples_per_second if measured is not None else None
+from autotune.values.trial import TrialResult, TrialStatus
 
 
 class EarlierSearches:
     """The trials of earlier searches with the same key, the latest first, as far as they say something to this one.
 
-    Attributes:
-        count: How many configurations the record knows.
-        winner: The winner of the earlier searches, once the baseline is known; None before, and if there is none.
-        notes: What to tell the user of the record.
+    `count`: how many configurations the record knows; `winner`: that of the earlier searches, once the baseline is
+    known; `notes`: what to tell the user of the record.
     """
 
     def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
@@ -50,46 +34,29 @@ class EarlierSearches:
         self._searches = searches
         self._runs = [_explored(plan, search) for search in searches]
         self._latest = {config: known for run in reversed(self._runs) for config, known in run.items()}
-        self._now = {config: known.result for config, known in self._latest.items()}  # at the machine's present speed
+        self._now = dict(self._latest)  # at the machine's present speed
         self.count = len(self._latest)
         self._too_large = self._beyond_memory()
         self.winner: TrainConfig | None = None
         self.notes: list[str] = []
 
-    @property
-    def warning(self) -> str | None:
-        """A note that the baseline ran into its time limit before; None if it did not."""
-        known, budget = self._latest.get(self._plan.baseline), self._plan.budget
-        if known is None or known.result.status is not TrialStatus.TIMED_OUT:
-            return None
-        took_s, limit = known.result.duration_s, show_time(budget.trial_timeout_s)
-        took = f"{show_time(took_s)} on {known.day}"
-        text = f"the baseline did not end within {took} (record); it is tried for {limit} now"
-        return text if took_s < budget.trial_timeout_s else f"{text}; {budget.against_timeouts}"
-
     def compare(self, history: History) -> list[TrialResult]:
-        """Compare the record with the trials so far.
-
-        Returns:
-            Once the baseline is known, the recorded trials for the cost model to learn from, at the present speed of
-            the machine; before and afterwards none.
-        """
+        """Return the recorded trials at the machine's present speed, to learn from, once the baseline is known."""
         baseline = history.known(self._plan.baseline)
         if not self._latest or self.notes or baseline is None:
             return []
         for run in reversed(self._runs):
-            then = run[self._plan.baseline].rate if self._plan.baseline in run else None
-            now = baseline.measurement.samples_per_second if baseline.measurement is not None else None
-            factor = now / then if then is not None and now is not None else 1.0
-            self._now |= {config: _at_speed(known.result, factor) for config, known in run.items()}
+            then, now = run.get(self._plan.baseline, baseline).measurement, baseline.measurement
+            factor = now.samples_per_second / then.samples_per_second if then is not None and now is not None else 1.0
+            self._now |= {config: _at_speed(known, factor) for config, known in run.items()}
         self.winner = self._old_winner(history.best())
-        last_day = max(known.day for known in self._latest.values())
+        last_day = max(map(_day, self._latest.values()))
         note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
         if self.winner is not None and history.known(self.winner) is None:
             run = next(run for run in self._runs if self.winner in run)
             known, base = run[self.winner], run.get(self._plan.baseline)
-            won = base is None or self._rate_of(known.result) >= self._rate_of(base.result)
-            note += f"; next is {'the winner' if won else 'what came next to the baseline'} of {known.day}"
+            won = base is None or self._rate_of(known) >= self._rate_of(base)
+            note += f"; next is {'the winner' if won else 'what came next to the baseline'} of {_day(known)}"
         self.notes.append(note)
         # More than 120 would hardly change the cost model.
         return [result for config, result in self._now.items() if history.known(config) is None][:120]
@@ -99,11 +66,11 @@ class EarlierSearches:
         known = self._latest.get(config)
         if (reason := self._too_hard(config, leader)) is not None or known is None or leader is None:
             return reason
-        if known.result.status in (TrialStatus.CRASHED, TrialStatus.INVALID):
-            return f"{known.result.status} on {known.day} (record)"
+        if known.status in (TrialStatus.CRASHED, TrialStatus.INVALID):
+            return f"{known.status} on {_day(known)} (record)"
         if config == self._plan.baseline or not 0 < self._rate_of(self._now[config]) <= self._rate_of(leader):
             return None
-        return f"gave {show_rate(self._rate_of(known.result))} samples/s on {known.day} (record)"
+        return f"gave {show_rate(self._rate_of(known))} samples/s on {_day(known)} (record)"
 
     def _too_hard(self, config: TrainConfig, leader: TrialResult | None) -> str | None:
         """Return how the record shows that a configuration needs too much memory or time, or None."""
@@ -115,36 +82,36 @@ class EarlierSearches:
         known = self._latest.get(config)
         if known is None or config == self._plan.baseline:
             return None
-        took_s, limit_s = known.result.duration_s, self._plan.budget.trial_timeout_s
+        took_s, limit_s = known.duration_s, self._plan.budget.trial_timeout_s
         if leader is not None and config.torch_compile_backend is None:
             limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-        is_too_slow = known.result.status is TrialStatus.TIMED_OUT and took_s >= limit_s
-        return f"did not end within {show_time(took_s)} on {known.day} (record)" if is_too_slow else None
+        is_too_slow = known.status is TrialStatus.TIMED_OUT and took_s >= limit_s
+        return f"did not end within {show_time(took_s)} on {_day(known)} (record)" if is_too_slow else None
 
     def _beyond_memory(self) -> dict[TrainConfig, str]:
-        """Return the configurations that needed more memory than the budget, with words on how that is known.
-
-        A configuration that fitted in a later trial is left out.
-        """
+        """Return what needed more memory than the budget, unless it fitted later, with words on how that is known."""
         found: dict[TrainConfig, str] = {}
         budget_bytes = self._plan.memory_bytes
         every = [known for run in reversed(self._runs) for known in run.values()]
-        for known in sorted(every, key=lambda known: known.result.began or 0.0):
-            measured, request = known.result.measurement, known.result.request
-            within, needed = request.limits.memory_bytes, _least_bytes(measured.memory) if measured is not None else 0
+        for known in sorted(every, key=lambda known: known.began or 0.0):
+            measured, request = known.measurement, known.request
+            within, needed = request.limits.memory_bytes, 0
+            if measured is not None and (memory := measured.memory).is_known:
+                needed, reserved, allocated = memory.peak_bytes, memory.reserved_bytes, memory.allocated_bytes
+                if memory.device_bytes is not None and reserved is not None and allocated is not None:
+                    needed -= reserved - allocated  # under a smaller limit the allocator would reserve less
             if measured is not None and needed <= budget_bytes:
                 found.pop(request.config, None)
             elif measured is not None and needed > budget_bytes * 1.01:  # the peaks of two runs differ by 1 %
-                found[request.config] = f"took {show_memory(needed)} on {known.day} (record)"
-            elif known.result.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
-                found[request.config] = f"ran out of memory within {show_memory(within)} on {known.day} (record)"
+                found[request.config] = f"took {show_memory(needed)} on {_day(known)} (record)"
+            elif known.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
+                found[request.config] = f"ran out of memory within {show_memory(within)} on {_day(known)} (record)"
         return found
 
     def _old_winner(self, leader: TrialResult | None) -> TrainConfig | None:
-        """Return the configuration to measure first: the fastest answer of an earlier search.
+        """Return the configuration to measure first, other than the baseline: the fastest answer of an earlier search.
 
-        If another recorded configuration was clearly faster, it is that one. Answers are preferred as finals confirmed
-        them. The baseline is never returned.
+        If another recorded configuration was clearly faster, it is that one.
         """
         space, baseline = self._plan.search_space, self._plan.baseline
         rates = {
@@ -171,39 +138,30 @@ class EarlierSearches:
         return self._plan.objective.rate(result.measurement) if result.measurement else 0.0
 
 
-def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, _Known]:
-    """Return the trials of an earlier search by configuration; of several trials of one configuration, the median.
-
-    Finals and checks are left out, and so are numbers of devices that this search, with the `plan`, doesn't try.
-    """
-    found: dict[TrainConfig, list[_Known]] = {}
+def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, TrialResult]:
+    """Return the trials of a search by configuration, of several the median; no finals, nor other device counts."""
+    found: dict[TrainConfig, list[TrialResult]] = {}
+    began = 0.0
+    with contextlib.suppress(ValueError, OverflowError):  # of a damaged record
+        began = datetime.datetime.fromisoformat(search.started).timestamp()
     for trial in search.trials:
-        request, day = trial.request, search.started[:10]
+        request = trial.request
         if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue
-        try:
+        with contextlib.suppress(ValueError):  # of a damaged record
             plan.workload.accumulation_steps(request.config)
-        except ValueError:  # of a damaged record
-            continue
-        if trial.began is not None:
-            day = datetime.datetime.fromtimestamp(trial.began, datetime.UTC).date().isoformat()
-        request = request.model_copy(update={"workload": plan.workload})
-        found.setdefault(request.config, []).append(_Known(trial.model_copy(update={"request": request}), day))
+            request = request.model_copy(update={"workload": plan.workload})
+            changed = {"request": request, "began": began if trial.began is None else trial.began}
+            found.setdefault(request.config, []).append(trial.model_copy(update=changed))
     middle = {}
     for config, several in found.items():
-        completed = sorted((k for k in several if k.rate is not None), key=lambda k: k.rate or 0.0)
-        middle[config] = completed[len(completed) // 2] if completed else several[-1]
+        completed = [(m.samples_per_second, n, r) for n, r in enumerate(several) if (m := r.measurement) is not None]
+        middle[config] = sorted(completed)[len(completed) // 2][2] if completed else several[-1]
     return middle
 
 
-def _least_bytes(memory: Memory) -> int:
-    """Return the bytes that a trial needs at the least: its device peak without the allocator's unused reserve.
-
-    Under a smaller limit the allocator would reserve less.
-    """
-    if memory.device_bytes is None or memory.reserved_bytes is None or memory.allocated_bytes is None:
-        return memory.peak_bytes if memory.is_known else 0
-    return memory.device_bytes - memory.reserved_bytes + memory.allocated_bytes
+def _day(result: TrialResult) -> str:
+    return datetime.datetime.fromtimestamp(result.began or 0.0, datetime.UTC).date().isoformat()
 
 
 def _at_speed(result: TrialResult, factor: float) -> TrialResult:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import InputError
 from autotune.execution.runner import LocalRunner, Runner
@@ -17,7 +18,7 @@ from autotune.planning.plan import SearchPlan, differences, request_of
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
-from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_plan, read_result, restore
+from autotune.storage.run_directory import RunDirectory, read_plan, restore
 from autotune.units import show_time
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
@@ -32,23 +33,13 @@ def explain(
 ) -> Explanation:
     """Measure the contribution of each knob of the winner in `run_dir`, where it isn't known yet.
 
-    Args:
-        run_dir: Run directory of a search that has an answer.
-        max_time_s: Seconds for all trials: one that is expected to end later is not begun. By default the time limit
-            of the search.
-        trust_run_dir: As in :func:`autotune.resume`.
-        observer: Called with each :data:`autotune.values.problem.Event`.
-
-    Raises:
-        RunDirectoryError: There is no search in `run_dir`, one is running, or it would run what isn't trusted.
-        InputError: It has no answer yet, or the answer is the baseline.
-        MachineError: The search was done on another machine.
-        InfrastructureError: Trials can't be run.
+    `max_time_s`: a trial that is expected to end later is not begun; by default the time limit of the search.
+    `trust_run_dir`: as in :func:`autotune.resume`.
     """
     directory = RunDirectory.existing(Path(run_dir))
     with directory:
         plan = read_plan(directory.path)
-        result = answer_in(directory)
+        result = directory.answer()
         if result is None:
             raise InputError(f"{run_dir}: nothing to explain: no trial has completed (`autotune resume` goes on)")
         if result.best.config == result.baseline.config:
@@ -70,16 +61,6 @@ def explain(
             return explainer.run(backend.pool)
 
 
-def answer_in(directory: RunDirectory) -> ResultData | None:
-    """Return the answer in a run directory; None if no trial has completed.
-
-    Raises:
-        InputError: The file of the answer can't be read.
-    """
-    path = directory.path / ANSWER_FILE
-    return read_result(path) if path.exists() else None
-
-
 def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
     """Return the configurations without one of the winner's knobs that can't be run, with the reasons."""
     space = plan.search_space
@@ -88,11 +69,7 @@ def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
 
 
 class Explainer:
-    """Runs the trials that an explanation of a search's result lacks.
-
-    They are written to `directory`, which no other process may use meanwhile, and have `max_time_s` together, by
-    default as long as the search.
-    """
+    """Runs the trials that an explanation of a result lacks, in a locked `directory`, within `max_time_s`."""
 
     def __init__(
         self,
@@ -107,14 +84,20 @@ class Explainer:
     ) -> None:
         self._plan = plan
         self._result = result
-        self._searched = list(searched)
+        self._best = result.best
+        self._searched = searched
         self._own = directory.results()
         self._observer = observer
         self._clock = clock
         self._limit_s = max_time_s if max_time_s is not None else plan.budget.max_time_s
-        self._started = clock()
+        self._ends_at = clock() + self._limit_s
         self._refused = refusals(plan, result)
-        self._wanted = self._missing()
+        # Beside the winner, in the order of the knobs: neither the finals nor a failure settle these, or an earlier,
+        # interrupted run has begun to measure them.
+        begun = dict.fromkeys(t.request.config for t in self._own if t.measurement is not None)
+        left = {c.config: None for c in self.explanation.contributions if c.config is not None and not c.is_settled}
+        known = (r.config for r in removals(result))
+        self._wanted = [c for c in known if c is not None and (c in left or c in begun)]
 
     @property
     def explanation(self) -> Explanation:
@@ -123,44 +106,28 @@ class Explainer:
         assert found is not None  # the winner isn't the baseline
         return found
 
-    def _missing(self) -> list[TrainConfig]:
-        """Return the configurations to measure beside the winner, in the order of the knobs.
-
-        These are the ones that neither the finals nor a failure settle, and those that an earlier, interrupted run has
-        begun to measure.
-        """
-        begun = dict.fromkeys(t.request.config for t in self._own if t.measurement is not None)
-        left = {c.config: None for c in self.explanation.contributions if c.config is not None and not c.is_settled}
-        known = [r.config for r in removals(self._result) if r.config is not None]
-        return [config for config in known if config in left or config in begun]
-
     def run(self, runner: Runner) -> Explanation:
         """Run the missing trials as far as the time allows, and return the explanation by all trials."""
         waiting = self.waiting()
-        whole_s = sum(self._expected_s(config) for config in waiting)
-        self._say(
+        told = (
             f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials: roughly "
-            f"{show_time(whole_s)}, at most {show_time(self._limit_s)} (--max-time)"
+            f"{show_time(sum(map(self._expected_s, waiting)))}, at most {show_time(self._limit_s)} (--max-time)"
         )
+        self._observer(Note(text=told))
         while waiting := self.waiting():
-            config = waiting[0]
-            if self._left_s() < self._expected_s(config):
-                self._say(f"the time is spent; {len(waiting)} trials were not run: `autotune explain` goes on")
-                break
-            if self._run(config, runner).measurement is None and config == self._result.best.config:
-                self._say("the winner itself failed when it was measured again, so nothing can be compared with it")
+            config, left_s, told = waiting[0], self._ends_at - self._clock(), ""
+            if left_s < self._expected_s(config):
+                told = f"the time is spent; {len(waiting)} trials were not run: `autotune explain` goes on"
+            elif self._run(config, runner, left_s, len(waiting)).measurement is None and config == self._best.config:
+                told = "the winner itself failed when it was measured again, so nothing can be compared with it"
+            if told:
+                self._observer(Note(text=told))
                 break
         return self.explanation
 
-    def _say(self, text: str) -> None:
-        self._observer(Note(text=text))
-
     def waiting(self) -> list[TrainConfig]:
-        """Return the configurations that are still to run, each as often as it will run.
-
-        They come round by round and the winner first; others that have failed are left out.
-        """
-        winner, found = self._result.best.config, []
+        """Return the configurations still to run, as often as they will: by rounds, the winner first."""
+        winner, found = self._best.config, []
         for round_number in range(self._plan.budget.final_rounds if self._wanted else 0):
             for config in (winner, *self._wanted):
                 own = [t for t in self._own if t.request.config == config]
@@ -169,49 +136,33 @@ class Explainer:
                     found.append(config)
         return found
 
-    def _left_s(self) -> float:
-        return self._limit_s - (self._clock() - self._started)
-
     def _expected_s(self, config: TrainConfig) -> float:
         """Return the expected seconds of a trial: the longest so far of `config`, or else of the winner."""
-        known = [*self._searched, *self._own]
-        for whose in (config, self._result.best.config):
-            durations = [t.duration_s for t in known if t.request.config == whose and t.request.task is None]
-            if durations:
-                return max(durations)
-        return 0.0
+        known = [t for t in (*self._searched, *self._own) if t.request.task is None]
+        own = [t.duration_s for t in known if t.request.config == config]
+        return max(own or [t.duration_s for t in known if t.request.config == self._best.config], default=0.0)
 
-    def _run(self, config: TrainConfig, runner: Runner) -> TrialResult:
+    def _run(self, config: TrainConfig, runner: Runner, left_s: float, trials_left: int) -> TrialResult:
+        budget, objective = self._plan.budget, self._plan.objective
         request = request_of(
             self._plan,
             config,
             Purpose.EXPLAIN,
             number=max((t.request.number for t in self._own), default=-1) + 1,
-            timeout_s=self._plan.budget.trial_timeout_s,  # not what is left: a cut-off trial would measure nothing
+            timeout_s=budget.trial_timeout_s,  # not what is left: a cut-off trial would measure nothing
             # If the objective counts the start of a run, the first trial compiles from scratch, as in the finals.
-            cold_compile=self._plan.objective.run_samples is not None
-            and all(t.request.config != config for t in self._own),
+            cold_compile=objective.run_samples is not None and all(t.request.config != config for t in self._own),
         )
-        changed = changes(config, self._plan)
-        self._observer(
-            TrialStarted(
-                number=request.number,
-                purpose=Purpose.EXPLAIN,
-                config=config,
-                changes=changed,
-                time_left_s=max(0.0, self._left_s()),
-                trials_left=len(self.waiting()),
-                leader=self._leader(),
-            )
-        )
+        leader: Leader | None = None
+        changed, best = changes(config, self._plan), self._best
+        if best.measurement is not None:
+            speedup = None if self._result.speedup is None else self._result.speedup.ratio
+            rate = best.measurement.samples_per_second
+            leader = Leader(changes=best.changes, samples_per_second=rate, speedup=speedup)
+        about: dict[str, Any] = {"number": request.number, "purpose": request.purpose, "config": config}
+        about |= {"time_left_s": max(0.0, left_s), "trials_left": trials_left}
+        self._observer(TrialStarted(**about, changes=changed, leader=leader))
         trial = runner.run(request)
         self._own.append(trial)
-        self._observer(TrialEnded(result=trial, changes=changed, leader=self._leader()))
+        self._observer(TrialEnded(result=trial, changes=changed, leader=leader))
         return trial
-
-    def _leader(self) -> Leader | None:
-        best, proven = self._result.best, self._result.speedup
-        if best.measurement is None:
-            return None
-        speedup = None if proven is None else proven.ratio
-        return Leader(changes=best.changes, samples_per_second=best.measurement.samples_per_second, speedup=speedup)

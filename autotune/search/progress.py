@@ -1,7 +1,6 @@
-"""The progress of a search: the time and trials that are left, and the events that report each trial.
+"""The progress of a search: the time and trials that are left, and the leader so far.
 
-:class:`Pace` sets the time limit of a trial and how exactly it has to measure. :class:`Teller` reports each trial when
-it begins and when it ends, with the fastest configuration so far. Neither decides what is tried.
+:class:`Pace` sets the time limit of a trial and how exactly it has to measure; it doesn't decide what is tried.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from autotune.space.knobs import changes, shown_changes
+from autotune.space.knobs import changes
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Detail, Leader, Observer, TrialEnded, TrialStarted
-from autotune.values.trial import Purpose, TrialRequest, TrialResult
+from autotune.values.problem import Leader
+from autotune.values.trial import Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 from autotune.verification.verdict import measurement_of, verdict_of
@@ -32,16 +31,12 @@ class Pace:
         self._clock = clock
         self._started = clock()
         self._starting_s = starting_s
-        self._before_s = 0.0
+        self.before_s = 0.0  # taken by earlier runs of this search
         self.running = 0  # trials of the search that have begun and not ended
-
-    def add(self, seconds: float) -> None:
-        """Add the seconds that earlier runs of this search took."""
-        self._before_s += seconds
 
     def spent_s(self) -> float:
         """Return the seconds that the search has taken since its first trial was chosen."""
-        return self._before_s + self._clock() - self._started
+        return self.before_s + self._clock() - self._started
 
     def left_s(self) -> float:
         """Return the seconds until trials have to end: the time limit less start, trials and the end of the command."""
@@ -64,7 +59,7 @@ class Pace:
     def reserved_s(self) -> float:
         """Return the seconds to keep for finals and checks: what they are expected to take, at most half of all time.
 
-        Nothing is reserved if the rest would not suffice for a first trial: an unconfirmed answer is better than none.
+        None is kept if the rest would not suffice for a first trial: an unconfirmed answer is better than none.
         """
         reserved_s = min(self._finals.expected_s() + self._finals.proof.expected_s(), self._plan.budget.max_time_s / 2)
         if not self.searched() and self.left_s() <= reserved_s + self._typical_s():
@@ -125,13 +120,11 @@ class Pace:
     def to_beat(self, purpose: Purpose) -> float | None:
         """Return the samples/s below which a trial can't become a finalist, so that it may measure less exactly.
 
-        None if every rate has to be exact: in finals and checks, before anything has completed, and if the
-        objective is the time of a run of given length.
+        None if every rate has to be exact: in finals, before anything has completed, and if the objective is a run's
+        time.
         """
         best = self._history.best()
-        if purpose is not Purpose.SEARCH or best is None:
-            return None
-        if self._plan.objective.run_samples is not None:
+        if purpose is not Purpose.SEARCH or self._plan.objective.run_samples is not None or best is None:
             return None
         return FINALIST_SHARE * best.measurement.samples_per_second if best.measurement else None
 
@@ -139,61 +132,21 @@ class Pace:
         return statistics.median([r.duration_s for r in self._history.ranking()] or [0.0])
 
 
-class Teller:
-    """Reports the progress of one search to its observer."""
-
-    def __init__(self, finals: Finals, pace: Pace, observer: Observer) -> None:
-        self._finals = finals
-        self._plan = finals.plan
-        self._history = finals.history
-        self._results = finals.state.results
-        self._refused = finals.state.refused
-        self._pace = pace
-        self._observer = observer
-        self._refusals_reported = 0
-
-    def started(self, request: TrialRequest) -> None:
-        """Report a trial that is about to run, and what was refused before it."""
-        fresh = list(self._refused.items())[self._refusals_reported :]
-        for config, reason in fresh[:3]:
-            self._observer(Detail(text=f"refused: {shown_changes(changes(config, self._plan))}: {reason}"))
-        if len(fresh) > 3:
-            self._observer(Detail(text=f"refused: {len(fresh) - 3} more (the report has them all)"))
-        self._refusals_reported = len(self._refused)
-        self._observer(
-            TrialStarted(
-                number=request.number,
-                purpose=request.purpose,
-                config=request.config,
-                changes=changes(request.config, self._plan),
-                time_left_s=max(0.0, self._pace.left_s()),
-                trials_left=self._pace.trials_left(),
-                prediction=request.prediction,
-                leader=self._leader(),
-            )
-        )
-
-    def ended(self, result: TrialResult) -> None:
-        """Report a trial that has ended and is part of the state."""
-        changed = changes(result.request.config, self._plan)
-        self._observer(TrialEnded(result=result, changes=changed, leader=self._leader()))
-
-    def _leader(self) -> Leader | None:
-        """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
-        fastest = self._history.best()
-        if fastest is None or not self._finals.contenders():
-            return None
-        config, proven = fastest.request.config, None
-        if any(r.request.purpose.closes for r in self._results):
-            decision = verdict_of(self._finals)
-            config, proven = decision.best, decision.speedup
-        measured = measurement_of(self._finals, config)
-        if measured is None:
-            return None
-        speedup, baseline = proven.ratio if proven is not None else None, self._plan.baseline
-        if proven is None and config != baseline and (base := measurement_of(self._finals, baseline)) is not None:
-            corrections, rate = self._finals.corrections(), self._plan.objective.rate  # single trials are noisy
-            expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in ((config, measured), (baseline, base)))
-            speedup = expected / reference
-        changed, seen = changes(config, self._plan), measured.samples_per_second
-        return Leader(changes=changed, samples_per_second=seen, speedup=speedup)
+def leader_of(finals: Finals) -> Leader | None:
+    """Return the leader by the finals, or by the trials of the search if there are no finals yet."""
+    plan, fastest = finals.plan, finals.history.best()
+    if fastest is None or not finals.contenders():
+        return None
+    config, proven = fastest.request.config, None
+    if any(r.request.purpose.closes for r in finals.state.results):
+        decision = verdict_of(finals)
+        config, proven = decision.best, decision.speedup
+    if (measured := measurement_of(finals, config)) is None:
+        return None
+    speedup = proven.ratio if proven is not None else None
+    if proven is None and config != plan.baseline and (base := measurement_of(finals, plan.baseline)) is not None:
+        corrections, rate = finals.corrections(), plan.objective.rate  # single trials are noisy
+        sides = ((config, measured), (plan.baseline, base))
+        expected, reference = (rate(m) * corrections.get(c, 1.0) for c, m in sides)
+        speedup = expected / reference
+    return Leader(changes=changes(config, plan), samples_per_second=measured.samples_per_second, speedup=speedup)

@@ -1,15 +1,12 @@
 """Runs a planned search: starts backend, record, trackers and cost model, and saves the answer; or foresees it.
 
 Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`). A
-place is a device, several devices of one training, or some of the CPU's cores. `autotune find --dry-run` shows the
-first trials of a search, its refusals and predictions, without a trial (:func:`preview`).
+place is a device, several devices of one training, or some of the CPU's cores.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +16,12 @@ from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution.noise import LOOK_S, others_share
 from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, is_over
+from autotune.planning.plan import SearchPlan
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
@@ -33,16 +29,15 @@ from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.knobs import Scalar, changes, knobs
 from autotune.space.space import SearchSpace
 from autotune.storage.run_directory import RunDirectory
-from autotune.storage.writer import RecordWriter, record_writer
-from autotune.units import show_memory, show_time
+from autotune.storage.writer import record_writer
+from autotune.units import show_memory
 from autotune.value import Value, check_savable
 from autotune.values.budget import Budget
-from autotune.values.conditions import QUIET_SHARE, other_processes
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
-from autotune.values.problem import Allotment, Change, Fleet, Note, Observer, Phase, PhaseBegan, Problem
+from autotune.values.problem import Allotment, Change, Fleet, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData
-from autotune.values.time_spent import WAITING, Stopwatch
+from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Prediction
 
 
@@ -55,11 +50,7 @@ class Backend(NamedTuple):
 
 
 def check(options: SearchOptions) -> None:
-    """Refuse options that contradict `--workers` and `--engine`.
-
-    Raises:
-        InputError: An option needs a cluster, or can't be used with trials at several places.
-    """
+    """Refuse options that contradict `--workers` and `--engine`."""
     fleet = options.fleet
     for option, value in (("--address", fleet.address), ("--kind", fleet.kind)):
         if value is not None and fleet.engine == "local":
@@ -79,11 +70,8 @@ def backend_of(
 ) -> Iterator[Backend]:
     """Yield the backend of a search in `run_directory`; on leaving, all processes that it started are ended.
 
-    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial.
-
-    Raises:
-        MachineError: The devices aren't present, or aren't those of the resumed search.
-        InfrastructureError: The cluster can't be joined.
+    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial. MachineError: the
+    devices aren't present, or aren't those of the resumed search. InfrastructureError: the cluster can't be joined.
     """
     if fleet.engine == "ray":
         with joined(fleet.address) as cluster, LocalRunner(run_directory, detect("cpu")) as asker:
@@ -97,7 +85,7 @@ def backend_of(
 
 
 def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
-    """Return the places of this machine, all of it if there are none, and the hardware that a trial has at each."""
+    """Return the places of this machine, none if it is used as a whole, and the hardware of a trial at each."""
     if fleet.is_single:
         return (), Allotment(hardware=planned or detect(device))
     whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
@@ -118,94 +106,43 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
 def conduct(
     plan: SearchPlan, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> ResultData:
-    """Run a search to its end and return the answer; observations are stored however it ends.
+    """Run a search to its end and return the answer; observations are stored however it ends. Raises as `Tuner.run`."""
 
-    Raises:
-        NothingFitsError, InfrastructureError, SearchInterrupted: As `Tuner.run`.
-        InputError: The answer can't be written to the file of `--output`.
-    """
+    def left_s() -> float:
+        return plan.budget.max_time_s - stopwatch.elapsed_s()
+
     trackers = Tracking(plan, directory, observer)
     writer = record_writer(plan, directory, trackers)
     stopwatch.enter("tracing")
     writer(PhaseBegan(phase=Phase.PREDICTING))
-    left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
-    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s)
+    model = cost_model(plan, backend.asker, directory.path, writer, left_s=left_s())
     stopwatch.enter("planning")
     if not directory.results():
         check_fits(plan, model, backend.asker, writer)
-    _wait_for_quiet(plan, directory, writer, stopwatch)
+    earlier = EarlierSearches(plan, writer.earlier())
+    if model is not None:
+        stopwatch.enter("measuring operators")
+        model = measured_model(plan, model, backend.asker, left_s=left_s())
+        stopwatch.enter("planning")
+    backend.asker.check_time()
+    starting = stopwatch.laps()
     try:
-        result = _searched(plan, directory, backend, writer, model, stopwatch)
+        tuner = Tuner(plan, directory, backend.pool, writer, model=model, earlier=earlier, starting=starting)
+        result = tuner.run()
     except SearchInterrupted as interrupted:
         deliver(interrupted.result, plan.output)
         raise
+    finally:
+        if not plan.is_shared:  # trials that disturb each other would mislead the next search
+            learn(plan, model, directory.results())
     writer.end(result)
     trackers.end(result)
     deliver(result, plan.output)
     return result
 
 
-def _wait_for_quiet(plan: SearchPlan, directory: RunDirectory, observer: Observer, stopwatch: Stopwatch) -> None:
-    """Wait a while for a quiet machine, unless AUTOTUNE_WAIT is "off", and say so; then the search goes on.
-
-    Finals in turn cancel what others take, so that they widen the intervals. A slow start leaves less time to wait.
-    """
-    results, options = directory.results(), plan.options
-    if options is None or not options.wait or options.engine != "local" or os.environ.get("AUTOTUNE_WAIT") == "off":
-        return
-    if is_over(plan, results) and results:
-        return
-    limit_s = min(60.0, 0.1 * (plan.budget.max_time_s - 3.0 * stopwatch.elapsed_s()))
-    stopwatch.enter(WAITING)
-    share = others_share(plan.hardware) or 0.0
-    if share > QUIET_SHARE:
-        names = ", ".join(f"{p.name} (pid {p.pid})" for p in other_processes(plan.hardware)[:3])
-        taken = f"{share:.0%} of the {'processor time' if plan.hardware.is_cpu else 'GPU'}"
-        text = f"other processes take {taken}{': ' + names if names else ''}"
-        if limit_s >= LOOK_S:
-            text += f"; waiting up to {show_time(limit_s)} for a quiet machine (--no-wait)"
-        observer(Note(text=text))
-        observer(PhaseBegan(phase=Phase.WAITING))
-        ends = time.monotonic() + limit_s - LOOK_S
-        while share > QUIET_SHARE and time.monotonic() <= ends:
-            share = others_share(plan.hardware) or 0.0
-        if share > QUIET_SHARE:
-            observer(Note(text=f"other processes still take {share:.0%}: intervals will be wider than without them"))
-    stopwatch.enter("planning")
-
-
-def _searched(
-    plan: SearchPlan,
-    directory: RunDirectory,
-    backend: Backend,
-    writer: RecordWriter,
-    model: CostModel | None,
-    stopwatch: Stopwatch,
-) -> ResultData:
-    earlier = EarlierSearches(plan, writer.earlier())
-    if earlier.warning is not None and not directory.results():
-        writer(Note(text=earlier.warning))
-    if model is not None:
-        stopwatch.enter("measuring operators")
-        left_s = plan.budget.max_time_s - stopwatch.elapsed_s()
-        model = measured_model(plan, model, backend.asker, left_s=left_s)
-        stopwatch.enter("planning")
-    backend.asker.check_time()
-    starting = stopwatch.laps()
-    try:
-        return Tuner(plan, directory, backend.pool, writer, model=model, earlier=earlier, starting=starting).run()
-    finally:
-        if not plan.is_shared:  # trials that disturb each other would mislead the next search
-            learn(plan, model, directory.results())
-
-
 def wanted_file(output: str | Path | None) -> str | None:
-    """Return the absolute path of `--output`, after a check before the search begins that it can be written.
-
-    Raises:
-        InputError: The file can't be written.
-        InfrastructureError: Its disk is full.
-    """
+    """Return the absolute path of `--output`, after a check before the search begins that it can be written."""
     if output is None:
         return None
     path = Path(output).absolute()
@@ -215,12 +152,7 @@ def wanted_file(output: str | Path | None) -> str | None:
 
 
 def deliver(result: ResultData | None, path: str | None) -> None:
-    """Write the answer to `path`; do nothing if there is no answer or no path.
-
-    Raises:
-        InputError: The file can't be written any more.
-        InfrastructureError: Its disk is full.
-    """
+    """Write the answer, if there is one, to `path`, if there is one."""
     if result is not None and path is not None:
         with _told_of(path):
             result.save(path)
@@ -249,14 +181,10 @@ class Preview(Problem):
     schema_version: Literal[1] = 1
     budget: Budget = Field(description="limits of the search and of each trial")
     configurations: int = Field(description="that may be tried, the baseline included")
-    knobs: dict[str, tuple[str, ...]] = Field(
-        description="knobs of which several values may be tried, with these, written as for --fix"
-    )
+    knobs: dict[str, tuple[str, ...]] = Field(description="of several values, which are written as for --fix")
     values_refused: dict[str, tuple[str, ...]] = Field(description="values that no configuration may have, by reason")
     refused: dict[str, int] = Field(description="numbers of configurations that may not be tried, by reason")
-    first_trials: tuple[ExpectedTrial, ...] = Field(
-        description="in their order if each gives what is predicted; none if every configuration is measured"
-    )
+    first_trials: tuple[ExpectedTrial, ...] = Field(description="in their order if each gives what is predicted")
     notes: tuple[str, ...]
 
 
@@ -275,7 +203,10 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     for (name, value), reason in space.left_out.items():
         left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
     # Six trials at most: what comes later depends on what these measure.
-    first = sampler.foreseen(min(6, plan.budget.max_trials + 1))
+    first = [
+        ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
+        for config in sampler.foreseen(min(6, plan.budget.max_trials + 1))
+    ]
     return Preview(
         **plan.problem_fields(),
         budget=plan.budget,
@@ -283,10 +214,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         knobs=_values(space, [plan.baseline, *legal]),
         values_refused=left_out,
         refused=dict(refused.most_common()),
-        first_trials=tuple(
-            ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
-            for config in first
-        ),
+        first_trials=tuple(first),
         notes=plan.notes,
     )
 

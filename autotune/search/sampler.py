@@ -10,12 +10,11 @@ space; `examples/own_study.py` shows the loop. It proposes, in this order:
 4. if the cost model can't predict all of the space: a neighbour of the leader (see `candidates`), then a sample of
    Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
-It learns from the finished trials of the study; those of another space are passed over. Running trials are assumed to
-return their predictions ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging is well-suited to parallelize
-optimization", 2010), so that the next proposal lies elsewhere; one that has been running for twice the time limit of a
-trial is taken for dead. A configuration that was tried, is refused or is running is not proposed. `study.optimize` is
-stopped when nothing is worth a trial. Parameters that aren't of the space, and all of a study that minimises, are drawn
-by TPE.
+Running trials are assumed to return their predictions ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging
+is well-suited to parallelize optimization", 2010), so that the next proposal lies elsewhere; one that has been running
+for twice the time limit of a trial is taken for dead. A configuration that was tried, is refused or is running is not
+proposed. Trials of another space are passed over. Parameters that aren't of the space, and all of a study that
+minimises, are drawn by TPE.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult
 
-# Draws of TPE that may be tried or refused configurations, before any untried configuration is taken instead.
-PATIENCE_DRAWS = 60
+PATIENCE_DRAWS = 60  # of TPE, which may be tried or refused, before any untried configuration is taken instead
 
 # The configuration of the next trial, and whether a draw of TPE that is new comes first; None: none is worth a trial.
 _Choice = tuple[TrainConfig, bool] | None
@@ -58,12 +56,8 @@ class CostModelSampler(BaseSampler):
 
     The study is told of a trial as usual: its value is samples per second; its constraint "memory" is the peak divided
     by the budget, less 1, if the peak is known, and positive if it ran out of memory, as a pruned trial. `tell` hands
-    over a whole `TrialResult`. A sampler that is passed to another study begins anew there.
-
-    Args:
-        plan: The plan of the search: space, baseline, memory budget, objective and seed.
-        model: The cost model; None to search without predictions.
-        earlier: The trials of earlier searches; none by default.
+    over a whole `TrialResult`. A sampler that is passed to another study begins anew there. Without a cost model
+    nothing is predicted.
 
     Attributes:
         state: The trials that the sampler has learned from, and the refused configurations.
@@ -107,22 +101,12 @@ class CostModelSampler(BaseSampler):
         self._study = known
 
     def is_done(self, study: Study) -> bool:
-        """Whether no configuration is worth another trial; the end of a running trial may change that.
-
-        A study that is asked nevertheless gets a draw of TPE.
-
-        Raises:
-            ValueError: The study doesn't maximise a single value.
-        """
+        """Whether nothing is worth a trial, until a running one ends; ValueError: the study doesn't maximise."""
         self._check_direction(study)
         return self._next(study) is None
 
     def suggest(self, trial: Trial) -> TrainConfig:
-        """Return the configuration of a trial that the study has begun, after suggesting its parameters.
-
-        Raises:
-            ValueError: The study doesn't maximise a single value.
-        """
+        """Return the configuration of a trial, after suggesting its parameters; ValueError: as `is_done`."""
         self._check_direction(trial.study)
         point: Point = {}
         for dimension in self.space.dimensions:
@@ -289,23 +273,20 @@ class CostModelSampler(BaseSampler):
             for config in pending
             if (prediction := self._candidates.prediction(config)) is not None
         ]
-        candidates, history = self._candidates, self._history
+        candidates, history, before = self._candidates, self._history, self._earlier.count
         if assumed:
             candidates, history = copy.copy(candidates), history.with_results(assumed)
             candidates.observe(*assumed)
-        before = self._earlier.count
-        return candidates.next(
-            history, lambda config: self._is_open(config, pending), known_before=before, left_s=self.left_s
-        )
+        is_open = functools.partial(self._is_open, pending=pending)
+        return candidates.next(history, is_open, known_before=before, left_s=self.left_s)
 
     def _ends(self, pending: Sequence[TrainConfig]) -> bool:
         """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
         candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
         if candidates is None or not candidates.knows_all or not has_begun:
             return False
-        self.conclusion = candidates.conclusion(
-            self._history, lambda config: self._is_open(config, pending), self.left_s
-        )
+        is_open = functools.partial(self._is_open, pending=pending)
+        self.conclusion = candidates.conclusion(self._history, is_open, self.left_s)
         return True
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
@@ -314,12 +295,8 @@ class CostModelSampler(BaseSampler):
             return False
         if config in (self._plan.baseline, self._earlier.winner):
             return True
-        reason = (
-            self.space.refusal(config)
-            or too_large(self._plan, config)
-            or self._history.refusal(config)
-            or self._earlier.refusal(config, self._history.best())
-        )
+        reason = self.space.refusal(config) or too_large(self._plan, config) or self._history.refusal(config)
+        reason = reason or self._earlier.refusal(config, self._history.best())
         if reason is None and self._candidates is not None:
             reason = self._candidates.refusal(config)
         if reason is not None:
@@ -328,7 +305,6 @@ class CostModelSampler(BaseSampler):
 
     @functools.cached_property
     def _in_any_order(self) -> list[TrainConfig]:
-        """The configurations of the space in an order drawn from the seed."""
         configs = self._plan.every_config()
         random.Random(self._plan.workload.seed).shuffle(configs)
         return configs

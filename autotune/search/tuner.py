@@ -1,10 +1,8 @@
 """The loop of a search: ask the study for a configuration, run its trial, tell the result; then finals and checks.
 
-While a place is free, the study is asked for the next configuration, whose trial begins there. The sampler decides
-which configuration is worth a trial (see `sampler`). With several places the baseline runs beside other trials. Finals
-and checks run one at a time at a single place, as their small differences matter.
-
-Every result is on disk before the next trial starts, so that a killed search can be resumed.
+While a place is free, a trial begins there; the sampler decides which configuration is worth one. With several places
+the baseline runs beside other trials. Finals and checks run one at a time at a single place, as their small differences
+matter. Every result is on disk before the next trial starts, so that a killed search can be resumed.
 """
 
 from __future__ import annotations
@@ -21,11 +19,12 @@ from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
 from autotune.search.earlier import EarlierSearches
-from autotune.search.progress import Pace, Teller
+from autotune.search.progress import Pace, leader_of
 from autotune.search.sampler import CostModelSampler
+from autotune.space.knobs import changes
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Note, Observer
+from autotune.values.problem import Note, Observer, TrialEnded, TrialStarted
 from autotune.values.result import ResultData
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Failure, Purpose, TrialRequest, TrialResult, TrialStatus
@@ -49,10 +48,8 @@ class Tuner:
     """One search in one run directory, which the caller has locked; its trials run in `pool`.
 
     Without a cost model nothing is predicted, without `earlier` no earlier search is used. `starting` are the seconds
-    before the first trial, by activity, which count towards the time limit.
-
-    Attributes:
-        study: The Optuna study in memory, with the trials of the search but not the finals and checks.
+    before the first trial, by activity, which count towards the time limit. `study` is in memory, without finals and
+    checks.
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class Tuner:
         self._state = self._sampler.state
         self._finals = Finals(self._state, takes_turns=pool.takes_turns)
         self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
-        self._teller = Teller(self._finals, self._pace, observer)
         self._running: dict[int, Trial] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun
         self._write_after = float("-inf")
@@ -87,11 +83,9 @@ class Tuner:
     def run(self) -> ResultData:
         """Search to the end and return the answer, which is also written to the run directory.
 
-        Raises:
-            NothingFitsError: No configuration completed a trial within the memory budget.
-            NothingPassedError: All that completed a trial failed in finals or checks.
-            InfrastructureError: Trials can't be run, or none completed for another reason than memory.
-            SearchInterrupted: Ctrl-C.
+        NothingFitsError: no configuration completed a trial within the memory budget. NothingPassedError: all that did
+        failed in finals or checks. InfrastructureError: trials can't be run, or none completed for another reason than
+        memory. SearchInterrupted: Ctrl-C.
         """
         self._recover()
         try:
@@ -116,22 +110,15 @@ class Tuner:
                 self._sampler.add(self.study, result)
             else:
                 self._state.take_in(result, counts=False)
-        self._pace.add(wall_s(results))
+        self._pace.before_s = wall_s(results)
         self._number = max((r.request.number for r in results), default=-1)
         if results:
             self._observer(Note(text=f"going on after {len(results)} finished trials"))
 
     def _search(self) -> None:
-        """Measure the baseline, then what is worth a trial, until the budget ends.
-
-        If a resumed search had already begun its finals, nothing more is searched.
-        """
+        """Measure the baseline, then what is worth a trial, until the budget ends or finals had already begun."""
         if self._state.history.known(self._plan.baseline) is None:
-            reason = too_large(self._plan, self._plan.baseline)
-            if reason is None:
-                self._ask(Purpose.BASELINE)
-            else:
-                self._pass_over_baseline(reason)
+            self._ask(Purpose.BASELINE)
         self._consult()
         goes_on = not is_over(self._plan, self._state.results)
         while goes_on or self._running:
@@ -144,43 +131,38 @@ class Tuner:
                     break
                 self.study.enqueue_trial(self._sampler.space.choices_of(flags_alone))
                 self._ask(Purpose.SEARCH)
-            self._take_next()
+            result = self._pool.wait()
+            trial = self._running.pop(result.request.number)
+            self._pace.running -= result.request.purpose is Purpose.SEARCH
+            self._sampler.tell(self.study, trial, result)
+            self._ended(result)
+            self._consult()
         if goes_on and self._sampler.conclusion is not None:
             self._observer(Note(text=self._sampler.conclusion))
 
     def _untried_flags(self) -> TrainConfig | None:
-        """Return the leader as flags alone say it, for the finals, if it wasn't tried and there is time for it."""
+        """Return the leader as flags alone say it, for the finals, if it is untried and there is time for it."""
         history, baseline = self._state.history, self._plan.baseline
         leaders = [config for r in history.ranking() if (config := r.request.config) != baseline]
         found = self._finals.flags_alone(leaders) if self._pace.may_go_on() else None
         return found if found is not None and history.known(found) is None else None
 
     def _ask(self, purpose: Purpose) -> None:
+        """Begin a trial of what the study proposes; a baseline that is too large is out of memory without one."""
         trial = self.study.ask()
         config = self._sampler.suggest(trial)
         request = self._begun(config, purpose)
-        self._running[request.number] = trial
-        self._pace.running += purpose is Purpose.SEARCH
-        self._pool.begin(request)
-
-    def _pass_over_baseline(self, reason: str) -> None:
-        """Write the baseline down as out of memory, without a trial."""
-        trial = self.study.ask()
-        request = self._begun(self._sampler.suggest(trial), Purpose.BASELINE)
+        reason = too_large(self._plan, config) if purpose is Purpose.BASELINE else None
+        if reason is None:
+            self._running[request.number] = trial
+            self._pace.running += purpose is Purpose.SEARCH
+            self._pool.begin(request)
+            return
         failure = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=f"not run: {reason}")
         result = TrialResult(request=request, outcome=failure, duration_s=0.0)
         self._directory.write_result(result)
         self._sampler.tell(self.study, trial, result)
         self._ended(result)
-
-    def _take_next(self) -> None:
-        """Wait for the next trial to end, and learn from it."""
-        result = self._pool.wait()
-        trial = self._running.pop(result.request.number)
-        self._pace.running -= result.request.purpose is Purpose.SEARCH
-        self._sampler.tell(self.study, trial, result)
-        self._ended(result)
-        self._consult()
 
     def _consult(self) -> None:
         """Let the sampler learn from the lasting record, once the baseline is known."""
@@ -191,10 +173,7 @@ class Tuner:
             self._sampler.observe(*lessons)
 
     def _measure_again(self) -> None:
-        """Measure the leaders and the baseline again in turn, then check the winner; if it fails, check the next.
-
-        Each next trial is derived from all trials so far, so that an interrupted series can be resumed.
-        """
+        """Measure the leaders and the baseline in turn, then check the winner, or else the next."""
         self._pace.choose_finalists()
         finals = self._finals
         while True:
@@ -255,15 +234,24 @@ class Tuner:
         )
         if limits is not None:
             request = request.model_copy(update={"limits": request.limits.model_copy(update=limits)})
-        self._teller.started(request)
+        self._observer(
+            TrialStarted(
+                number=request.number,
+                purpose=purpose,
+                config=config,
+                changes=changes(config, self._plan),
+                time_left_s=max(0.0, self._pace.left_s()),
+                trials_left=self._pace.trials_left(),
+                prediction=request.prediction,
+                leader=leader_of(self._finals),
+            )
+        )
         return request
 
     def _ended(self, result: TrialResult) -> None:
-        """Report a trial that has ended, and write the answer so far.
-
-        While other trials are running, writing may take a tenth of the time, so that no place waits.
-        """
-        self._teller.ended(result)
+        """Report a trial that has ended, and write the answer so far, for at most a tenth of others' time."""
+        changed = changes(result.request.config, self._plan)
+        self._observer(TrialEnded(result=result, changes=changed, leader=leader_of(self._finals)))
         began = time.perf_counter()
         if not self._running or began >= self._write_after:
             self._write()

@@ -1,19 +1,15 @@
-"""`$AUTOTUNE_HOME`: where it is, and what is stored in it of each device.
+"""`$AUTOTUNE_HOME`: where it is, and what is stored in it of devices and models.
 
 The default is `~/.local/share/autotune`, by the XDG base directory specification
 (https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
 folder is made when something is first written to it; to readers a missing folder is an empty one.
 
-Of a device: the rates that `autotune doctor --calibrate` measured and the timings of single operators that searches
-measured, which hold for it with its drivers, libraries and cores (the hardware's fingerprint), and, by type of model as
-well, observations: how far predictions were off. The lasting record can't stand for the observations, though most of
-them come from trials that are in it: an observation is a ratio of measured to predicted, and the prediction needs the
-model's config and the workload, of which the record has digests only; and a search without a record (`--no-record`,
-`AUTOTUNE_RECORD=off`, a server that is away) learns as well.
-
-Of models: traces, one compressed JSON file for a family, so that none is made twice. A file's name is a digest of all
-that decides the trace: the model's figures, the shape of its inputs, the family, the installed packages and the code of
-autotune.
+By the fingerprint of a device, with its drivers, libraries and cores: the rates of `autotune doctor --calibrate`, the
+timings of single operators, and, by type of model as well, observations: how far predictions were off. The lasting
+record can't stand for these: an observation needs a prediction, and so the model's config and the workload, of which
+the record has digests only; and a search without a record learns as well. By a digest of all that decides it (figures
+of the model, shape of its inputs, family, installed packages, code of autotune): the trace of a family, compressed
+JSON.
 """
 
 from __future__ import annotations
@@ -48,19 +44,12 @@ from autotune.values.workload import Workload
 
 logger = logging.getLogger(__name__)
 
-# Of the observations the latest are stored; a regression over them takes milliseconds.
-_MOST_OBSERVATIONS = 300
-
-# All traces together, compressed; a family takes some 10 KB. Those that were not read for the longest time go.
-_MOST_TRACES_BYTES = 64 << 20
+_MOST_OBSERVATIONS = 300  # the latest; a regression over them takes milliseconds
+_MOST_TRACES_BYTES = 64 << 20  # all together, compressed; a family takes some 10 KB
 
 
 def home() -> Path:
-    """Return the folder of all lasting things; it need not exist.
-
-    Raises:
-        InputError: Neither `$AUTOTUNE_HOME` nor a home directory is known, or the former is a URL.
-    """
+    """Return the folder of all lasting things, which need not exist; InputError: there is none, or it is a URL."""
     named = os.environ.get("AUTOTUNE_HOME")
     if named and "://" in named:  # not shown: it may hold a password
         raise InputError("AUTOTUNE_HOME names a folder, and is a URL; a database is named by AUTOTUNE_RECORD")
@@ -75,20 +64,16 @@ def home() -> Path:
 
 
 def writable(*parts: str) -> Path:
-    """Return the folder `parts` of the home, made if need be; what killed processes left in it is removed.
-
-    Raises:
-        InputError: It can't be written.
-    """
+    """Return a folder of the home, made and without what killed processes left; InputError: it can't be written."""
     folder = home().joinpath(*parts)
     try:
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         for left in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+            with contextlib.suppress(OSError):  # another process has just renamed it, or owns it
                 if time.time() - left.stat().st_mtime > 3600:  # it is no longer being written
-                    _unlink(left)
+                    left.unlink()
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
@@ -96,7 +81,7 @@ def writable(*parts: str) -> Path:
 
 @contextlib.contextmanager
 def _changing(folder: Path) -> Iterator[Path]:
-    """Keep other processes from changing the files of a folder, unless its file system has no locks."""
+    """Keep other processes from changing the files of a folder, where its file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
@@ -114,39 +99,27 @@ class Observations(Value):
 
 
 def rates_of(hardware: Hardware) -> Rates:
-    """Return the rates measured on a device, else what its data sheet lets expect, and timings of its operators if any.
-
-    Raises:
-        MachineError: Nothing was measured, and no data sheet of this GPU is known.
-    """
+    """Return the measured rates of a device, else its data sheet's (MachineError: there is none), with its timings."""
     rates = read_rates(hardware) or rates_by_table(hardware)
     return rates.model_copy(update={"timings": read_timings(hardware)})
 
 
 def rates_path(hardware: Hardware) -> Path:
-    """Return the file that holds the measured rates of a device, if there are any."""
+    """Return the file of a device's measured rates, whether there are any or not."""
     return home() / "rates" / f"{hardware.fingerprint}.json"
 
 
 def write_rates(rates: Rates, hardware: Hardware) -> Path:
-    """Store the measured rates of a device and return the file.
-
-    Raises:
-        InputError: The home can't be written.
-    """
+    """Store the measured rates of a device and return the file; InputError: the home can't be written."""
     path = writable("rates") / rates_path(hardware).name
-    try:
-        write_value(rates, path)
-    except OSError as error:
-        raise InputError(f"{path}: can't be written: {error.strerror}") from None
+    write_value(rates, path)
     return path
 
 
 def read_rates(hardware: Hardware) -> Rates | None:
     """Return the measured rates of a device, None if there are none; an unreadable file is ignored with a warning."""
     rates = _stored(Rates, "rates", f"{hardware.fingerprint}.json")
-    too_much = beyond_data_sheet(rates, hardware) if rates is not None else None
-    if too_much is not None:
+    if rates is not None and (too_much := beyond_data_sheet(rates, hardware)) is not None:
         how = "autotune doctor --calibrate makes it anew"
         logger.warning("autotune: %s is ignored: it has %s; %s", rates_path(hardware), too_much, how)
         return None
@@ -169,7 +142,7 @@ def _stored(kind: type[V], *parts: str) -> V | None:
 def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
     """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
     known = _stored(Observations, "corrections", hardware.fingerprint, f"{model_type}.json")
-    return known.observations if known is not None else ()
+    return () if known is None else known.observations
 
 
 def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
@@ -192,7 +165,7 @@ def read_timings(hardware: Hardware) -> Timings | None:
 
 
 def add_timings(hardware: Hardware, found: Timings) -> None:
-    """Store what operators took beside what is stored, if the home can be written; the oldest go if there are many."""
+    """Store what operators took beside what is stored, if the home can be written; the latest stay."""
     with contextlib.suppress(OSError, InputError), _changing(writable("operators")) as folder:
         both = (read_timings(hardware) or found).updated(found)
         names = ("operators", "optimizers")
@@ -203,10 +176,7 @@ def add_timings(hardware: Hardware, found: Timings) -> None:
 def read_trace(workload: Workload, parameters: int, family: Family) -> Profile | None:
     """Return the stored trace of a family; None if there is none. A file that can't be read is removed without a word.
 
-    Args:
-        workload: What is trained.
-        parameters: Number of parameters of the model, to which the trace was extended.
-        family: How it is run.
+    `parameters`: number of parameters of the model, to which the trace was extended.
     """
     path = _trace_path(workload, parameters, family)
     if path is None:
@@ -219,7 +189,8 @@ def read_trace(workload: Workload, parameters: int, family: Family) -> Profile |
     except (OSError, EOFError, zlib.error, ValueError):  # gzip's checksum tells a garbled file, ValueError another's
         found = None
     if found is None or found.family != family:
-        _unlink(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
         return None
     return found
 
@@ -232,18 +203,17 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
     try:
         writable(path.parent.name)
         write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
-        stored = sorted(((s.st_mtime, s.st_size, p) for p in path.parent.iterdir() for s in (p.stat(),)), reverse=True)
+        total = 0
+        for file in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+            total += file.stat().st_size
+            if total > _MOST_TRACES_BYTES:
+                file.unlink()
     except (OSError, InputError):
         return
-    total = 0
-    for _, size, other in stored:
-        total += size
-        if total > _MOST_TRACES_BYTES:
-            _unlink(other)
 
 
 def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | None:
-    """Return the file of a trace; None for a model whose own code, which may change, decides it, or without a home."""
+    """Return the file of a trace; None if the model's own code, which may change, decides it, or without a home."""
     model = workload.model
     if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
         return None
@@ -260,13 +230,7 @@ def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | N
 
 
 @functools.cache
-def _code_digest() -> str:
-    """Return a digest of the code that traces: a checkout changes without its version."""
+def _code_digest() -> str:  # a checkout changes without its version
     folders = [importlib.resources.files("autotune") / name for name in ("cost", "training", "values")]
     files = sorted((f for d in folders for f in d.iterdir() if f.name.endswith(".py")), key=lambda f: (f.name, str(f)))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -2,11 +2,9 @@
 
 A search is a study of its own. Its user attribute "search" describes it
 (:class:`~autotune.storage.recorded.RecordedSearch`); "trial" of a trial is its number, "result" the whole `TrialResult`
-as JSON. Any program that reads Optuna's storages can open it.
-
-The lasting record is a journal file in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names a database in its place, by the URL of
-an Optuna `RDBStorage`, or is "off". Many searches may write at once. What goes wrong is a :class:`RecordError` of one
-line. A URL holds a password, and drivers repeat parts of it: so of what a driver says only known words are shown.
+as JSON. The lasting record is a journal file in `$AUTOTUNE_HOME`; `AUTOTUNE_RECORD` names a database in its place, by
+the URL of an Optuna `RDBStorage`, or is "off". Many searches may write at once. A fault is a :class:`RecordError` of
+one line. A URL holds a password, and drivers repeat parts of it: so of what a driver says only known words are shown.
 """
 
 from __future__ import annotations
@@ -34,16 +32,11 @@ from autotune.storage.recorded import RecordedSearch, read_recorded
 
 logger = logging.getLogger(__name__)
 
-# The environment variable that names the URL.
-VARIABLE = "AUTOTUNE_RECORD"
-
+VARIABLE = "AUTOTUNE_RECORD"  # of the environment; names the URL
 RECORD_FILE = "record.journal"
 
-# User attributes: of a study, and of a trial its number and its whole result.
-SEARCH, NUMBER, RESULT = "search", "trial", "result"
-
-# Seconds to wait for another writer of a file, and for a server's answer to a statement.
-PATIENCE_S = 10
+SEARCH, NUMBER, RESULT = "search", "trial", "result"  # user attributes: of a study, and two of a trial
+PATIENCE_S = 10  # for another writer of a file, and for a server's answer to a statement
 
 # Arguments of a connection to PostgreSQL, where its URL has no others: a server that can't be reached or doesn't answer
 # is noticed within some ten seconds (https://www.postgresql.org/docs/current/libpq-connect.html).
@@ -74,25 +67,13 @@ _NO_URL = (
 
 
 def record() -> Record | None:
-    """Return the record of this user, None if it is switched off.
-
-    Raises:
-        InputError: `AUTOTUNE_RECORD` is no URL of a database, or there is no home for the usual file.
-        MachineError: The package that talks to that database is not installed.
-    """
+    """Return the user's record, None if it is off; InputError, MachineError: no database's URL, or no driver."""
     named = os.environ.get(VARIABLE, "").strip()
     return None if named.lower() == "off" else Record(named or home() / RECORD_FILE)
 
 
 class Record:
-    """An Optuna storage of searches: a journal file, or a database by its URL.
-
-    Nothing is opened or made before something is read or written, which may raise RecordError.
-
-    Raises:
-        InputError: `place` is neither a path nor a URL.
-        MachineError: The database's driver is not installed.
-    """
+    """An Optuna storage of searches, a journal file or a database by its URL, opened and made when first used."""
 
     def __init__(self, place: Path | str) -> None:
         self._path = place if isinstance(place, Path) else None
@@ -156,16 +137,12 @@ class Record:
             study.add_trials([trial for number, trial in wanted.items() if number not in known])
 
     def _opened(self, name: str) -> optuna.Study:
-        """Return a study, made if need be."""
         if name in optuna.get_all_study_names(self.storage):  # creating it again would add a line to a journal
             return optuna.load_study(study_name=name, storage=self.storage)
         return optuna.create_study(study_name=name, storage=self.storage, direction="maximize", load_if_exists=True)
 
     def searches(self, *, key: str | None = None, latest: int | None = None) -> list[RecordedSearch]:
-        """Return searches with their trials, the latest first, if `key` is given those with it, at most the `latest`.
-
-        What can't be read is passed over with a warning; where no record is yet, there are none.
-        """
+        """Return searches with their trials, the latest first, those with `key` if given; damaged ones are left out."""
         with self._translated():
             if self._path is not None and not self._path.exists():
                 return []
@@ -217,7 +194,7 @@ class Record:
             while cause is not None:
                 parts.append(f"{cause} {getattr(cause, 'orig', '')}".lower())
                 cause = cause.__cause__ or cause.__context__
-            said = " ".join(parts)  # which may have secrets in it
+            said = " ".join(parts)  # may hold secrets
             words = next((words for words in _WORDS if words in said), type(error).__name__)
             if words not in _WORDS and isinstance(error, ValueError | LookupError | TypeError):
                 words = f"damaged, or no storage of Optuna ({words})"
@@ -227,8 +204,7 @@ class Record:
 class _Lock(BaseJournalFileLock):
     """A lock on a journal that the kernel releases when its holder is killed; Optuna's own then holds 30 s.
 
-    Of a line that was cut short, by a kill or a full disk, the beginning is removed: what was appended to it would make
-    the whole file unreadable.
+    A line that was cut short, by a kill or a full disk, is removed: one appended to it would make the file unreadable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -260,11 +236,7 @@ class _Lock(BaseJournalFileLock):
 
 
 def _shown(url: str) -> str:
-    """Return a URL for people: its kind, and host or file as far as they can't be part of a password.
-
-    Raises:
-        InputError: It is no URL of a database, or is one in memory.
-    """
+    """Return a URL's kind, and its host or file where no part of a password can be in it; else InputError."""
     scheme, separator, rest = url.partition("://")
     is_file = scheme.partition("+")[0] == "sqlite"
     if is_file and re.fullmatch(r"/[^@?]*[^@?/:][^@?:]*(\?.*)?", rest):

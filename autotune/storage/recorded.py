@@ -25,10 +25,7 @@ WITHOUT_COST = frozenset(
 
 
 def key_of(problem: Problem) -> str:
-    """Return the key of a search.
-
-    The model is what it is by whatever name; code of its own is known by name and revision.
-    """
+    """Return the key of a search. Code of a model's own is known by name and revision."""
     workload, hardware, spec, facts = problem.workload, problem.hardware, problem.workload.model, problem.facts
     # These say where the workload comes from, or count otherwise: of real data the lengths do.
     without = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
@@ -53,26 +50,16 @@ def without_places(result: TrialResult) -> TrialResult:
     """Return a trial as others may read it: without its log, and without where the user's data and code lie."""
     known = result.request.workload
     spec = known.model.model_copy(update={"reference": known.model.name, "config": {}, "path": None})
-    workload = Workload(
-        model=spec,
-        task=known.task,
-        sequence_length=known.sequence_length,
-        target_length=known.target_length,
-        global_batch_size=known.global_batch_size,
-    )
-    outcome = (
-        result.outcome if result.outcome.kind == "measurement" else result.outcome.model_copy(update={"log_tail": ""})
-    )
-    request = result.request.model_copy(update={"workload": workload})
-    return result.model_copy(update={"request": request, "outcome": outcome, "warnings": (), "place": ""})
+    kept = ("task", "sequence_length", "target_length", "global_batch_size")
+    workload = Workload(model=spec, **{name: getattr(known, name) for name in kept})
+    changed = {"request": result.request.model_copy(update={"workload": workload}), "warnings": (), "place": ""}
+    if result.outcome.kind == "failure":
+        changed["outcome"] = result.outcome.model_copy(update={"log_tail": ""})
+    return result.model_copy(update=changed)
 
 
 def read_recorded(text: str) -> TrialResult:
-    """Return a trial of a record.
-
-    Raises:
-        ValueError: Another version wrote it, or its figures are none that a trial can have.
-    """
+    """Return a trial of a record; ValueError: another version wrote it, or no trial has its figures."""
     result = TrialResult.model_validate_json(text)
     rate = result.measurement.samples_per_second if result.measurement is not None else 1.0
     seconds = (result.duration_s, result.began or 0.0)

@@ -13,12 +13,10 @@
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. The result files are what counts: a trial that isn't in
-the study is added when the search goes on.
-
-An answer may come from somebody else. Its arguments follow from its configuration, workload and hardware alone. So they
-are made again when it is read, and a file whose arguments differ is refused: nobody has measured them, and they would
-be written into scripts.
+It is opened, locked and written before anything else is done. The result files count: a trial that isn't in the study
+is added when the search goes on. An answer may come from somebody else. Its arguments follow from its configuration,
+workload and hardware alone, so they are made again when it is read, and a file whose arguments differ is refused:
+nobody has measured them, and they would be written into scripts.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ import shlex
 import shutil
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from pydantic import ValidationError
@@ -65,8 +62,8 @@ def default_run_directory(model: str) -> Path:
 class RunDirectory:
     """A run directory, locked for one search while entered.
 
-    The lock is held on the file `lock`, which is never replaced; a lock on a file that is no longer in the directory,
-    because the directory was removed, counts for nothing.
+    The lock is held on the file `lock`, which is never replaced; one on a file that is no longer in it counts for
+    nothing.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False, whole: Path | None = None) -> None:
@@ -77,11 +74,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        """Return a new run directory, made and writable.
-
-        Raises:
-            RunDirectoryError: It can't be written, or holds a search already.
-        """
+        """Return a new run directory, made and writable; RunDirectoryError: it isn't, or holds a search already."""
         directory = cls(path, is_new=True)
         directory._open_lock().close()
         directory._check_new()
@@ -89,11 +82,7 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> RunDirectory:
-        """Return the run directory of an earlier search.
-
-        Raises:
-            RunDirectoryError: There is no search in `path`, or a link in it leads elsewhere.
-        """
+        """Return the directory of an earlier search; RunDirectoryError: it holds none, or a link leads out of it."""
         if not (path / PLAN_FILE).is_file():
             raise RunDirectoryError(f"{path}: holds no search (no {PLAN_FILE}); `autotune find` starts one")
         check_within(path)
@@ -128,9 +117,7 @@ class RunDirectory:
                     path.unlink()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         named = not isinstance(error, OSError) and str(self.path.resolve()) in str(error)  # a log that says more
         try:
             if error is None or isinstance(error, OSError | InfrastructureError):
@@ -157,11 +144,7 @@ class RunDirectory:
             raise InfrastructureError(f"{error.filename}: can't be written: {error.strerror}") from error
 
     def _open_lock(self) -> IO[str]:
-        """Return the lock's file, opened; the directory of a new search is made.
-
-        Raises:
-            RunDirectoryError: It can't be written.
-        """
+        """Return the lock's file, opened; the directory of a new search is made."""
         for left in reversed(range(10)):  # other processes may remove it meanwhile
             try:
                 if self._is_new and not self.path.is_dir():
@@ -197,11 +180,9 @@ class RunDirectory:
     def _remove(self) -> None:
         """Remove the directory by a rename first, so that no search begins in what is about to be deleted."""
         hidden = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
+        with contextlib.suppress(OSError):
             self.path.rename(hidden)
-        except OSError:
-            return
-        shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(hidden, ignore_errors=True)
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -215,11 +196,7 @@ class RunDirectory:
         return False
 
     def explaining(self) -> RunDirectory:
-        """Return the directory in which the winner is explained, made if it isn't there: a search's inside this one.
-
-        Raises:
-            RunDirectoryError: It can't be written.
-        """
+        """Return the directory in which the winner is explained, inside this one, made if it isn't there."""
         path = self.path / EXPLAIN_FOLDER
         try:
             path.mkdir(exist_ok=True)
@@ -246,24 +223,22 @@ class RunDirectory:
             folder.mkdir(exist_ok=True)
         write_value(result, directory / RESULT_FILE)
 
-    def write_answer(self, result: ResultData) -> Path:
-        """Write the best configuration so far; return its path."""
+    def write_answer(self, result: ResultData) -> None:
+        """Write the best configuration so far."""
+        write_value(result, self.path / ANSWER_FILE)
+
+    def answer(self) -> ResultData | None:
+        """Return the answer; None if no trial has completed; InputError: its file can't be read."""
         path = self.path / ANSWER_FILE
-        write_value(result, path)
-        return path
+        return read_result(path) if path.exists() else None
 
     def results(self) -> list[TrialResult]:
         """Return every finished trial, by number; one without a readable result has not finished."""
-        found = map(read_trial, trial_folders(self.path))
-        return [result for result in found if result is not None]
+        return [result for result in map(read_trial, trial_folders(self.path)) if result is not None]
 
 
 def read_plan(run_dir: Path) -> SearchPlan:
-    """Return the plan of the search in a run directory.
-
-    Raises:
-        RunDirectoryError: It can't be read, or was written by a version of autotune with another schema.
-    """
+    """Return the plan of the search in a run directory; RunDirectoryError: it can't be read, or has another schema."""
     try:
         content = (run_dir / PLAN_FILE).read_bytes()
         written = json.loads(content)
@@ -285,9 +260,8 @@ def read_plan(run_dir: Path) -> SearchPlan:
 def read_result(path: str | Path) -> ResultData:
     """Return the answer saved in `path`.
 
-    Raises:
-        InputError: The file is missing, not JSON of a result, of another schema version, or its arguments aren't those
-            that its configuration means.
+    InputError: the file is missing, not JSON of a result, of another schema version, or its arguments aren't those that
+    its configuration means.
     """
     try:
         text = read_named(Path(path))
@@ -310,15 +284,11 @@ def read_result(path: str | Path) -> ResultData:
 def _check_arguments(result: ResultData) -> None:
     """Refuse (ValueError) arguments that aren't what the best configuration means."""
     mapping = training_plan(result.best.config, result.workload, result.hardware)
-    soaked = result.soaked.arguments if result.soaked is not None else {}
-    meant: dict[str, Any] = {
-        "training_arguments": {**mapping.tuned, **soaked},
-        **mapping.model_dump(include={"model", "quantization", "adapter"}),
-    }
+    tuned = {**mapping.tuned, **(result.soaked.arguments if result.soaked is not None else {})}
+    parts = mapping.model_dump(include={"model", "quantization", "adapter"})
+    meant: dict[str, Any] = {"training_arguments": tuned, **parts}
     for name, value in result.arguments.model_dump().items():
-        theirs, ours = (
-            {key: json.dumps(v, sort_keys=True) for key, v in (d or {}).items()} for d in (value, meant[name])
-        )
+        theirs, ours = ({k: json.dumps(v, sort_keys=True) for k, v in (d or {}).items()} for d in (value, meant[name]))
         for key in {**ours, **theirs}:
             if theirs.get(key) != ours.get(key):
                 raise ValueError(
@@ -343,10 +313,7 @@ def read_trial(directory: Path) -> TrialResult | None:
 
 
 def restore(run_directory: Path) -> list[str]:
-    """Write the results that a search which was killed here could not, or that were damaged since; say which.
-
-    They are made of what the processes of the trials had written.
-    """
+    """Write the results that a killed search could not, or that were damaged, as its processes left them; say which."""
     said = []
     for directory in trial_folders(run_directory):
         path = directory / RESULT_FILE

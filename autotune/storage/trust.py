@@ -1,13 +1,10 @@
 """Refuses to run code that a run directory from somebody else (unpacked, cloned) names.
 
 `search.json` names scripts and models with code of their own, `data/` holds pickled functions, and a search that is
-resumed or explained runs them. The folder `trusted` of `$AUTOTUNE_HOME` notes those that this user has handed over:
-an empty file each, named by the digest of the code and of its place. Neither anything in a run directory nor the owner
-of its files stands for that. A search that would run anything else is refused, with its name, until the user adds
-`--trust-run-dir`.
-
-A link in a run directory may not lead out of it, so that whoever writes there overwrites nothing elsewhere. A pickled
-file is known by its digest in the plan; the process that unpickles it compares them.
+resumed or explained runs them. The folder `trusted` of `$AUTOTUNE_HOME` has an empty file for each that this user has
+handed over, named by the digest of the code and of its place; the owner of files stands for nothing. A search that
+would run anything else is refused, with its name, until the user adds `--trust-run-dir`. No link in a run directory may
+lead out of it. A pickled file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
 from __future__ import annotations
@@ -26,23 +23,18 @@ from autotune.planning.plan import SearchPlan
 from autotune.storage.home import home, writable
 from autotune.values.workload import CODE_FILE, STEP_FILE
 
-FOLDER = "trusted"
-
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
     """Refuse to go on with a search that would run what this user has never handed over, nor vouches for (`trusted`).
 
     The answer is written where the plan says only if the search `delivers`.
-
-    Raises:
-        RunDirectoryError: It would run such things; the message names them.
     """
     plan = plan if delivers else plan.model_copy(update={"output": None})
     if trusted:
         return remember(plan)
     unknown = actions(plan)
     with contextlib.suppress(AutotuneError):  # no home: nothing is noted
-        unknown = {name: shown for name, shown in unknown.items() if not (home() / FOLDER / name).is_file()}
+        unknown = {name: shown for name, shown in unknown.items() if not (home() / "trusted" / name).is_file()}
     if unknown:
         raise RunDirectoryError(
             f"{run_dir}: was not begun by you on this machine, and going on {', '.join(unknown.values())}; if you "
@@ -51,10 +43,10 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
 
 
 def remember(plan: SearchPlan) -> None:
-    """Note that this user has handed over what a search runs; where the home can't be written, resuming has to ask."""
+    """Note that this user has handed over what a search runs; without a home, resuming has to ask."""
     if found := actions(plan):
         with contextlib.suppress(AutotuneError, OSError):
-            folder = writable(FOLDER)
+            folder = writable("trusted")
             for name in found:
                 (folder / name).touch()
 
@@ -92,11 +84,7 @@ def actions(plan: SearchPlan) -> dict[str, str]:
 
 
 def check_within(run_dir: Path) -> None:
-    """Refuse a directory, which may come from somebody else, in which a link leads out of it, or a name isn't a file.
-
-    Raises:
-        RunDirectoryError: It names the link.
-    """
+    """Refuse a directory, maybe somebody else's, in which a link leads out of it, or a name isn't a file."""
     whole = run_dir.resolve()
     for folder, folders, files in os.walk(run_dir):
         for path in (Path(folder, name) for name in (*folders, *files)):

@@ -1,15 +1,13 @@
 """Writes every trial of a search to its study and to the lasting record as it ends, and reads earlier searches.
 
-A :class:`TrialConverter` makes a study's trial of a result, and a result of a study's trial.
-
-A :class:`RecordWriter` is an observer between the search and the user's: it passes every event on. A trial is a file
-first. The study of the run directory, `study.journal`, and the lasting record are written before the next trial begins.
-One that can't be written, or doesn't answer in time, is given up for the rest of the search, with a note: `autotune
-resume` writes what is missing.
+A trial is a file first. The study of the run directory, `study.journal`, and the lasting record are written before the
+next trial begins. One that can't be written, or doesn't answer in time, is given up for the rest of the search, with a
+note: `autotune resume` writes what is missing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import uuid
@@ -36,12 +34,11 @@ from autotune.values.trial import Failure, Interval, Measurement, Memory, Outcom
 
 IDENTITY_FILE = "record.json"
 
-# The constraint's name: peak memory beyond the budget, as a share of the budget.
-MEMORY = "memory"
+MEMORY = "memory"  # the constraint: peak memory beyond the budget, as a share of the budget
 
 
 class TrialConverter:
-    """Converts parameters, those of the plan's space, to configurations, and results to values and constraints."""
+    """Makes a study's trial of a result, and a result of a study's trial; parameters are the space's."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -84,38 +81,25 @@ class TrialConverter:
         return trial
 
     def is_ours(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has parameters of the space, with values of the space.
-
-        A trial that ended before any was suggested has none; one of another space may have other values.
-        """
+        """Whether a trial has parameters of the space, with values of the space; one that ended early may have none."""
         ours = trial.params.keys() & self.distributions.keys()
         return all(trial.params[name] in self.distributions[name].choices for name in ours) and (
             bool(ours) or not self.distributions
         )
 
     def config(self, params: Point) -> TrainConfig:
-        """Return the configuration of a trial's parameters; all others have the values of the baseline.
-
-        Raises:
-            ValueError: The parameters contradict each other.
-        """
+        """Return the configuration of parameters, else as the baseline; ValueError: they contradict each other."""
         config, baseline = self._space.config(self._space.complete(params)), self._plan.baseline
         return baseline if self._space.choices_of(config) == self._space.choices_of(baseline) else config
 
     def result(self, trial: FrozenTrial) -> TrialResult:
-        """Return a finished trial of a study as a result.
+        """Return a finished trial of a study as a result; ValueError: its parameters contradict each other.
 
         That is the whole result if the trial has one, else as much as its state, value and constraint "memory" define.
         A pruned trial was ended as too slow, unless the constraint says that it was out of memory.
-
-        Raises:
-            ValueError: Its parameters contradict each other.
         """
-        if (whole := trial.user_attrs.get(RESULT)) is not None:
-            try:
-                return TrialResult.model_validate_json(whole)
-            except ValueError:  # of another version
-                pass
+        with contextlib.suppress(ValueError, KeyError):  # of another version, or of another program
+            return TrialResult.model_validate_json(trial.user_attrs[RESULT])
         config, share = self.config(trial.params), trial.constraints.get(MEMORY)
         status = TrialStatus.COMPLETED
         if share is not None and share > 0:
@@ -157,7 +141,7 @@ class TrialConverter:
 
 
 class Identity(Value):
-    """By what the record knows a run directory, whatever it is called."""
+    """The record knows a run directory by it, whatever the directory is called."""
 
     retired = frozenset({"host"})
 
@@ -166,7 +150,7 @@ class Identity(Value):
 
 
 def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
-    """Return a search as it is recorded, without trials and answer; its identity is made when it is first asked for."""
+    """Return a search as it is recorded, without trials and answer; its identity is made when first asked for."""
     path = directory.path / IDENTITY_FILE
     try:
         identity = read_value(Identity, path)
@@ -175,10 +159,10 @@ def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
         identity = Identity(id=uuid.uuid4().hex, started=now)
         write_value(identity, path)
     workload = plan.workload
-    batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
-    target = f"target {workload.target_length}" if workload.target_length is not None else ""
-    data = "real data" if workload.dataset is not None else ""
-    words = (str(workload.task), workload.shown_length, target, batch, data)
+    words = [str(workload.task), workload.shown_length]
+    words += [f"target {workload.target_length}"] if workload.target_length is not None else []
+    words += ["any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"]
+    words += ["real data"] if workload.dataset is not None else []
     return RecordedSearch(
         id=identity.id,
         key=key_of(plan),
@@ -193,7 +177,8 @@ def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
 class RecordWriter:
     """Writes the trials of one search to its study, and to the lasting record; None in place of it records nothing.
 
-    It begins with the trials of an earlier run of this search. The observer hears every event, and what fails here.
+    An observer between the search and the user's: it passes every event on. It begins with the trials of an earlier
+    run.
     """
 
     def __init__(self, record: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
@@ -250,7 +235,7 @@ class RecordWriter:
 
 
 def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> RecordWriter:
-    """Return what writes the trials of a search; the lasting record is left alone if none is asked for or none is."""
+    """Return the writer of a search; it leaves the lasting record alone if the plan does, or none is to be had."""
     found = None
     try:
         found = usual_record() if plan.record else None

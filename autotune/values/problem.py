@@ -109,17 +109,10 @@ class Note(Value):
     text: str
 
 
-class Detail(Value):
-    """A line for `--verbose`, such as why a configuration was refused."""
-
-    text: str
-
-
 class Phase(StrEnum):
     """A phase of a search: announced before the first trial, then given by the purposes of the trials."""
 
     LOOKING = "looking at the machine and the model"
-    WAITING = "waiting for a quiet machine"
     PREDICTING = "predicting"
     BASELINE = "baseline"
     SEARCHING = "searching"
@@ -176,7 +169,7 @@ class TrialEnded(Value):
     leader: Leader | None = None
 
 
-Event = Note | Detail | PhaseBegan | TrialStarted | TrialEnded
+Event = Note | PhaseBegan | TrialStarted | TrialEnded
 Observer = Callable[[Event], None]
 
 

@@ -12,22 +12,19 @@ from contextvars import ContextVar
 
 from pydantic import Field
 
-from autotune.units import show_time
 from autotune.value import Value
 from autotune.values.trial import TrialResult
 
 # `time.perf_counter()` when the command began; None: `find` or `resume` was called by a program of the user's.
 command_began: ContextVar[float | None] = ContextVar("command_began", default=None)
 
-WAITING = "waiting"  # lap of the time that is spent waiting for a quiet machine
-
 
 class Spent(Value):
-    """Seconds of a search by kind of work; they sum up to `total_s`, waiting for a quiet machine left out."""
+    """Seconds of a search by kind of work; they sum up to `total_s`."""
 
     retired = frozenset({"overhead_per_trial_s"})
 
-    # Before the first trial: planning, launching (imports), tracing, measuring operators, waiting ...
+    # Before the first trial: planning, launching (imports), tracing, measuring operators ...
     starting: dict[str, float] = Field(default_factory=dict)
     first_steps_s: float  # each trial's first step, compilation included
     warm_up_s: float  # further discarded steps
@@ -39,18 +36,8 @@ class Spent(Value):
     at_once_s: float = 0.0  # part of all these that ran in parallel with another trial
 
     @property
-    def waiting_s(self) -> float:
-        """Seconds of waiting for a quiet machine."""
-        return self.starting.get(WAITING, 0.0)
-
-    @property
-    def waited(self) -> str:
-        """The waiting in words, to be added to a line; empty if it was no longer than a look at the machine."""
-        return f"; waiting for a quiet machine: {show_time(self.waiting_s)}" if self.waiting_s >= 2 else ""
-
-    @property
     def parts(self) -> dict[str, float]:
-        """Seconds of each kind of work without the waiting; those of parallel trials add up."""
+        """Seconds of each kind of work; those of parallel trials add up."""
         return {
             "measured steps": self.measured_s,
             "first steps and compiling": self.first_steps_s,
@@ -58,7 +45,7 @@ class Spent(Value):
             "checks": self.checks_s,
             "lost trials": self.lost_s,
             "setting trials up": self.trials_overhead_s,
-            "starting the search": sum(self.starting.values()) - self.waiting_s,
+            "starting the search": sum(self.starting.values()),
             "between trials": self.own_s,
         }
 

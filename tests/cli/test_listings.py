@@ -1,12 +1,8 @@
-"""Commands that list: models, GPUs, search spaces, earlier searches, the doctor's findings, installed versions."""
+"""Commands that list: models, GPUs, search spaces, earlier searches, the doctor's findings, the version."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,37 +24,8 @@ def test_models_can_be_searched_and_have_sources(command):
     assert "gpt2" not in shown
 
 
-def test_names_alone_are_for_other_programs():
-    for command, name in (("models", "t5-small"), ("gpus", "a100-80gb"), ("spaces", "qlora")):
-        names = CliRunner().invoke(app, [command, "--quiet"]).stdout.splitlines()
-        assert name in names
-        assert all(" " not in name for name in names)
-
-
-def test_versions_are_told_of_what_is_installed_and_what_is_not(monkeypatch, tmp_path):
-    text = CliRunner().invoke(app, ["--version"]).stdout
-    assert text.splitlines()[0] == f"autotune {__version__}"
-    assert f"torch {importlib.metadata.version('torch')}" in text.splitlines()
-    (tmp_path / "of_that_name").mkdir()  # a folder is not the package
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("autotune.cli.reports._ALSO_VERSIONS_OF", ("of-that-name",))
-    told = json.loads(CliRunner().invoke(app, ["--version", "--json"]).stdout)
-    assert (told["autotune"], told["python"]) == (__version__, platform.python_version())
-    assert told["packages"]["optuna"] == importlib.metadata.version("optuna")
-    assert not set(told["packages"]) & set(told["missing"])
-    assert "of-that-name" in told["missing"]
-
-
-def test_versions_load_none_of_what_they_tell_of():
-    code = (
-        "import sys; sys.argv = ['autotune', '--version']\n"
-        "from autotune.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'transformers', 'optuna', 'peft', 'bitsandbytes') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+def test_the_version_is_told():
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"autotune {__version__}\n"
 
 
 def test_spaces_have_a_description(command):
@@ -124,18 +91,9 @@ def test_searches_are_listed_with_their_best(filled):
     assert told.keys() == {(search.model, search.started) for search in (GPT2, AGAIN, T5)}
     gpt2 = told[GPT2.model, GPT2.started]
     assert (gpt2["key"], gpt2["trials"], gpt2["best_samples_per_second"]) == (GPT2.key, 3, 25.0)
-    assert sorted(run("--quiet").stdout.split()) == sorted([GPT2.key, T5.key])
-    assert [row["model"] for row in json.loads(run("--model", "GPT", "--json").stdout)] == [GPT2.model] * 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "left"),
-    [
-        ((GPT2.key,), {"c"}),
-        (("--model", "google-t5/T5-small"), {"a", "b"}),
-        (("--all",), set()),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "left"), [((GPT2.key,), {"c"}), (("--all",), set())])
 def test_what_is_named_is_forgotten(filled, arguments, left):
     assert "forgotten: " in run("forget", *arguments, "--yes").stdout
     assert {search.id for search in filled.searches()} == left
@@ -155,12 +113,10 @@ def test_it_asks_first_and_forgets_nothing_where_nobody_answers(filled, answer, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "bloom"], "--model bloom: nothing is recorded"),
         (["forget", "", "--yes"], "nothing is recorded under this key"),
         (["forget", "--yes"], "name what to forget"),
-        (["forget", "--all", "--model", "gpt2", "--yes"], "name what to forget"),
+        (["forget", "--all", "zzz", "--yes"], "name what to forget"),
         (["forget", "zzz", "--yes"], "history zzz"),
-        (["forget", "--model", "google-t5/t5-smal", "--yes"], "did you mean 'google-t5/t5-small'"),
     ],
     ids=str,
 )

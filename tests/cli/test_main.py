@@ -27,7 +27,7 @@ FIND_OPTIONS = {
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss"},
-    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind", "--wait"},
+    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind"},
     "Output": {
         "--record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
         "--help",
@@ -117,8 +117,7 @@ def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
         (["report", "."], 2, "holds no search"),
         (["explain", "."], 2, "holds no search"),
         (["models", "zzz"], 2, "no model of the catalogue has 'zzz' in its name"),
-        (["--json"], 2, "--json before a command goes with --version alone"),
-        (["--json", "models"], 2, "behind the command"),
+        (["--json", "models"], 2, "No such option: --json"),
     ],
     ids=str,
 )

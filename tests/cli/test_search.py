@@ -123,9 +123,9 @@ def resume(tmp_path, monkeypatch):
         def answer(run_dir, **given):
             asked.update(given)
             result = answer_of(make_config(16))
-            path = directory.write_answer(result)
+            directory.write_answer(result)
             if interrupted:
-                raise SearchInterrupted(result, path)
+                raise SearchInterrupted(result, tmp_path / "run" / "best-config.json")
             return result
 
         monkeypatch.setattr("autotune.api.resume", answer)

@@ -151,7 +151,7 @@ def run(search: Search, fault: Fault | None = None) -> None:
     global _answers
     _answers = search.answers
     random.seed()
-    os.environ.update({"AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": search.server, "AUTOTUNE_WAIT": "off"})
+    os.environ.update({"AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": search.server})
     with (search.home.parent / "said.txt").open("a", buffering=1) as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)

@@ -13,7 +13,7 @@ from search_events import Heard, make_ended, make_started
 from autotune.output.progress import Progress, can_be_live, heard_by
 from autotune.values.budget import LossCurve, Soaked
 from autotune.values.conditions import Conditions
-from autotune.values.problem import Detail, Note, Phase, PhaseBegan, ignore
+from autotune.values.problem import Note, Phase, PhaseBegan, ignore
 from autotune.values.trial import Interval, Phases, Prediction, Purpose
 
 
@@ -146,8 +146,6 @@ def test_an_interval_is_no_narrower_than_what_others_took_of_the_cores():
 
 
 def test_verbose_tells_what_is_expected_of_a_trial_and_where_its_seconds_went():
-    assert log_of(Detail(text="refused: optim x: why")) == []
-    assert log_of(Detail(text="refused: optim x: why"), verbose=True) == ["refused: optim x: why"]
     assert log_of(Note(text="a note"), make_started(), make_ended(), quiet=True) == []
     (line,) = log_of(make_started(), verbose=True)
     assert line == (

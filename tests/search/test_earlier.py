@@ -253,14 +253,6 @@ class TestTime:
         said = f"did not end within {took_s:.0f} s on {DAY} (record)" if is_refused else None
         assert refused(self.SLOW, search, plan=self.PLAN, now=[(BASE, now)]) == said
 
-    def test_of_a_baseline_that_did_not_end_it_is_said_before_it_runs_with_what_helps(self):
-        short = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=30.0))
-        said = f"the baseline did not end within 30 s on {DAY} (record); it is tried for 60 s now"
-        assert EarlierSearches(self.PLAN, [short]).warning == said
-        whole = kept(recorded_trial(BASE, TIMED_OUT, purpose=Purpose.BASELINE, duration_s=61.0))
-        assert EarlierSearches(self.PLAN, [whole]).warning.endswith("or a smaller --global-batch may help")
-        assert EarlierSearches(self.PLAN, [TYPICAL]).warning is None
-
 
 class TestLessons:
     def rates(self, *searches, base: float = 10.0) -> dict[TrainConfig, float]:

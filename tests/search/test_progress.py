@@ -1,4 +1,4 @@
-"""What is told of a search: the leader beside the baseline, and what was refused."""
+"""What is told of a search: the leader beside the baseline."""
 
 import pytest
 from factories import (
@@ -8,52 +8,33 @@ from factories import (
     make_config,
     make_measurement,
     make_plan,
-    make_request,
     make_result,
 )
 
 from autotune.planning.plan import SearchState
-from autotune.search.progress import Pace, Teller
-from autotune.units import GIB
-from autotune.values.problem import Detail, Event, Leader, TrialEnded, TrialStarted
-from autotune.values.trial import Memory, Prediction, Purpose
+from autotune.search.progress import Pace, leader_of
+from autotune.values.problem import Leader
+from autotune.values.trial import Memory, Purpose
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
 BASE, FAST, OTHER = make_config(), make_config(16), make_config(4)
-PREDICTION = Prediction(samples_per_second=20.0, peak_bytes=2 * GIB)
 
 
 class Told:
-    """A search whose trials a test takes in one by one, and what was told of them."""
+    """A search whose trials a test takes in one by one."""
 
     def __init__(self) -> None:
         self.plan = make_plan(baseline=BASE, budget=make_budget(finalists=1, final_rounds=2))
         self.state = SearchState(self.plan)
-        self.refused = self.state.refused
-        self.events: list[Event] = []
-        finals = Finals(self.state)
-        self.teller = Teller(finals, Pace(finals, Clock()), self.events.append)
+        self.finals = Finals(self.state)
 
     def ended(self, config, outcome=10.0, purpose=Purpose.SEARCH) -> Leader | None:
         """Take in a trial and return the leader then."""
         result = make_result(config, outcome, purpose=purpose, number=len(self.state.results))
         self.state.take_in(result)
-        self.teller.ended(result)
-        event = self.events[-1]
-        assert isinstance(event, TrialEnded)
-        return event.leader
-
-    def started(self, **fields) -> TrialStarted:
-        self.teller.started(make_request(FAST, **fields))
-        event = self.events[-1]
-        assert isinstance(event, TrialStarted)
-        return event
-
-    @property
-    def details(self) -> list[str]:
-        return [e.text for e in self.events if isinstance(e, Detail)]
+        return leader_of(self.finals)
 
 
 @pytest.fixture
@@ -87,12 +68,12 @@ def test_finals_outrank_what_the_search_saw(told):
 def test_the_best_is_revised_when_the_finals_put_it_lower(told):
     told.ended(BASE, 20.0)
     told.ended(FAST, 80.0)
-    assert told.events[-1].leader.samples_per_second == 80.0
+    assert leader_of(told.finals).samples_per_second == 80.0
     for _ in range(2):
         told.ended(BASE, 21.0, Purpose.FINAL)
         told.ended(FAST, 21.7, Purpose.FINAL)
-    answer = assemble(told.teller._finals, 60.0)
-    assert told.events[-1].leader.samples_per_second == answer.best.measurement.samples_per_second < 22.0
+    answer = assemble(told.finals, 60.0)
+    assert leader_of(told.finals).samples_per_second == answer.best.measurement.samples_per_second < 22.0
 
 
 def test_a_leader_that_fails_its_final_leads_no_more(told):
@@ -101,22 +82,6 @@ def test_a_leader_that_fails_its_final_leads_no_more(told):
     told.ended(FAST, 25.0)
     leader = told.ended(FAST, OUT_OF_MEMORY, Purpose.FINAL)
     assert [c.after for c in leader.changes] == ["4"]
-
-
-def test_refusals_are_told_once_with_the_first_reasons(told):
-    told.refused.update({make_config(size): f"too large by {size}" for size in (32, 64, 128, 256, 512)})
-    told.started()
-    assert told.details == [
-        "refused: micro-batch 32: too large by 32",
-        "refused: micro-batch 64: too large by 64",
-        "refused: micro-batch 128: too large by 128",
-        "refused: 2 more (the report has them all)",
-    ]
-    told.started()
-    assert len(told.details) == 4
-    told.refused[make_config(2)] = "throughput did not grow"
-    told.started()
-    assert told.details[4:] == ["refused: micro-batch 2: throughput did not grow"]
 
 
 def test_a_soak_has_time_to_write_what_the_training_holds_to_a_slow_disk():

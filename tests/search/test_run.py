@@ -5,45 +5,34 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from exporting import answer_of
 from factories import (
-    Clock,
     make_config,
     make_facts,
     make_gpu,
     make_hardware,
     make_plan,
-    make_result,
     make_space_file,
     make_workload,
 )
-from plans import planned
 from predicted_space import GB, SPACE, make_model_of
 from profiles import make_model, make_profile
 
 from autotune.cost.family import family_of
-from autotune.errors import InfrastructureError, InputError, MachineError, NothingFitsError
+from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import start_of
-from autotune.search import run
 from autotune.search.candidates import Candidates
-from autotune.search.run import backend_of, check, conduct, deliver, preview, wanted_file
+from autotune.search.run import backend_of, check, deliver, preview, wanted_file
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
-from autotune.storage.run_directory import ANSWER_FILE, RunDirectory
 from autotune.tuning_result import TuningResult, load
 from autotune.units import GIB
-from autotune.value import write_value
-from autotune.values.conditions import OtherProcess
 from autotune.values.config import Allowance
-from autotune.values.problem import Event, Fleet, Note, Phase, PhaseBegan
-from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Purpose
+from autotune.values.problem import Fleet
 
 CORES = len(os.sched_getaffinity(0))
 two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
@@ -157,140 +146,6 @@ def test_a_pipe_or_a_link_is_written_to(tmp_path):
     deliver(result, link)
     assert load(tmp_path / "target") == result
     assert (tmp_path / "link").is_symlink()
-
-
-class BusyMachine:
-    """A machine of which other processes take so much at each look, a second apart; the last share stays.
-
-    `begin` begins a search there that can neither trace nor run a trial.
-    """
-
-    def __init__(self, directory: RunDirectory, shares: Sequence[float]) -> None:
-        self.directory = directory
-        self.clock = Clock()
-        self.events: list[Event] = []
-        self._shares = list(shares)
-        self.started_s = 0.0
-
-    def look(self, hardware: object) -> float:
-        self.clock.now_s += 1.0
-        return self._shares.pop(0) if len(self._shares) > 1 else self._shares[0]
-
-    def begin(self, **options):
-        plan = planned(model="gpt2", **options)
-        self.directory.write_plan(plan)
-        stopwatch = Stopwatch("planning", clock=self.clock)
-        self.clock.now_s += self.started_s
-        conduct(plan, self.directory, SimpleNamespace(asker=None), self.events.append, stopwatch)
-
-    @property
-    def notes(self) -> list[str]:
-        return [e.text for e in self.events if isinstance(e, Note)]
-
-
-class Began(Exception):
-    """The search has begun."""
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch) -> Iterator:
-    monkeypatch.delenv("AUTOTUNE_WAIT")
-
-    def made(*shares: float) -> BusyMachine:
-        found = BusyMachine(directory, shares)
-        monkeypatch.setattr(run, "others_share", found.look)
-        monkeypatch.setattr(run, "other_processes", lambda hardware: [OtherProcess(pid=7, name="cc1", used_bytes=None)])
-        monkeypatch.setattr(run.time, "monotonic", found.clock)
-        monkeypatch.setattr(run, "cost_model", lambda *_, **__: None)
-        monkeypatch.setattr(run, "_searched", began)
-        return found
-
-    def began(*_: object) -> None:
-        raise Began
-
-    with RunDirectory.create(tmp_path / "run") as directory:
-        yield made
-
-
-def test_on_a_quiet_machine_a_search_begins_after_one_look(machine):
-    quiet = machine(0.10)
-    with pytest.raises(Began):
-        quiet.begin()
-    assert quiet.clock.now_s == 1.0
-    assert quiet.events == [PhaseBegan(phase=Phase.PREDICTING)]
-
-
-def test_a_busy_machine_is_waited_for_and_that_is_said(machine):
-    busy = machine(0.9, 0.8, 0.05)
-    with pytest.raises(Began):
-        busy.begin(max_time_s=300.0)
-    assert busy.clock.now_s == 3.0
-    assert PhaseBegan(phase=Phase.WAITING) in busy.events
-    assert busy.notes == [
-        "other processes take 90% of the processor time: cc1 (pid 7); "
-        "waiting up to 30 s for a quiet machine (--no-wait)"
-    ]
-
-
-@pytest.mark.parametrize("share", [0.15, 0.5, 0.95])
-def test_beside_others_a_search_goes_on_whatever_they_take(machine, share):
-    busy = machine(0.9, share)
-    with pytest.raises(Began):
-        busy.begin(max_time_s=300.0)
-    assert busy.clock.now_s == pytest.approx(30.0, abs=1.0)
-    assert busy.notes[1] == f"other processes still take {share:.0%}: intervals will be wider than without them"
-
-
-def test_the_wait_is_bounded_by_a_minute(machine):
-    busy = machine(0.3)
-    with pytest.raises(Began):
-        busy.begin(max_time_s=36_000.0)
-    assert busy.clock.now_s == pytest.approx(60.0, abs=1.0)
-
-
-def test_a_slow_start_leaves_no_time_to_wait(machine):
-    busy = machine(0.85)
-    busy.started_s = 40.0
-    with pytest.raises(Began):
-        busy.begin(max_time_s=120.0)
-    assert busy.clock.now_s == 41.0
-    assert busy.notes[0] == "other processes take 85% of the processor time: cc1 (pid 7)"
-
-
-def test_what_can_not_fit_is_said_beside_others_too_without_waiting_for_quiet(machine):
-    busy = machine(0.95)
-    with pytest.raises(NothingFitsError, match="nothing fits"):
-        busy.begin(facts=make_facts(parameters=7_000_000_000))
-    assert busy.clock.now_s == 0.0
-    assert not (busy.directory.path / ANSWER_FILE).exists()
-
-
-def test_what_is_predicted_to_fit_is_said_before_the_waiting(machine, monkeypatch):
-    busy = machine(0.95)
-    monkeypatch.setattr(run, "check_fits", lambda plan, model, runner, observer: observer(Note(text="the lightest")))
-    with pytest.raises(Began):
-        busy.begin(max_time_s=100.0)
-    assert busy.notes[0] == "the lightest"
-    assert busy.notes[1].startswith("other processes take 95%")
-
-
-def test_who_does_not_want_to_wait_does_not(machine, monkeypatch):
-    busy = machine(0.85)
-    with pytest.raises(Began):
-        busy.begin(wait=False)
-    monkeypatch.setenv("AUTOTUNE_WAIT", "off")
-    with pytest.raises(Began):
-        busy.begin()
-    assert busy.clock.now_s == 0.0
-
-
-def test_a_search_that_has_trials_goes_on_beside_others(machine):
-    busy = machine(0.85)
-    trial = busy.directory.path / "trials" / "0000"
-    trial.mkdir(parents=True)
-    write_value(make_result(purpose=Purpose.BASELINE), trial / "result.json")
-    with pytest.raises(Began):
-        busy.begin(max_time_s=100.0)
 
 
 # What a search would do: its knobs, what is refused and why, and its first trials.

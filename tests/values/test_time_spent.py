@@ -40,16 +40,6 @@ def test_a_trial_without_phases_is_lost():
     assert spent_on([old], 11.0, {}).lost_s == 10.0
 
 
-def test_waiting_for_a_quiet_machine_is_no_part_of_the_shares():
-    spent = spent_on([completed(0)], 12.0, {"launching": 8.0, "waiting": 30.0})
-    without = spent_on([completed(0)], 12.0, {"launching": 8.0})
-    assert without.parts["starting the search"] == 8.0
-    assert (spent.shares(), spent.total_s) == (without.shares(), without.total_s)
-    assert spent.waiting_s == 30.0
-    assert (spent.waited, without.waited) == ("; waiting for a quiet machine: 30 s", "")
-    assert spent_on([completed(0)], 12.0, {"waiting": 1.2}).waited == ""  # the look at a quiet machine
-
-
 def spans(*spans):
     return [completed(n, duration_s=d).model_copy(update={"began": b}) for n, (b, d) in enumerate(spans)]
 
