@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -146,9 +147,8 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
     def run(function: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack) if kind.offload else contextlib.nullcontext():
             return checkpoint(
-                function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none",
-                context_fn=lambda: (contextlib.nullcontext(), semantics.again()), **kwargs,
-            )  # fmt: skip
+                function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none", **kwargs
+            )
 
     # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
     # which stays until the end and gets a gradient.
@@ -156,7 +156,8 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
         base.disable_input_require_grads()
         base.enable_input_require_grads()
     every = {"every_n_layers": kind.every} if kind.every > 1 else {}
-    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run, **every)
+    run_again = functools.partial(run, context_fn=lambda: (contextlib.nullcontext(), semantics.again()))
+    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=run_again, **every)
 
 
 def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, family: Family, shape: Shape) -> Any:
