@@ -18,7 +18,7 @@ Not covered: cuDNN's workspaces.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch.nn.functional import pad
@@ -77,7 +77,7 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -
     mask = call.mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
-    call = call._replace(mask=mask)
+        call = call._replace(mask=mask)
     kernel = chosen(call, generation)
     recorder.attention.add(kernel)
     if kernel == "math":
@@ -100,8 +100,8 @@ def on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
 def _fused(
     recorder: Recorder, kernel: str, query: Any, key: Any, value: Any, mask: Any, causal: bool, where: Any = None
 ) -> torch.Tensor:
-    found = FusedAttention.apply(query, key, value, mask, recorder, causal, kernel, where)  # type: ignore[no-untyped-call]
-    return found  # type: ignore[no-any-return]
+    apply: Any = FusedAttention.apply
+    return cast(torch.Tensor, apply(query, key, value, mask, recorder, causal, kernel, where))
 
 
 def flash(

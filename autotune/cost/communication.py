@@ -64,17 +64,15 @@ class Network:
     on_cpu: bool = False  # whether the devices are processes of one CPU
 
     def channel(self, members: int, *, stride: int) -> Channel:
-        """Return the channel of `members` ranks whose numbers are `stride` apart.
-
-        A ring over several nodes leaves each of them once, and so do those of the ranks between: a group has the share
-        of the node's adapters that it has of its devices.
-        """
+        """Return the channel of `members` ranks whose numbers are `stride` apart."""
         if self.on_cpu:
             return Channel(self.link, 200e-6, overlaps=False)
         # Seconds that a collective takes at the least: 14 hops of some 3 us over 8 devices of a node, and over 4 nodes
         # 68 us (32 KiB at 0.48 GB/s, https://github.com/stas00/ml-engineering/tree/master/network/benchmarks).
         if members * stride <= self.devices_per_node:
             return Channel(self.link, 30e-6)
+        # A ring over several nodes leaves each of them once, and so do those of the ranks between: a group has the
+        # share of the node's adapters that it has of its devices.
         inside = max(1, min(members, self.devices_per_node // stride))
         return Channel(min(self.link, self.node * inside / self.devices_per_node), 70e-6)
 
@@ -88,12 +86,8 @@ def network_of(
 ) -> Network:
     """Return the network of `world` devices like `hardware` on `nodes` nodes; the link is that of the GPU table.
 
-    Args:
-        hardware: One of the devices.
-        world: How many there are.
-        nodes: On how many machines.
-        gb_s: Of a node's adapters together, one way; None: :data:`ADAPTER_GB_S` for each device.
-        host_bandwidth: Bytes/s between device and host, for a device whose link isn't known.
+    `gb_s`: of a node's adapters together, one way; None: :data:`ADAPTER_GB_S` for each device. `host_bandwidth` in
+    bytes/s is for a device whose link isn't known.
     """
     each = max(1, -(-world // nodes))
     if hardware.is_cpu:
@@ -137,18 +131,7 @@ EXCHANGES: dict[Sharding, tuple[Exchange, ...]] = {
 def exposed_seconds(
     profile: Profile, parallelism: Parallelism, network: Network, micro: Vector, samples: Vector, accumulation: Vector
 ) -> Vector:
-    """Return the seconds of a step that communication adds, for each micro-batch.
-
-    Messages are hidden behind the computing of their pass, but for the first or the last one of it.
-
-    Args:
-        profile: Of one device's part of the model.
-        parallelism: How it is spread.
-        network: The devices.
-        micro: Seconds that a micro-batch computes.
-        samples: Micro-batches.
-        accumulation: Micro-batches of a step.
-    """
+    """Return the seconds of a step that communication adds; `micro`: seconds that each micro-batch computes."""
     backward = 2 + profile.family.recomputed  # twice the forward pass, and what is recomputed
     forward_s = micro / (1 + backward)
     exchanges, ranks = EXCHANGES[parallelism.sharding], parallelism.sharding_ranks
@@ -167,7 +150,7 @@ def exposed_seconds(
             behind = forward_s if exchange.when == "forward" else forward_s * backward
             if exchange.part == "gradients" and _GATHER_AGAIN in exchanges:
                 behind = behind / 2  # the other half has the weights that are gathered again
-            added = np.maximum(seconds / messages, seconds - behind)
+            added = np.maximum(seconds / messages, seconds - behind)  # all but the first or the last message
         total = total + (accumulation if exchange.when in ("forward", "backward") else 1.0) * added
     return total + accumulation * layer_seconds(profile, parallelism, network, samples)
 
@@ -179,14 +162,12 @@ def volume(exchange: Exchange, profile: Profile, ranks: int) -> float:
 
 
 def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, samples: Vector) -> Vector:
-    """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it.
-
-    Tensor parallelism reduces hidden states twice in a forward pass, after attention and perceptron. Under sequence
-    parallelism each device sends all but its own part of four tensors: queries, keys, values and outputs
-    (DeepSpeed-Ulysses, arXiv:2309.14509, section 3.2); keys and values count as wide as queries.
-    """
+    """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it."""
     total = np.zeros_like(samples)
     passes = 2 + profile.family.recomputed
+    # Tensor parallelism reduces hidden states twice in a forward pass, after attention and perceptron. Under sequence
+    # parallelism each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses,
+    # arXiv:2309.14509, section 3.2); keys and values count as wide as queries.
     for degree, count, factor in ((parallelism.tensor_parallel, 2, 2), (parallelism.sequence_parallel, 4, 1)):
         if degree > 1:
             channel = network.channel(degree, stride=1)
@@ -198,14 +179,7 @@ def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, 
 def host_seconds(
     profile: Profile, parallelism: Parallelism, rates: Rates, devices_per_node: int
 ) -> tuple[float, float]:
-    """Return the seconds of a step, and those that each micro-batch adds.
-
-    Args:
-        profile: Of one device's part of the model.
-        parallelism: How it is spread, with offload.
-        rates: Of the device.
-        devices_per_node: Devices that share a host.
-    """
+    """Return the seconds that offload adds to a step, and to each micro-batch; a node's devices share a host."""
     ranks = parallelism.sharding_ranks
     trained = sum(g.count * g.elements for g in profile.parameters if g.trained) / ranks
     # 28 bytes a parameter are moved. A node's memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM
@@ -213,7 +187,5 @@ def host_seconds(
     per_step = trained * 28.0 * devices_per_node / 160e9
     # Gradients go down and what was updated comes up again, as wide as they are computed with.
     per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
-    per_micro = 0.0
-    if parallelism.offload == "parameters":
-        per_micro = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
-    return per_step, per_micro
+    weights = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
+    return per_step, weights if parallelism.offload == "parameters" else 0.0

@@ -8,6 +8,7 @@ Both start from a prior, so the first measurement moves all predictions and late
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -16,7 +17,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from autotune.cost.gaussian_process import EXPECTED, SIZE, Process
 from autotune.cost.memory import Components
 from autotune.cost.profile import Vector
 from autotune.value import Value
@@ -25,11 +25,10 @@ from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware
 
-# Half of a 95 % interval, in standard deviations.
-Z = 1.96
+Features = Mapping[str, float]
 
-# Unit of what is taken in addition to all components.
-_CONSTANT_BYTES = float(100 << 20)
+Z = 1.96  # half of a 95 % interval, in standard deviations
+_CONSTANT_BYTES = float(100 << 20)  # unit of what is taken in addition to all components
 
 # Means and standard deviations before anything was measured; the known errors are in docs/how-it-works.md.
 _MEMORY_PRIORS = {
@@ -41,6 +40,9 @@ _MEMORY_PRIORS = {
     "compiled": (0.0, 1.2),
 }
 _MEMORY_NOISE = 0.008
+
+# The one feature of time with more values than 0 and 1: the logarithm to base 16 of the micro-batch.
+SIZE = "samples"
 
 # Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
 # Some devices emulate a precision, and a way of running experts or a compiler may be written for another, which is
@@ -61,11 +63,9 @@ class Observation(Value):
 
 
 def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
-    """Return the share that each component has of the predicted memory; `compiled`: activations count once more.
-
-    A compiler decides by itself what is saved and what is recomputed: so much of them may be missing, or come on top.
-    """
+    """Return the share that each component has of the predicted memory; `compiled`: activations count once more."""
     total = parts.allocated + unused
+    # A compiler decides by itself what is saved and recomputed: so much of them may be missing, or come on top.
     return {
         "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
         "activations": parts.activations / total,
@@ -98,40 +98,38 @@ def _time_features(size: int, values: tuple[object, ...]) -> dict[str, float]:
 
 def regression(
     priors: Mapping[str, tuple[float, float]],
-    rows: Sequence[Mapping[str, float]],
+    rows: Sequence[Features],
     values: Sequence[float],
     noises: Sequence[float],
 ) -> tuple[Vector, Vector]:
     """Return the mean and covariance of coefficients, each with a prior of its own (Bishop, PRML, 3.3).
 
-    Args:
-        priors: Mean and standard deviation of each feature's coefficient, which stay as they are where it isn't seen.
-        rows: Features of what was observed.
-        values: What was observed.
-        noises: Standard deviation of each observation.
+    Priors are means and standard deviations, which stay as they are where a feature isn't seen; `noises` are standard
+    deviations of each of the `values` observed.
     """
     means, deviations = np.array(list(priors.values())).T
     weights = 1 / np.array(noises, dtype=float)
-    seen = _columns(priors, rows) * weights[:, None]
+    seen = _columns(rows, list(priors)) * weights[:, None]
     precision = np.diag(deviations**-2.0) + seen.T @ seen
     covariance: Vector = np.asarray(np.linalg.inv(precision), dtype=float)
     return covariance @ (means / deviations**2 + seen.T @ (weights * np.array(values, dtype=float))), covariance
 
 
-def _columns(names: Iterable[str], rows: Sequence[Mapping[str, float]]) -> Vector:
-    listed = list(names)
-    return np.array([[row.get(name, 0.0) for name in listed] for row in rows]).reshape(len(rows), len(listed))
+def _columns(rows: Sequence[Features], names: Sequence[str]) -> Vector:
+    return np.array([[row.get(name, 0.0) for name in names] for row in rows]).reshape(len(rows), len(names))
+
+
+class TimeSpread(NamedTuple):
+    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm."""
+
+    device: float  # of what is off for all configurations alike, as the device's rates are
+    knobs: float = 1.0  # factor on the deviations of knobs, residuals and noise
+    several: float = 0.2  # of what is off for all trainings on several devices
+    each: float = 0.0  # of what is off for each of them by itself, which no trial of another tells
 
 
 class Corrections:
-    """The regressions over a set of observations.
-
-    Args:
-        observations: What was measured so far.
-        framework_bytes: What is taken on the device in addition to all components, before anything was measured:
-            mean and standard deviation.
-        time_spread: How unsure the predicted time is before anything was measured.
-    """
+    """The regressions over what was observed so far; before that `framework_bytes` are added, mean and deviation."""
 
     def __init__(
         self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_spread: TimeSpread
@@ -160,52 +158,33 @@ class Corrections:
         others = [o for o in self.observations if o.key not in latest]
         return Corrections((*others, *latest.values()), self._framework_bytes, self._time_spread)
 
-    def memory(self, quantity: str, features: Mapping[str, float]) -> tuple[float, float]:
+    def memory(self, quantity: str, features: Features) -> tuple[float, float]:
         """Return the factor from predicted to measured memory, and its standard deviation, noise included."""
         mean, deviation = self.memories(quantity, [features])
         return float(mean[0]), float(deviation[0])
 
-    def memories(self, quantity: str, features: Sequence[Mapping[str, float]]) -> tuple[Vector, Vector]:
+    def memories(self, quantity: str, features: Sequence[Features]) -> tuple[Vector, Vector]:
         """Return `memory` for many: factors and standard deviations."""
         mean, covariance = self._memory[quantity]
-        rows = _columns(self._priors[quantity], features)
+        rows = _columns(features, list(self._priors[quantity]))
         variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + _MEMORY_NOISE**2
         return rows @ mean, np.hypot(np.sqrt(variance), [_run_noise(f) for f in features])
 
-    def log_time(self, features: Sequence[Mapping[str, float]]) -> tuple[Vector, Vector]:
+    def log_time(self, features: Sequence[Features]) -> tuple[Vector, Vector]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
         mean, deviation = self._time.predict(features)
         each = [self._time_spread.each * f.get("several", 0.0) for f in features]
         return mean, np.hypot(np.hypot(deviation, self._time.noise), each)
 
-    def gain_deviations(self, features: Sequence[Mapping[str, float]], reference: Mapping[str, float]) -> Vector:
+    def gain_deviations(self, features: Sequence[Features], reference: Features) -> Vector:
         """Return standard deviations of the logarithms of the factors over that of `reference`, without noise."""
         return self._time.predict(features, reference)[1]
 
 
-def _run_noise(memory_features: Mapping[str, float]) -> float:
+def _run_noise(memory_features: Features) -> float:
     # One compiled configuration says little of the next one: fusion and what is recomputed differ. What a process takes
     # in addition to its training differs by 0.3 MiB (benchmarks/tables), in units of _CONSTANT_BYTES.
     return math.hypot(0.0035 * memory_features["constant"], 0.5 * memory_features.get("compiled", 0.0))
-
-
-class TimeSpread(NamedTuple):
-    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm."""
-
-    device: float  # of what is off for all configurations alike, as the device's rates are
-    knobs: float = 1.0  # factor on the deviations of knobs, residuals and noise
-    several: float = 0.2  # of what is off for all trainings on several devices
-    each: float = 0.0  # of what is off for each of them by itself, which no trial of another tells
-
-
-def time_process(
-    spread: TimeSpread, features: Sequence[Mapping[str, float]] = (), log_times: Sequence[float] = ()
-) -> Process:
-    """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
-    knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
-    expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
-    priors = {**knobs, "all": spread.device, "several": spread.several}
-    return Process(priors, spread.knobs * _TIME_KNOB, frozenset(_SURPRISING), features, log_times, expected)
 
 
 Known = Literal["rows", "generation", "sheet"]
@@ -243,3 +222,145 @@ def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
         return _GPU_SPREADS["rows"]
     gpu = gpu_of(hardware.name)
     return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]
+
+
+class Scales(NamedTuple):
+    """Standard deviations of residuals and of noise, and the factor on the priors of surprising features."""
+
+    residual: float
+    noise: float
+    surprise: float
+
+
+# The grid of scales, and what is expected before anything is observed, if not said: each is log-normal around that,
+# with a standard deviation of 1.
+_GRID = ((0.02, 0.04, 0.08, 0.15, 0.25), (0.02, 0.04, 0.08, 0.15, 0.25), (1.0, 3.0, 8.0))
+EXPECTED = Scales(0.08, 0.04, 1.0)
+
+# The scales are judged by so many of the latest observations. Where there are more, the most probable scales stand for
+# all: what so many leave open hardly matters, while grids and means over hundreds of observations take their time.
+_MOST_JUDGED = 60
+
+
+def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_times: Sequence[float] = ()) -> Process:
+    """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
+    knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
+    expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
+    priors = {**knobs, "all": spread.device, "several": spread.several}
+    return Process(priors, spread.knobs * _TIME_KNOB, frozenset(_SURPRISING), features, log_times, expected)
+
+
+class Process:
+    """A Gaussian process over configurations, after a set of observations.
+
+    The value of a configuration is the sum of a weight for each of its features and of a residual, which is correlated
+    between configurations that differ in few knobs (Rasmussen and Williams, Gaussian Processes for Machine Learning,
+    2.2 and 2.7). Weights have a mean of 0; `priors` are their standard deviations by the feature's name up to an "=",
+    `other` that of all further ones. The priors of `surprising` features may all be larger by a factor. This factor and
+    the standard deviations of residuals and noise are learned, by the likelihood of what was observed, over a grid. Few
+    observations leave them open, so predictions are the mean over all scales that are probable enough, with the
+    variance of that mixture.
+    """
+
+    def __init__(
+        self,
+        priors: Features,
+        other: float,
+        surprising: frozenset[str],
+        rows: Sequence[Features],
+        values: Sequence[float],
+        expected: Scales = EXPECTED,
+    ) -> None:
+        self._priors = priors
+        self._other = other
+        self._surprising = surprising
+        self._rows = list(rows)
+        self._values = np.array(values, dtype=float)
+        self._weights = self._weigh_scales(expected)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise: the root mean square over the probable scales."""
+        return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
+
+    def predict(self, features: Sequence[Features], reference: Features | None = None) -> tuple[Vector, Vector]:
+        """Return expected values, over that of a `reference`, and their standard deviations without noise."""
+        # Configurations share few objects (`time_features`), each of which is looked at once.
+        ids = np.fromiter(map(id, features), dtype=np.int64, count=len(features))
+        _, firsts, again = np.unique(ids, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)  # as they come, wherever they lie in memory
+        distinct, again = [features[first] for first in firsts[order]], np.argsort(order)[again]
+        names = _names(itertools.chain(self._rows, distinct, [reference or {}]))
+        known, asked = _columns(self._rows, names), _columns(distinct, names)
+        lengths = np.ones(len(asked))  # of the residual's variance
+        alike, seen = _correlation(known, asked), _correlation(known, known)
+        if reference is not None:
+            beside = _columns([reference], names)
+            lengths = 2 - 2 * _correlation(asked, beside)[:, 0]
+            alike = alike - _correlation(known, beside)
+            asked = asked - beside
+        means, variances = [], []
+        for scales in self._weights:
+            priors = self._deviations(names, scales.surprise)
+            mean, variance = np.zeros(len(asked)), np.sum((asked * priors) ** 2, axis=1)
+            variance += scales.residual**2 * lengths
+            if self._rows:
+                lower = _lower(known * priors, seen, scales)
+                cross = (known * priors**2) @ asked.T + scales.residual**2 * alike
+                solved = np.linalg.solve(lower, np.column_stack((cross, self._values)))
+                mean = solved[:, :-1].T @ solved[:, -1]
+                variance -= np.sum(solved[:, :-1] ** 2, axis=0)
+            means.append(mean)
+            variances.append(variance)
+        weights, all_means = np.array(list(self._weights.values())), np.array(means)
+        mixed: Vector = weights @ all_means
+        deviation: Vector = np.sqrt(np.maximum(weights @ (np.array(variances) + (all_means - mixed) ** 2), 1e-12))
+        return mixed[again], deviation[again]
+
+    def _deviations(self, names: Sequence[str], surprise: float) -> Vector:
+        kinds = [name.partition("=")[0] for name in names]
+        return np.array(
+            [self._priors.get(k, self._other) * (surprise if k in self._surprising else 1.0) for k in kinds]
+        )
+
+    def _weigh_scales(self, expected: Scales) -> dict[Scales, float]:
+        """Return how probable each choice of scales is after what was observed, without the improbable ones."""
+        if len(self._rows) < 2:
+            return {expected: 1.0}
+        values, rows = self._values[-_MOST_JUDGED:], self._rows[-_MOST_JUDGED:]
+        names = _names(rows)
+        known = _columns(rows, names)
+        seen = _correlation(known, known)
+        found: dict[Scales, float] = {}
+        for scales in itertools.starmap(Scales, itertools.product(*_GRID)):
+            lower = _lower(known * self._deviations(names, scales.surprise), seen, scales)
+            white = np.linalg.solve(lower, values)
+            prior = sum((math.log(x / e)) ** 2 for x, e in zip(scales, expected, strict=True))
+            found[scales] = float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
+        if len(self._rows) > _MOST_JUDGED:
+            return {max(found, key=found.__getitem__): 1.0}
+        highest = max(found.values())
+        weights = {scales: math.exp(value - highest) for scales, value in found.items()}
+        probable = {scales: weight for scales, weight in weights.items() if weight > 0.02}  # of the most probable's
+        total = sum(probable.values())
+        return {scales: weight / total for scales, weight in probable.items()}
+
+
+def _names(rows: Iterable[Features]) -> list[str]:
+    return list(dict.fromkeys([SIZE, *itertools.chain(*rows)]))
+
+
+def _correlation(left: Vector, right: Vector) -> Vector:
+    """Return the correlation of residuals, (left, right), by the micro-batch in the first column and other features."""
+    ours, theirs = left[:, 1:], right[:, 1:]
+    different = np.maximum(ours.sum(axis=1)[:, None], theirs.sum(axis=1)) - ours @ theirs.T
+    doublings = 4.0 * np.abs(left[:, :1] - right[:, 0])
+    # The logarithm falls by 0.5 with each knob that differs, and by 0.4 with each doubling of the micro-batch.
+    correlation: Vector = np.exp(-0.5 * different - 0.4 * doublings)
+    return correlation
+
+
+def _lower(weighted: Vector, correlation: Vector, scales: Scales) -> Vector:
+    """Return the Cholesky factor of the covariance of what was observed, noise included."""
+    noise = scales.noise**2 * np.eye(len(weighted))
+    return np.asarray(np.linalg.cholesky(weighted @ weighted.T + scales.residual**2 * correlation + noise), dtype=float)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 from pydantic import Field
@@ -90,14 +89,26 @@ class Shape(Value):
 
 def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None = None) -> Family:
     """Return the family of a configuration on a device; `workload`: the user's own code and arguments, if any."""
-    code = workload.own_code if workload else None
-    dtype, autocast = _arithmetic(config)
+    code, spread = workload.own_code if workload else None, config.parallelism
+    # FSDP2 gathers weights in the 16 bits of mixed precision, DeepSpeed trains a model in them: both without autocast
+    # (accelerate 1.15: `_prepare_fsdp2` doesn't call `prepare_model`; native_amp), and both keep fp32 shards as well.
+    halves: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+    half = halves.get(config.precision)
+    dtype: Dtype = "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"
+    if half is not None and spread.sharding != "none":
+        dtype, half = half, None
+    # DDP looks for unused parameters by the user's own argument, else but for a checkpointed model. Of a model of peft
+    # it doesn't ask (`Trainer._build_accelerator_args` of transformers 5.23).
+    looks = workload.fixed_arguments.get("ddp_find_unused_parameters") if workload else None
+    if looks is None:
+        looks = config.checkpointing == "none" or config.adapter is not None
+    is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and not spread.ddp_static_graph
     if code is not None and code.weights in get_args(Half):
         dtype = cast(Half, code.weights)
     return Family(
         device="cpu" if hardware.is_cpu else "cuda",
         dtype=dtype,
-        autocast=autocast,
+        autocast=half,
         checkpointing=config.checkpointing,
         attn_implementation=config.attn_implementation,
         experts_implementation=config.experts_implementation,
@@ -107,37 +118,12 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         liger=config.use_liger_kernel,
         adapter=config.adapter or (code and code.adapter),
         quantization=config.quantization or (code and code.quantization),
-        tensor_parallel=config.parallelism.tensor_parallel,
-        sequence_parallel=config.parallelism.sequence_parallel,
+        tensor_parallel=spread.tensor_parallel,
+        sequence_parallel=spread.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
-        clones_outputs=_looks_for_unused(config, workload.fixed_arguments if workload else {}),
+        clones_outputs=is_ddp and bool(looks),
     )
-
-
-def _looks_for_unused(config: TrainConfig, own: Mapping[str, object]) -> bool:
-    """Return whether DDP looks for unused parameters: by the user's `own` argument, else but for a checkpointed model.
-
-    Of a model of peft it doesn't ask (`Trainer._build_accelerator_args` of transformers 5.23).
-    """
-    spread = config.parallelism
-    if spread.sharding != "none" or spread.data_parallel == 1 or spread.ddp_static_graph:
-        return False
-    said = own.get("ddp_find_unused_parameters")
-    return bool(said) if said is not None else config.checkpointing == "none" or config.adapter is not None
-
-
-def _arithmetic(config: TrainConfig) -> tuple[Dtype, Half | None]:
-    """Return the type of the weights that operators see, and that of autocast.
-
-    FSDP2 gathers weights in the 16 bits of mixed precision, DeepSpeed trains a model in them: both without autocast
-    (accelerate 1.15: `_prepare_fsdp2` doesn't call `prepare_model`; native_amp), and both keep fp32 shards as well.
-    """
-    if config.precision is Precision.PURE_BF16:
-        return "bfloat16", None
-    halves: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-    half = halves.get(config.precision)
-    return ("float32", half) if half is None or config.parallelism.sharding == "none" else (half, None)
 
 
 def shape_of(workload: Workload) -> Shape:
@@ -173,8 +159,6 @@ def generation_of(capability: tuple[int, int] | None) -> Generation:
 
 
 def workspace_bytes(generation: Generation) -> int:
-    """Return what cuBLAS takes of torch's allocator for a thread that uses it.
-
-    `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB from Hopper on.
-    """
+    """Return what cuBLAS takes of torch's allocator for a thread that uses it."""
+    # `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp
     return 32 << 20 if generation == "hopper" else 8_519_680

@@ -32,12 +32,7 @@ from autotune.training.loss import base_model
 
 @contextlib.contextmanager
 def flash_attention_2(recorder: Recorder, dtype: torch.dtype) -> Iterator[None]:
-    """Let models that are set to use `flash_attention_2` find it, installed or not.
-
-    Args:
-        recorder: Writes down the work.
-        dtype: What inputs in fp32 are cast to, as transformers does.
-    """
+    """Let models find `flash_attention_2`, installed or not; inputs in fp32 are cast to `dtype`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
@@ -165,16 +160,7 @@ def scratch_bytes(name: str, args: Any, out: Any) -> int:
 
 @contextlib.contextmanager
 def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[None]:
-    """Let a model run Liger's kernels inside; what the library changes in modules of transformers is undone.
-
-    Args:
-        model: One that liger-kernel supports, with its adapter.
-        recorder: Writes down the kernels.
-        family: How the model is run.
-
-    Raises:
-        ImportError: liger-kernel or Triton isn't installed.
-    """
+    """Let a model run Liger's kernels inside; what the library changes in modules of transformers is undone."""
     from liger_kernel.ops import fused_linear_cross_entropy as fused
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
     from triton.runtime.jit import JITFunction
@@ -183,23 +169,20 @@ def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[No
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         recorder.note_kernel(kernel.fn.__name__, 0.0, *tensors, kind=NORMALISATION)
 
-    def scaled(_: Any, *gradients: Any) -> Any:  # in place
-        return gradients
-
     def forward(_input: Any, weight: Any, target: Any, **options: Any) -> Any:
         return _linear_cross_entropy(recorder, family, _input, weight, options.get("bias"))
 
     base = base_model(model)
-    modules = {type(module).__module__ for module in base.modules()}
     with contextlib.ExitStack() as changed:
-        for name in modules:
+        for name in {type(module).__module__ for module in base.modules()}:
             if name.startswith("transformers."):
                 changed.enter_context(mock.patch.dict(vars(sys.modules[name])))
-        cross_entropy = torch.nn.functional.cross_entropy
-        changed.enter_context(mock.patch.object(torch.nn.functional, "cross_entropy", cross_entropy))
+        same = torch.nn.functional.cross_entropy
+        changed.enter_context(mock.patch.object(torch.nn.functional, "cross_entropy", same))
         changed.enter_context(mock.patch.object(JITFunction, "run", launch))
         changed.enter_context(mock.patch.object(fused, "fused_linear_cross_entropy_forward", forward))
-        changed.enter_context(mock.patch.object(fused, "fused_linear_cross_entropy_backward", scaled))
+        scaled = mock.patch.object(fused, "fused_linear_cross_entropy_backward", lambda _, *gradients: gradients)
+        changed.enter_context(scaled)
         _apply_liger_kernel_to_instance(model=base)
         yield
 
@@ -207,16 +190,9 @@ def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[No
 def _linear_cross_entropy(
     recorder: Recorder, family: Family, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[Any, ...]:
-    """Return (loss, None, None, None, gradient of hidden, of the weight, of the bias).
-
-    Args:
-        recorder: Writes down the products.
-        family: Whose autocast has each product cast its arguments; without it products write into what is there.
-        hidden: (tokens, width).
-        weight: (words, width).
-        bias: (words).
-    """
+    """Return (loss, None, None, None, gradient of hidden, of the weight, of the bias)."""
     (tokens, width), words = hidden.shape, len(weight)
+    # Autocast has each product cast its arguments; without it products write into what is there.
     in_place = family.autocast is None and hidden.dtype == weight.dtype
     chunk = min(tokens, 1 << (-(-tokens // -(-words // width)) - 1).bit_length())
     of_hidden = torch.zeros_like(hidden)

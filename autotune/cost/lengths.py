@@ -19,8 +19,7 @@ from autotune.cost.profile import Vector
 from autotune.values.config import TrainConfig
 from autotune.values.workload import LengthProfile, Workload
 
-# Weight of the square of the length in the cost of a sample: `BatchRebalanceSampler.QUADRATIC_COST_COEF`.
-QUADRATIC_COST = 0.001
+QUADRATIC_COST = 0.001  # of a sample, by its squared length: `BatchRebalanceSampler.QUADRATIC_COST_COEF`
 
 
 class FullLength(NamedTuple):
@@ -40,10 +39,7 @@ class Cut(NamedTuple):
 
 
 def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> FullLength:
-    """Return micro-batches of `sizes` samples as so many samples of full length.
-
-    `kind` says how samples are put together; its own micro-batch doesn't count.
-    """
+    """Return micro-batches of `sizes` samples, put together as `kind` says, as so many samples of full length."""
     lengths = workload.lengths
     if lengths is None:
         return FullLength(sizes, sizes, sizes)

@@ -1,7 +1,7 @@
 """Measures what a device attains, and what the operators and optimizers of models take on it.
 
-`python -m autotune.cost.measuring` reads a request (`rates.RatesRequest`) as JSON from standard input and prints the
-rates as the last line of standard output. What each figure covers:
+`python -m autotune.cost.measuring DEVICE ELEMENTS ARITHMETIC...` prints the rates as the last line of standard output,
+for `rates.calibrate`. What each figure covers:
 
 * **Products**: a linear layer's three, forward and both of the backward pass, on random values (a GPU's power, and so
   its clock, depends on them). Not: attention's many small ones.
@@ -29,21 +29,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.cost.calls import bytes_of, runnable
 from autotune.cost.family import Family, Shape
-from autotune.cost.profile import ParameterGroup
-from autotune.cost.rates import NO_DEVICE, OperatorRequest, RatesRequest
-from autotune.cost.time import ADDING, CLIPPING, at, parameter_key, stepping
+from autotune.cost.meta import bytes_of, runnable
+from autotune.cost.profile import VIEW, ParameterGroup
+from autotune.cost.rates import NO_DEVICE, OperatorRequest
+from autotune.cost.tape import Recorder
+from autotune.cost.time import ADDING, CLIPPING, at, parameter_key
 from autotune.value import read_value, write_value
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import keep_freed_blocks
 from autotune.values.model import ModelSpec, Task
 
+# Tokens, inputs and outputs of the layers whose products are measured, rising; least seconds of a block of runs.
+_PRODUCTS = {
+    "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
+    "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
+}
+_BLOCK_S = 0.05
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # Times that each operator is run, how often in a row at most and for how long (a GPU is waited for after some), and
@@ -53,8 +59,6 @@ _ROUNDS, _RUNS_ON_GPU, _RUN_ON_GPU_S, _TURN = 7, 20, 1e-3, 100
 # Parameters of each shape that an optimizer steps over at once.
 _COPIES = 4
 
-# Steps of the narrow models that are timed, and bytes of tensors that are there at a time.
-_STEPS, _NARROW_BYTES = 40, 1e9
 
 # Makes what is timed; `bytes_of` or the like says how much memory it takes.
 _Make = Callable[[], Callable[[], object]]
@@ -63,14 +67,13 @@ _Make = Callable[[], Callable[[], object]]
 class Stopwatch:
     """Times work on a device by blocks; on CUDA the clock is stopped when the device has done them all."""
 
-    def __init__(self, device: torch.device, block_s: float = 0.0) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.block_s = block_s
 
     def blocks(self, work: Callable[[], object]) -> list[float]:
         """Return the time of one run in each block, after two runs that aren't counted."""
         self.block(work, 1)
-        runs = max(1, round(self.block_s / self.block(work, 1)))
+        runs = max(1, round(_BLOCK_S / self.block(work, 1)))
         return [self.block(work, runs) / runs for _ in range(5)]
 
     def block(self, work: Callable[[], object], runs: int) -> float:
@@ -89,41 +92,37 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
 
-def main() -> None:
-    """Measure the rates that standard input asks for."""
-    request = RatesRequest.model_validate_json(sys.stdin.read())
-    device = torch.device(request.device)
-    if device.type == "cuda":
+def main(device_name: str, elements: str, *arithmetics: str) -> None:
+    """Print the rates of a device for such arithmetics; an addition is measured of tensors of so many elements."""
+    device = torch.device(device_name)
+    on_cuda = device.type == "cuda"
+    if on_cuda:
         if not torch.cuda.is_available():
             version = torch.version.cuda
             why = f"its driver is too old for CUDA {version}" if version else "it is a CPU build"
             print(why, file=sys.stderr)  # noqa: T201
             sys.exit(NO_DEVICE)
         torch.cuda.set_device(device)
-    print("\n" + rates(Stopwatch(device, request.block_s), request).model_dump_json())  # noqa: T201
-
-
-def rates(stopwatch: Stopwatch, request: RatesRequest) -> Rates:
-    """Return the rates of a device."""
     torch.manual_seed(0)
-    device, on_cuda = stopwatch.device, stopwatch.device.type == "cuda"
-    warming = _layer(request.products[0], torch.float32, device)
-    until = time.perf_counter() + 10 * request.block_s  # so that clocks have risen
+    stopwatch, shapes = Stopwatch(device), _PRODUCTS[device.type]
+    warming = _layer(shapes[0], torch.float32, device)
+    until = time.perf_counter() + 10 * _BLOCK_S  # so that clocks have risen
     while time.perf_counter() < until:
         stopwatch.block(warming, 1)
-    products = {name: matmul_flops(stopwatch, name, request.products) for name in request.arithmetics}
-    a, b, total = (torch.ones(request.elements, device=device) for _ in range(3))
+    products = {name: matmul_flops(stopwatch, name, shapes) for name in get_args(Arithmetic) if name in arithmetics}
+    a, b, total = (torch.ones(int(elements), device=device) for _ in range(3))
     added_s = statistics.median(stopwatch.blocks(lambda: torch.add(a, b, out=total)))
     launch = launch_s(stopwatch)
-    here = torch.ones(request.elements, pin_memory=on_cuda)
+    here = torch.ones(int(elements), pin_memory=on_cuda)
     copied_s = statistics.median(stopwatch.blocks(lambda: total.copy_(here, non_blocking=on_cuda)))
-    return Rates(
+    found = Rates(
         matmul_flops=products,
         bandwidth=3 * a.nbytes / added_s,
         launch_s=launch,
         host_bandwidth=here.nbytes / copied_s,
         source="measured",
     )
+    print("\n" + found.model_dump_json())  # noqa: T201
 
 
 def matmul_flops(stopwatch: Stopwatch, arithmetic: Arithmetic, shapes: Iterable[tuple[int, int, int]]) -> float:
@@ -172,23 +171,12 @@ def launch_s(stopwatch: Stopwatch) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny operators aren't split; a library that tries would wait for the other core
     try:
-        counter = _Counter()  # type: ignore[no-untyped-call]
-        with counter:
+        with Recorder([x, *layers.parameters()]) as recorder:
             work()
         # The quickest block: the host's scheduler only ever adds.
-        return float(min(stopwatch.blocks(work)) / counter.count)
+        return float(min(stopwatch.blocks(work)) / (recorder.tape().kinds != VIEW).sum())
     finally:
         torch.set_num_threads(threads)
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that do more than look at a tensor or make room for one."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view and "empty" not in func._schema.name
-        return func(*args, **(kwargs or {}))
 
 
 def run_measure(directory: Path) -> None:
@@ -208,47 +196,35 @@ def timings_of(request: OperatorRequest) -> Timings:
         (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
         operator_s = max(0.0, (more_s - few_s) / (more - few))
         beside = Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
-    ends_at = time.monotonic() + request.limit_s
-    whats = (CLIPPING, ADDING, *request.optimizers)
-    optimizers = _steps(whats, request.parameters, stopwatch, request.most_bytes, ends_at)
-    operators = _calls(request.calls, stopwatch, request.most_bytes, ends_at)
+    limits = request.most_bytes, time.monotonic() + request.limit_s
+    optimizers = _steps((CLIPPING, ADDING, *request.optimizers), request.parameters, stopwatch, *limits)
+    operators = _calls(request.calls, stopwatch, *limits)
     return beside.model_copy(update={"operators": operators, "optimizers": optimizers})
 
 
-def _calls(
-    calls: Iterable[str], stopwatch: Stopwatch, most_bytes: float, ends_at: float = math.inf
-) -> dict[str, float]:
+def _calls(calls: Iterable[str], stopwatch: Stopwatch, *limits: float) -> dict[str, float]:
     pieces = {call: (bytes_of(call), functools.partial(runnable, call, stopwatch.device)) for call in calls}
-    return _in_turn(pieces, stopwatch, most_bytes, ends_at)
+    return _in_turn(pieces, stopwatch, *limits)
 
 
 def _steps(
-    whats: Iterable[str],
-    groups: Iterable[ParameterGroup],
-    stopwatch: Stopwatch,
-    most_bytes: float,
-    ends_at: float = math.inf,
+    whats: Iterable[str], groups: Iterable[ParameterGroup], stopwatch: Stopwatch, *limits: float
 ) -> dict[str, float]:
     """Return the seconds of an optimizer's step over one parameter, by `parameter_key`."""
     pieces: dict[str, tuple[float, _Make]] = {}
     for what, group in itertools.product(whats, groups):
         nbytes = 6 * _COPIES * group.elements * group.element_bytes  # states and temporaries count as two each
         pieces[parameter_key(what, group)] = nbytes, functools.partial(_step, what, group, stopwatch.device)
-    return {key: taken / _COPIES for key, taken in _in_turn(pieces, stopwatch, most_bytes, ends_at).items()}
+    return {key: taken / _COPIES for key, taken in _in_turn(pieces, stopwatch, *limits).items()}
 
 
 def _in_turn(
-    pieces: Mapping[str, tuple[float, _Make]], stopwatch: Stopwatch, most_bytes: float, ends_at: float
+    pieces: Mapping[str, tuple[float, _Make]], stopwatch: Stopwatch, most_bytes: float = 1e9, ends_at: float = math.inf
 ) -> dict[str, float]:
-    """Return the seconds of each piece of work, of as many as there is time for.
+    """Return the seconds of each piece of work, the bytes of its tensors and what makes it, until the time is spent.
 
-    Left out are pieces that can't be run here, that depend on values, and those with more than `most_bytes` alone.
-
-    Args:
-        pieces: The bytes of the tensors of each, and what makes it.
-        stopwatch: Of the device.
-        most_bytes: Of the tensors that are there at a time.
-        ends_at: When the time is spent.
+    At most `most_bytes` are there at a time. Pieces that can't be run here, that depend on values, or that have more
+    bytes alone are left out.
     """
     most_runs = 1 if stopwatch.device.type == "cpu" else _RUNS_ON_GPU
     pending = [(name, piece) for name, piece in pieces.items() if piece[0] <= most_bytes][::-1]
@@ -270,7 +246,6 @@ def _in_turn(
 
 
 def _step(what: str, group: ParameterGroup, device: torch.device) -> Callable[[], object]:
-    """Return a step over a parameter's copies, as the Trainer makes it."""
     from transformers import Trainer
 
     dtype = {4.0: torch.float32, 2.0: torch.bfloat16}[group.element_bytes]
@@ -297,10 +272,7 @@ def _arguments(**changes: Any) -> Any:
 
 
 def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
-    """Return a narrow model's seconds of a step beside its operators and its optimizer, and how many operators it has.
-
-    A GPU computes while the host goes on, so there the operators' seconds aren't taken off.
-    """
+    """Return a narrow model's seconds of a step beside its operators and optimizer, and how many operators it has."""
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
     from autotune.cost.profiler import profile
@@ -327,19 +299,19 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.process_time() if on_cpu else time.perf_counter())
 
-    arguments = _arguments(per_device_train_batch_size=1, max_steps=_STEPS, optim="sgd", use_cpu=on_cpu)
-    trainer = Trainer(model, arguments, train_dataset=[sample] * _STEPS, callbacks=[Clock()])
+    arguments = _arguments(per_device_train_batch_size=1, max_steps=40, optim="sgd", use_cpu=on_cpu)
+    trainer = Trainer(model, arguments, train_dataset=[sample] * 40, callbacks=[Clock()])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends[2:]))
-    steps = _steps(("sgd", CLIPPING), traced.parameters, stopwatch, _NARROW_BYTES)
-    timed = Timings(operator_s=0.0, micro_step_s=0.0, optimizers=steps)
+    steps = _steps(("sgd", CLIPPING), traced.parameters, stopwatch)
     calls = filter(None, (at(work.call, 1) for work in traced.work))
-    seconds = _calls(calls, stopwatch, _NARROW_BYTES) if on_cpu else {}
+    seconds = _calls(calls, stopwatch) if on_cpu else {}  # a GPU computes while the host goes on
     computing = sum(work.count * seconds.get(at(work.call, 1), 0.0) for work in traced.work)
-    stepped = sum(stepping(traced.parameters, what, timed) or 0.0 for what in ("sgd", CLIPPING))
+    groups = [group for group in traced.parameters if group.trained]
+    stepped = sum(g.count * steps.get(parameter_key(what, g), 0.0) for what in ("sgd", CLIPPING) for g in groups)
     return step_s - computing - stepped, sum(work.count for work in traced.work)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -8,34 +8,28 @@ come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 What is alive is summed up storage by storage, once; of all moments those are kept that are the peak at some
 micro-batch, so that a search can ask for thousands of configurations. What is shown of one is replayed (`reserve`).
+`alive` lists it tensor by tensor, since the trace's storages know the module and the operator that made them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
-from autotune.cost.optimizers import optimizer
-from autotune.cost.profile import (
-    ACTIVATION,
-    FRESH,
-    GRADIENT,
-    REFERENCE,
-    TEMPORARY,
-    Profile,
-    Storages,
-    Vector,
-    total_bytes,
-)
+from autotune.cost.optimizers import is_paged, optimizer, state_sizes
+from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_bytes
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
-from autotune.values.estimate import Evaluation, PhaseName
+from autotune.values.estimate import Alive, Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 
 _MIB = float(1 << 20)
@@ -80,20 +74,15 @@ def components(
 ) -> Components:
     """Return the memory of one configuration of the family at the peak of its steps.
 
-    Args:
-        profile: Of the family.
-        optim: The optimizer.
-        micro_batch: Samples of full length.
-        accumulation: Micro-batches of a step.
-        share: What one of several devices holds; None: there is one.
-        generated: Completions that are generated at once; None: those of a step.
+    `micro_batch`: samples of full length; `share`: what one of several devices holds, None of one; `generated`:
+    completions that are generated at once, None those of a step.
     """
     share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
     generating = _generating(profile, share, generated or round(micro_batch * accumulation))
-    return largest([*_steps(profile, micro_batch, accumulation, share), *generating])
+    return _largest([*_steps(profile, micro_batch, accumulation, share), *generating])
 
 
-def largest(found: Sequence[Components]) -> Components:
+def _largest(found: Sequence[Components]) -> Components:
     """Return the components with the most allocated; of equals the last."""
     return max(reversed(found), key=lambda c: c.allocated)
 
@@ -103,7 +92,7 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
     inputs = profile.inputs_bytes * micro_batch * accumulation
     highest = _peak(profile, profile.storages, share, micro_batch, later=False)
     if accumulation > 1:
-        highest = largest([_peak(profile, profile.storages, share, micro_batch, later=True), highest])
+        highest = _largest([_peak(profile, profile.storages, share, micro_batch, later=True), highest])
     stepping = Components(
         highest.weights,
         0.0 if share.in_backward else share.gradients,
@@ -129,29 +118,20 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
         gradients = np.minimum(gradients, share.gradients)
     buffers = np.where(has_gradients, share.backward_buffers, share.forward_buffers)
     at = int((activations + temporaries + gradients + buffers).argmax())
-    return Components(
-        share.weights + always_bytes(profile),
-        float(gradients[at]),
-        share.states,
-        float(activations[at]),
-        float(temporaries[at]),
-        share.paged,
-        moments[at],
-        float(buffers[at]),
-    )
+    kept, taken, made, moved = (float(part[at]) for part in (activations, temporaries, gradients, buffers))
+    weights = share.weights + always_bytes(profile)
+    return Components(weights, made, share.states, kept, taken, share.paged, moments[at], moved)
 
 
 @functools.lru_cache(maxsize=1024)
 def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
-    """Return the moments that are a pass's peak at some micro-batch, as `alive` has them, and what runs then.
-
-    Moments that are the peak where some of the gradients are dealt out count too. The buffers of several devices don't:
-    they come and go, and a published training of LoRA by FSDP takes 2 % less than the most of both together.
-    """
+    """Return the moments that are a pass's peak at some micro-batch, as `alive` has them, and what runs then."""
     found, moments = storages.alive, list[int]()
-    for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):  # all, or those of one of many devices
-        gradients = share * found[:, FRESH if later else GRADIENT]
-        constant, slope = (found[:, ACTIVATION] + found[:, TEMPORARY] + gradients).T
+    activations, temporaries, gradients, fresh = found.transpose(1, 0, 2)
+    # With all gradients, or where some are dealt out. The buffers of several devices don't count: they come and go, and
+    # a published training of LoRA by FSDP takes 2 % less than the most of both together.
+    for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):
+        constant, slope = (activations + temporaries + share * (fresh if later else gradients)).T
         order = np.lexsort((-constant, -slope))  # of these no line exceeds one in both constant and slope:
         before = np.concatenate([[-np.inf], np.maximum.accumulate(constant[order])[:-1]])
         order = order[constant[order] > before]
@@ -173,36 +153,18 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
     how = profile.generation
     if how is None:
         return []
-    weights = share.weights + always_bytes(profile)
     found = []
     layers, all_tokens = sum(count for count, _ in how.caches), how.prompt + how.completion
     prompts = "prompts", how.prompt, how.prompt, how.cache_bytes * layers * how.prompt
     for moment, tokens, passed, cached in (prompts, ("last token", all_tokens, 1, how.cached_bytes(all_tokens))):
-        cache, samples = completions * cached, completions * passed / how.length
-        passing = _peak(profile, how.storages, share, samples, later=False)
+        passing = _peak(profile, how.storages, share, completions * passed / how.length, later=False)
         joined = completions * how.cache_bytes / 2 * min(tokens, max((most for _, most in how.caches), default=0))
         taken = passing.activations + passing.temporaries + joined + 12.0 * completions * how.words
-        found.append(Components(weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation"))
-    return [largest(found)]
-
-
-def _between_steps(profile: Profile, evaluation: Evaluation, share: Share, *, shards: bool) -> list[Components]:
-    """Return the phases between steps, when gradients are gone; `shards`: weights are shared out."""
-    held = Components(share.weights + always_bytes(profile), 0.0, share.states, 0.0, 0.0, share.paged, "state_dict")
-    # A sharded model is saved one gathered parameter after the other: accelerate's `get_state_dict`.
-    gathered = max((g.elements * g.element_bytes for g in profile.parameters), default=0.0) if shards else 0.0
-    saving = replace(held, communication=gathered, phase="saving")
-    forward = profile.evaluation
-    if forward is None:
-        return [saving]
-    size, outputs = evaluation.batch, forward.outputs_bytes
-    before = max(0, evaluation.kept_samples - size) * outputs.per_sample
-    highest = _peak(profile, forward.storages, replace(share, kept=1.0), size, later=False)
-    found = [replace(highest, activations=highest.activations + before, phase="evaluation")]
-    if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
-        whole = before + outputs.at(size)
-        found.append(replace(found[0], activations=whole, temporaries=whole, moment="cat"))
-    return [largest(found), saving]
+        cache = completions * cached
+        found.append(
+            Components(passing.weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation")
+        )
+    return [_largest(found)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -253,9 +215,8 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
         trained += 0.0 if row.in_backward else width  # else all gradients are there at once
         if not (row.paged or row.projection) and row.temporaries != "adafactor":
             trained += row.states * (row.width or width)
-    model_parts = spread.tensor_parallel
     total = parameters * each + (parameters - frozen) * trained
-    return total / (model_parts if spread.sharding == "none" else spread.world_size)
+    return total / (spread.tensor_parallel if spread.sharding == "none" else spread.world_size)
 
 
 def share(config: TrainConfig, profile: Profile, accumulation: float) -> Share:
@@ -270,42 +231,35 @@ def phases(
 ) -> list[Components]:
     """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
     held = share(config, profile, accumulation)
-    found = _steps(profile, size, accumulation, held)
-    shards = WAYS[config.parallelism.sharding].weights
-    between = _between_steps(profile, evaluation or Evaluation(), held, shards=shards)
-    is_replayed = profile.family.device == "cuda" and (
-        config.parallelism.is_single or buckets_of(config, profile.family)
-    )
-    if is_replayed and config.activation_memory_budget is None:
+    steps = _steps(profile, size, accumulation, held)
+    resting = Components(steps[0].weights, 0.0, held.states, 0.0, 0.0, held.paged, "state_dict", phase="saving")
+    between = [resting]  # when gradients are gone
+    if WAYS[config.parallelism.sharding].weights:  # saved one gathered parameter after the other: `get_state_dict`
+        gathered = max((g.elements * g.element_bytes for g in profile.parameters), default=0.0)
+        between = [replace(resting, communication=gathered)]
+    if (forward := profile.evaluation) is not None:
+        how = evaluation or Evaluation()
+        before = max(0, how.kept_samples - how.batch) * forward.outputs_bytes.per_sample
+        highest = _peak(profile, forward.storages, replace(held, kept=1.0), how.batch, later=False)
+        evaluating = [replace(highest, activations=highest.activations + before, phase="evaluation")]
+        if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
+            whole = before + forward.outputs_bytes.at(how.batch)
+            evaluating.append(replace(evaluating[0], activations=whole, temporaries=whole, moment="cat"))
+        between.insert(0, _largest(evaluating))
+    is_replayed = profile.family.device == "cuda" and config.activation_memory_budget is None
+    if is_replayed and (config.parallelism.is_single or buckets_of(config, profile.family)):
         peaks = _held(config, profile, size, accumulation, evaluation)
         inputs = profile.inputs_bytes * size * accumulation + profile.buffers_bytes
-        found = [_replayed(c, peak + inputs) for c, peak in zip(found, peaks[:2], strict=True)]
+        steps = [_replayed(c, peak + inputs) for c, peak in zip(steps, peaks[:2], strict=True)]
         if peaks.evaluation:
-            evaluated = peaks.evaluation + profile.buffers_bytes
-            between = [_replayed(c, evaluated) if c.phase == "evaluation" else c for c in between]
-    found += _generating(profile, held, config.generation_batch_size or round(size * accumulation))
-    return found + between
+            between[0] = _replayed(between[0], peaks.evaluation + profile.buffers_bytes)
+    completions = config.generation_batch_size or round(size * accumulation)
+    return [*steps, *_generating(profile, held, completions), *between]
 
 
-def parts(
-    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-) -> tuple[Components, float]:
-    """Return the memory by component, and what the allocator reserves beyond it.
-
-    Evaluation can be the peak if it isn't None. FSDP2 holds more on streams of its own, whose blocks the computing's
-    can't use: gathered units as they arrive, and reduced gradients, also after they have been freed
-    (`foreach_all_gather` and `foreach_reduce` of torch's `_fsdp_collectives.py`).
-    """
-    found = phases(config, profile, size, accumulation, evaluation)
-    peak = largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
-    if profile.family.device == "cpu":  # its allocator holds nothing
-        return peak, 0.0
-    unused = float(_held(config, profile, size, accumulation, evaluation).unused)
-    if WAYS[config.parallelism.sharding].engine == "fsdp":
-        there = 0.0 if accumulation > 1 and peak.phase == "forward and backward" else peak.gradients
-        reduced = share(config, profile, accumulation).gradients
-        unused += max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
-    return peak, unused
+def _replayed(counted: Components, allocated: float) -> Components:
+    """Return components that come to what a replay found."""
+    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
 
 
 def _held(config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None) -> Held:
@@ -316,6 +270,113 @@ def _held(config: TrainConfig, profile: Profile, size: float, accumulation: int,
     )  # fmt: skip
 
 
-def _replayed(counted: Components, allocated: float) -> Components:
-    """Return components that come to what a replay found."""
-    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
+def parts(
+    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
+) -> tuple[Components, float]:
+    """Return memory by component and what the allocator reserves beyond it, evaluation left out if it is None."""
+    found = phases(config, profile, size, accumulation, evaluation)
+    peak = _largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
+    if profile.family.device == "cpu":  # its allocator holds nothing
+        return peak, 0.0
+    unused = float(_held(config, profile, size, accumulation, evaluation).unused)
+    if WAYS[config.parallelism.sharding].engine == "fsdp":
+        # FSDP2 holds more on streams of its own, whose blocks the computing's can't use: gathered units as they arrive,
+        # and reduced gradients, also after they have been freed (`_fsdp_collectives.py` of torch).
+        there = 0.0 if accumulation > 1 and peak.phase == "forward and backward" else peak.gradients
+        reduced = share(config, profile, accumulation).gradients
+        unused += max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
+    return peak, unused
+
+
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
+
+
+class _Tensor(NamedTuple):
+    kind: str
+    module: str
+    operator: str
+    nbytes: float
+    is_fixed: bool = True  # whatever the micro-batch
+
+
+def alive(
+    profile: Profile, config: TrainConfig, parts: Components, *, samples: float, accumulated: bool
+) -> tuple[Alive, ...]:
+    """Return what is alive at the peak that `parts` are of, in proportion on several devices, most first."""
+    totals = {
+        "weights": parts.weights,
+        "gradients": parts.gradients,
+        "optimizer states": parts.optimizer_state,
+        "activations": parts.activations,
+        "temporaries": parts.temporaries,
+        "communication": parts.communication,
+    }
+    sums: dict[str, float] = defaultdict(float)
+    groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
+    for tensor in _tensors(profile, config, parts, samples, accumulated=accumulated):
+        sums[tensor.kind] += tensor.nbytes
+        if totals[tensor.kind]:  # layers alike together, as the model names them
+            module = _NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
+            groups[tensor.kind, module, tensor.operator].append(tensor)
+    rows = []
+    rest = {kind: total for kind, total in totals.items() if total > 0}
+    for (kind, module, operator), tensors in groups.items():
+        nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
+        if nbytes >= 0.002 * parts.allocated:  # what takes less is put together by kind
+            rest[kind] -= nbytes
+            knob = _knob(config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
+            rows.append((kind, module, operator, len(tensors), nbytes, knob))
+    rows += [(kind, "", "others", 0, nbytes, None) for kind, nbytes in rest.items() if nbytes >= 0.5]
+    found = (
+        Alive(kind=kind, module=module, operator=operator, tensors=count, allocated_bytes=round(nbytes), knob=knob)
+        for kind, module, operator, count, nbytes, knob in rows
+    )
+    return tuple(sorted(found, key=lambda row: -row.allocated_bytes))
+
+
+def _tensors(
+    profile: Profile, config: TrainConfig, parts: Components, samples: float, *, accumulated: bool
+) -> Iterator[_Tensor]:
+    parameters = [(name.rpartition(".")[0], group) for name, group in zip(profile.names, profile.made, strict=True)]
+    for module, group in parameters:
+        yield _Tensor("weights", module, "parameter", group.elements * group.element_bytes)
+        if group.trained:
+            sizes, scales = state_sizes(config.optim, group)
+            nbytes = sum(scales) + (0.0 if is_paged(config.optim, group) else sum(sizes))
+            yield _Tensor("optimizer states", module, config.optim, nbytes)
+    if parts.phase == "forward and backward":  # what the operators made
+        storages = profile.storages
+        activations, temporaries, gradients, fresh = storages.alive.transpose(1, 0, 2)
+        peak = ((activations + temporaries + (fresh if accumulated else gradients)) @ [1.0, samples]).argmax()
+        for made, freed, fixed, of_sample, is_gradient, columns, origin in storages.rows.tolist():
+            if columns or made > peak or (freed <= peak and (accumulated or not is_gradient)):
+                continue
+            is_saved = made < storages.forward_end < freed
+            kind = "gradients" if is_gradient else "activations" if is_saved else "temporaries"
+            module, operator = storages.origins[int(origin)] if storages.origins else ("", "")
+            yield _Tensor(kind, module, operator, fixed + of_sample * samples, is_fixed=not of_sample)
+    if parts.phase == "optimizer step" or (accumulated and parts.phase not in ("evaluation", "saving")):
+        for module, group in parameters:
+            if group.trained:
+                yield _Tensor("gradients", module, "parameter", group.elements * group.element_bytes)
+
+
+def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:
+    """Return the knob, as `--fix` takes it, that would shrink a kind of tensors, the one that changes least first."""
+    trains_all = config.adapter is None
+    if kind == "weights":
+        if not trains_all and ".*" in module:  # bitsandbytes packs layers, but neither embeddings nor the head
+            return "quantization=nf4" if config.quantization is None else None
+        return "precision=pure_bf16" if config.precision is not Precision.PURE_BF16 else None
+    if kind == "gradients":
+        return "adapter" if trains_all else None
+    if kind == "optimizer states":
+        return None if not trains_all else "optim" if config.optim.startswith("adamw_torch") else "adapter"
+    if "softmax" in operator and "log" not in operator and config.attn_implementation == "eager":
+        return "attention"
+    if is_fixed:  # weights that autocast has cast, or partial sums of gradients
+        return "precision=pure_bf16" if kind == "activations" else None
+    if kind == "activations" and config.checkpointing == "none" and ".*" in module:
+        return "checkpointing"
+    return "micro-batch" if config.per_device_train_batch_size > 1 else None

@@ -1,4 +1,4 @@
-"""Runs operators on the meta device: equal ones once, and those of models that are shown images.
+"""Runs operators on the meta device: equal ones once, and those of models that are shown images; writes calls as text.
 
 Of equal operators only the results' shapes are made anew.
 
@@ -6,20 +6,29 @@ Models that are shown images ask for values: where the placeholders of images st
 that they ask are on the host and stay there, whatever device a model moves them to. With tensors of the meta device
 only their sizes count. Such models loop over images. Those of a trace are all of one size, so they are a dimension
 instead, and a trace has the same operators whatever the micro-batch. Sizes and lifetimes are those of the loop.
+
+An operator's call as text is JSON: its name, its arguments and its keyword arguments; a tensor is its type, sizes and,
+where it isn't contiguous, strides. Values are not kept: an operator is run again on random numbers, and on indices that
+are all 0.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 # Shape, strides and type of each new tensor that an operator returned, and whether it returned a single one; None: the
 # operator has to be run. By operator and arguments, as `_described` has them.
 _Results = tuple[bool, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]] | None
 _RESULTS: dict[tuple[Any, ...], _Results] = {}
+_EMPTY = torch.ops.aten.empty_strided.default
+_PLAIN = frozenset({int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 def run_once(func: Any, args: Any, kwargs: Any) -> Any:
@@ -48,9 +57,6 @@ def run_once(func: Any, args: Any, kwargs: Any) -> Any:
     return made[0] if is_single else tuple(made)
 
 
-_EMPTY = torch.ops.aten.empty_strided.default
-
-
 @functools.cache
 def _makes_new_tensors(func: Any) -> bool:
     """Return whether an operator changes no argument and returns tensors alone, none of them a view."""
@@ -65,11 +71,7 @@ def _makes_new_tensors(func: Any) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Return a key of an argument: equal keys, equal results.
-
-    Raises:
-        TypeError: The argument is of a kind whose key would not decide the result.
-    """
+    """Return a key of an argument: equal keys, equal results; a TypeError where none would decide the result."""
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         if not value.is_meta:
@@ -80,9 +82,6 @@ def _described(value: Any) -> Any:
     if value is None or kind in _PLAIN:
         return kind, value  # the kind too: 1 == 1.0 == True
     raise TypeError
-
-
-_PLAIN = frozenset({int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 def _results(out: Any, args: Any, kwargs: Any) -> _Results:
@@ -119,17 +118,14 @@ def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.partition("::")[2]
     if name == "masked_scatter_backward":  # (gradient, mask, sizes), not there for the meta device
         return args[0].new_empty(args[2])
-    args = [_positions(arg) if isinstance(arg, list) and "index" in name else arg for arg in args]
+    if "index" in name:  # by the positions of a mask of the host that are true
+        args = [[i for index in arg for i in _positions(index)] if isinstance(arg, list) else arg for arg in args]
     return run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
 
 
-def _positions(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Return indices with masks of the host as the positions that are true."""
-    found: list[torch.Tensor | None] = []
-    for index in indices:
-        is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
-        found += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
-    return found
+def _positions(index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+    is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
+    return index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -166,3 +162,88 @@ def split_images(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any
     times = len(sizes) // period
     images = tensor[0].view(tensor.shape[1], times, -1, tensor.shape[3]).transpose(0, 1)
     return func(images, sizes[:period], 2)
+
+
+def written(name: str, args: Any, kwargs: Any) -> str:
+    """Return a call as text; empty where an argument can't be written."""
+    try:
+        return json.dumps([name, _written(args), {key: _written(value) for key, value in kwargs.items()}])
+    except TypeError:
+        return ""
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        described = {"t": str(value.dtype)[6:], "n": list(value.shape)}
+        return described if value.is_contiguous() else {**described, "s": list(value.stride())}
+    if isinstance(value, list | tuple):
+        return [_written(item) for item in value]
+    if isinstance(value, torch.device):
+        return {"device": 0}
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {"torch": str(value)[6:]}
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise TypeError(value)
+
+
+def runnable(call: str, device: torch.device) -> Callable[[], Any]:
+    """Return what runs a call on a device; raises where the operator isn't there or memory is short."""
+    name, args, kwargs = json.loads(call)
+    made = [_made(value, device) for value in args]
+    if name in _KERNELS:
+        return _KERNELS[name](*made[:3], kwargs["causal"])
+    space, packet, overload = (*name.split("."), "default")[:3]
+    operator = getattr(getattr(getattr(torch.ops, space), packet), overload)
+    return functools.partial(operator, *made, **{key: _made(value, device) for key, value in kwargs.items()})
+
+
+def bytes_of(call: str) -> float:
+    """Return the bytes of all tensors that a call is given."""
+    found, pending = 0.0, list(json.loads(call)[1:])
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict) and "n" in value:
+            found += math.prod(value["n"]) * getattr(torch, value["t"]).itemsize
+        elif isinstance(value, list | dict):
+            pending += value.values() if isinstance(value, dict) else value
+    return found
+
+
+def _made(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [_made(item, device) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "device" in value:
+        return device
+    if "torch" in value:
+        return getattr(torch, value["torch"])
+    dtype, shape = getattr(torch, value["t"]), value["n"]
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, value["s"], strict=True)) if "s" in value else math.prod(shape)
+    if dtype.is_floating_point:
+        flat = torch.randn(max(span, 0), device=device).to(dtype)
+    else:
+        flat = torch.zeros(max(span, 0), dtype=dtype, device=device)
+    return flat.as_strided(shape, value["s"]) if "s" in value else flat.view(shape)
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Callable[[], Any]:
+    grouped = key.shape[1] != query.shape[1]
+    return lambda: scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
+
+
+def _attention_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Callable[[], Any]:
+    inputs = [t.requires_grad_() for t in (query, key, value)]
+    with torch.enable_grad():
+        output = _attention(inputs[0], inputs[1], inputs[2], causal)()
+    gradient = torch.randn_like(output)
+    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+
+
+# Kernels that a trace writes down by itself: `attention`.
+_KERNELS: dict[str, Callable[..., Callable[[], Any]]] = {
+    f"{kernel}_attention{which}": run
+    for kernel in ("fused", "flash", "efficient")
+    for which, run in (("", _attention), ("_backward", _attention_backward))
+}

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autotune.cost import memory
-from autotune.cost.breakdown import alive
 from autotune.cost.communication import Network, network_of
 from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
-from autotune.cost.memory import Components, communicators_bytes, framework_bytes
+from autotune.cost.memory import Components, alive, communicators_bytes, framework_bytes
 from autotune.cost.profile import Profile, Vector
 from autotune.cost.sharding import Spread
 from autotune.cost.time import StepCost, dense_peak
@@ -39,16 +38,10 @@ _COMPILED = (
     "activations may take a small part of what is predicted, or three times as much"
 )
 
-
-_TRACED = attrgetter(
+# All that decides which formula predicts a configuration; the micro-batch is its variable.
+kind_of: Callable[[TrainConfig], tuple[object, ...]] = attrgetter(
     *(name for name, (knob, _) in KNOBS.items() if knob.is_traced and name != "per_device_train_batch_size")
 )
-
-
-def kind_of(config: TrainConfig) -> tuple[object, ...]:
-    """Return all that decides which formula predicts a configuration; the micro-batch is its variable."""
-    kind: tuple[object, ...] = _TRACED(config)
-    return kind
 
 
 def is_compiled(config: TrainConfig) -> bool:
@@ -124,10 +117,7 @@ class CostModel:
 
     def profile(self, config: TrainConfig) -> Profile | None:
         """Return the profile of a configuration's family, if it was traced."""
-        return self.profiles.get(self._family(config))
-
-    def _family(self, config: TrainConfig) -> Family:
-        return family_of(config, self.hardware, self.workload)
+        return self.profiles.get(family_of(config, self.hardware, self.workload))
 
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
         """Return the predictions for many configurations."""
@@ -138,9 +128,9 @@ class CostModel:
         for i, config in enumerate(configs):
             groups[kind_of(config)].append(i)
         for rows in groups.values():
-            kind = configs[rows[0]]
-            if self.profile(kind) is not None:
-                counted = self._counted(kind, [configs[i].per_device_train_batch_size for i in rows])
+            if (profile := self.profile(configs[rows[0]])) is not None:
+                sizes = [configs[i].per_device_train_batch_size for i in rows]
+                counted = self._counted(configs[rows[0]], profile, sizes)
                 seconds[rows], allocated[rows], outside[rows] = counted.seconds, counted.allocated, counted.outside
                 least[rows] = counted.unsure
                 features.update(zip(rows, counted.features, strict=True))
@@ -154,8 +144,8 @@ class CostModel:
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
         mean, deviation = self.corrections.log_time([time_features(c) for c in configs])
-        sizes = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
-        samples = sizes if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
+        together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
+        samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
         # A compiler may save most of the activations, or take three times as many: what is predicted at more than twice
         # the budget is not tried on the chance that it saves so much.
@@ -163,23 +153,16 @@ class CostModel:
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
-        """Return how unsure the rate of each configuration over that of `reference` is, as deviations of its logarithm.
-
-        What is unsure of both alike, as the device's speed, doesn't count.
-        """
+        """Return how unsure the rate of each over that of `reference` is, as standard deviations of its logarithm."""
         return self.corrections.gain_deviations([time_features(c) for c in configs], time_features(reference))
 
-    def _counted(self, kind: TrainConfig, micro_batches: Sequence[int]) -> Counted:
+    def _counted(self, kind: TrainConfig, profile: Profile, micro_batches: Sequence[int]) -> Counted:
         """Return time and memory of micro-batches of one kind, uncorrected; counted now or before."""
         key = (kind_of(kind), *micro_batches)
-        if key not in self.counts:
-            profile = self.profiles[self._family(kind)]
-            self.counts[key] = self._count(kind, profile, np.array(micro_batches, dtype=float))
-        return self.counts[key]
-
-    def _count(self, kind: TrainConfig, profile: Profile, sizes: Vector) -> Counted:
-        parallelism = kind.parallelism
-        together = sizes * parallelism.data_parallel
+        if key in self.counts:
+            return self.counts[key]
+        sizes = np.array(micro_batches, dtype=float)
+        together = sizes * kind.parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
         padded = in_full_length(self.workload, kind, sizes)
         parts = [
@@ -193,13 +176,14 @@ class CostModel:
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
         if is_compiled(kind):
             unsure = allocated - profile.weights_bytes
-        return Counted(
+        self.counts[key] = counted = Counted(
             seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation, padded.attended),
             allocated=allocated,
             features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
-            outside=context + communicators_bytes(self.hardware, parallelism),
+            outside=context + communicators_bytes(self.hardware, kind.parallelism),
             unsure=unsure / Z,
         )
+        return counted
 
     def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:
         world, host_bandwidth = config.parallelism.world_size, self.rates.host_bandwidth
@@ -256,17 +240,16 @@ class CostModel:
 
     def paged_bytes(self, config: TrainConfig) -> float:
         """Return the optimizer states of a traced configuration that lie beyond the allocator."""
-        profile = self.profiles[self._family(config)]
+        profile = self.profiles[family_of(config, self.hardware, self.workload)]
         return memory.share(config, profile, self.workload.accumulation_steps(config)).paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         """Return the predicted memory of a configuration by component."""
-        size, steps = self._largest(config), self.workload.accumulation_steps(config)
-        parts, unused = memory.parts(config, profile, size, steps, self.evaluation)
+        parts, unused = self._parts(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
-        phases = memory.phases(
-            config, profile, size, steps, self.evaluation or (Evaluation(batch=own) if own else None)
-        )
+        how = self.evaluation or (Evaluation(batch=own) if own else None)
+        steps = self.workload.accumulation_steps(config)
+        counted = memory.phases(config, profile, self._largest(config), steps, how)
         compiled = is_compiled(config)
         allocated, reserved = parts.allocated, parts.allocated + unused
         features = memory_features(parts, unused, compiled=compiled)
@@ -279,17 +262,18 @@ class CostModel:
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         device = reserved * device_factor + beyond
 
+        phases = tuple(
+            Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in counted
+        )
+
         def interval(total: float, center: float, deviation: float) -> Interval:
             low = center - Z * deviation * total
             return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
 
+        names = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication")
+        by_component: dict[str, Any] = {f"{name}_bytes": round(getattr(parts, name) * factor) for name in names}
         return MemoryBreakdown(
-            weights_bytes=round(parts.weights * factor),
-            gradients_bytes=round(parts.gradients * factor),
-            optimizer_state_bytes=round(parts.optimizer_state * factor),
-            activations_bytes=round(parts.activations * factor),
-            temporaries_bytes=round(parts.temporaries * factor),
-            communication_bytes=round(parts.communication * factor),
+            **by_component,
             framework_bytes=round(outside + beyond),
             allocated_peak_bytes=round(allocated * factor),
             reserved_peak_bytes=round(reserved * reserved_factor),
@@ -298,22 +282,23 @@ class CostModel:
             reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
             device_interval=interval(reserved, device, device_deviation),
             phase=parts.phase,
-            phases=tuple(
-                Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in phases
-            ),
+            phases=phases,
         )
 
     def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
         """Return the tensors alive at the predicted peak, largest first; none if the family isn't traced."""
-        profile, steps = self.profile(config), self.workload.accumulation_steps(config)
+        profile = self.profile(config)
         if profile is None:
             return ()
-        size = self._largest(config)
-        parts, _ = memory.parts(config, profile, size, steps, self.evaluation)
-        return alive(profile, config, parts, samples=size, accumulated=steps > 1)
+        parts, _ = self._parts(config, profile, self.evaluation)
+        accumulated = self.workload.accumulation_steps(config) > 1
+        return alive(profile, config, parts, samples=self._largest(config), accumulated=accumulated)
 
-    def _parts(self, config: TrainConfig, profile: Profile) -> tuple[Components, float]:
-        return memory.parts(config, profile, self._largest(config), self.workload.accumulation_steps(config), None)
+    def _parts(
+        self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
+    ) -> tuple[Components, float]:
+        steps = self.workload.accumulation_steps(config)
+        return memory.parts(config, profile, self._largest(config), steps, evaluation)
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
@@ -333,56 +318,42 @@ class CostModel:
 
     def observation(self, result: TrialResult) -> Observation | None:
         """Return a finished trial's measurements over the uncorrected prediction; None if it has none."""
-        config, measured = result.request.config, result.measurement
+        config, measured, failure = result.request.config, result.measurement, result.outcome
         profile = self.profile(config)
-        if profile is None:
+        is_short = isinstance(failure, Failure) and failure.status is TrialStatus.OUT_OF_MEMORY
+        if profile is None or (measured is None and (is_compiled(config) or not is_short)):
             return None
-        if measured is None:
-            return self._shortage(result, profile)
+        # Another seed is the same work: what it measured takes the place of what was known.
+        key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
         parts, unused = self._parts(config, profile)
+        beyond = communicators_bytes(self.hardware, config.parallelism)
+        if measured is None:
+            assert isinstance(failure, Failure)
+            # Without warning a bit more than the budget was needed, or as much as was seen of a process beyond it.
+            needed = 1.01 * result.request.limits.memory_bytes
+            if failure.memory is not None and failure.memory.is_known:
+                needed = max(needed, failure.memory.peak_bytes)
+            on_cpu = self.hardware.is_cpu
+            quantity, outside = ("device", 0.0) if on_cpu else ("allocated", framework_bytes(self.hardware)[0])
+            features = memory_features(parts, unused if on_cpu else 0.0)
+            ratio = (needed - (outside + beyond)) / parts.allocated
+            if ratio < self.corrections.memory(quantity, features)[0]:
+                return None
+            seen = {quantity: ratio}
+            return Observation(key=key, memory_features=features, memory=seen, time_features={}, log_time=None)
         reserved = parts.allocated + unused
-        seen = measured.memory
-        paged = parts.paged + communicators_bytes(self.hardware, config.parallelism)
-        ratios = {"device": (seen.peak_bytes - paged) / reserved} if seen.is_known else {}
-        if seen.allocated_bytes is not None:
-            ratios["allocated"] = seen.allocated_bytes / parts.allocated
-        if seen.reserved_bytes is not None:
-            ratios["reserved"] = seen.reserved_bytes / reserved
-        seconds = self._counted(config, [config.per_device_train_batch_size]).seconds
+        took = measured.memory
+        ratios = {"device": (took.peak_bytes - (parts.paged + beyond)) / reserved} if took.is_known else {}
+        if took.allocated_bytes is not None:
+            ratios["allocated"] = took.allocated_bytes / parts.allocated
+        if took.reserved_bytes is not None:
+            ratios["reserved"] = took.reserved_bytes / reserved
+        seconds = self._counted(config, profile, [config.per_device_train_batch_size]).seconds
         measured_s = self.workload.samples_per_step(config) / measured.samples_per_second
         return Observation(
-            key=self._key(config),
+            key=key,
             memory_features=memory_features(parts, unused, compiled=is_compiled(config)),
             memory=ratios,
             time_features=time_features(config),
             log_time=math.log(measured_s / float(seconds[0])),
         )
-
-    def _shortage(self, result: TrialResult, profile: Profile) -> Observation | None:
-        """Return the observation of running out of memory unexpectedly: a bit more than the budget was needed.
-
-        Where the process had room to go on beyond the budget, as much as was seen.
-        """
-        failure = result.outcome
-        if not isinstance(failure, Failure) or failure.status is not TrialStatus.OUT_OF_MEMORY:
-            return None
-        config, least = result.request.config, 1.01 * result.request.limits.memory_bytes  # how much more isn't known
-        if failure.memory is not None and failure.memory.is_known:
-            least = max(least, failure.memory.peak_bytes)
-        if is_compiled(config):
-            return None
-        parts, unused = self._parts(config, profile)
-        on_cpu = self.hardware.is_cpu
-        quantity, outside = ("device", 0.0) if on_cpu else ("allocated", framework_bytes(self.hardware)[0])
-        outside += communicators_bytes(self.hardware, config.parallelism)
-        features = memory_features(parts, unused if on_cpu else 0.0)
-        needed = (least - outside) / parts.allocated
-        if needed < self.corrections.memory(quantity, features)[0]:
-            return None
-        return Observation(
-            key=self._key(config), memory_features=features, memory={quantity: needed}, time_features={}, log_time=None
-        )
-
-    def _key(self, config: TrainConfig) -> str:
-        # Another seed is the same work: what it measured takes the place of what was known.
-        return f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"

@@ -146,10 +146,7 @@ def is_paged(name: str, group: ParameterGroup) -> bool:
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
-    """Return the bytes that a step takes at its peak in addition to weights, gradients and states.
-
-    On the CPU torch loops over the weights where it would run foreach kernels on a GPU.
-    """
+    """Return the bytes that a step takes at its peak in addition to weights, gradients and states."""
     row, trained, sizes = optimizer(name), [g for g in groups if g.trained], [0.0]
     if row.temporaries == "foreach" and not on_cpu:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
@@ -170,12 +167,9 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
 
 
 def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
-    """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each.
-
-    `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and Adagrad
-    have none). `Adafactor.step`: the squared gradient and that plus epsilon; weights and gradients in 16 bits are
-    copied too.
-    """
+    """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each."""
+    # `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and Adagrad
+    # have none). `Adafactor.step`: the squared gradient and that plus epsilon; 16-bit weights and gradients as well.
     row, copies = optimizer(name), round(optimizer(name).loop_copies)
     if row.wide_copies and group.element_bytes < 4:
         return copies + row.wide_copies, 4.0

@@ -37,12 +37,7 @@ _TOKENS, _WORDS = 4096, 32768  # TOKEN_CHUNK_SIZE, and _CHUNKED_LOGPROB_CHUNK_SI
 def log_probs_head(model: Any, recorder: Recorder, *, on_cuda: bool, dtype: torch.dtype, scored: int) -> Iterator[None]:
     """Have a decoder return `loss`, the mean of its log-probabilities, and never its logits.
 
-    Args:
-        model: A causal language model, or one of peft with an adapter.
-        recorder: Writes down the products.
-        on_cuda: Whether the device has Triton.
-        dtype: Of the products.
-        scored: Tokens of a row whose log-probabilities count.
+    `on_cuda`: with Triton; `dtype`: of the products; `scored`: tokens of a row whose log-probabilities count.
     """
     base = base_model(model)
 
@@ -143,46 +138,40 @@ def _fold_backward(tile: torch.Tensor) -> None:
 
 
 def scored(profile: Profile, kind: RecipeKind, work: tuple[Work, ...], needed: Line, one: Storages) -> Profile:
-    """Return the profile of a recipe.
-
-    Args:
-        profile: Of the micro-step alone.
-        kind: The recipe's.
-        work: Of a pass without gradients.
-        needed: FLOP of one.
-        one: Its storages.
-    """
-    family = profile.family
+    """Return the profile of a recipe, from that of the micro-step alone and one pass without gradients."""
     again = tuple(w.model_copy(update={"count": w.count * kind.scorings}) for w in work)
     flops = Line(
         constant=profile.needed_flops.constant + kind.scorings * needed.constant,
         per_sample=profile.needed_flops.per_sample + kind.scorings * needed.per_sample,
     )
-    found = {"work": profile.work + again, "needed_flops": flops}
-    if family.precompute_ref_log_probs:
+    found: dict[str, Any] = {"work": profile.work + again, "needed_flops": flops}
+    if profile.family.precompute_ref_log_probs:
         return profile.model_copy(update=found)
-    is_copied = kind.reference and family.adapter is None
+    is_copied = kind.reference and profile.family.adapter is None
     weights = tuple(g.model_copy(update={"trained": False}) for g in profile.parameters if is_copied)
     copies = [len(profile.parameters) + at for at, group in enumerate(weights) for _ in range(group.count)]
     found |= {"parameters": profile.parameters + weights, "order": (*profile.order, *copies)}
     found["names"] = profile.names + (f"{REFERENCE}.weight",) * len(copies)
-    if not kind.generates:
-        found["storages"] = _with_pass(profile.storages, one)
+    if not kind.generates:  # the pass comes between the forward and the backward pass
+        step, at, length = profile.storages, profile.storages.forward_end, one.forward_end
+        rows, more = step.rows.copy(), one.rows.copy()
+        rows[:, 0] += length * (rows[:, 0] >= at)
+        rows[:, 1] += length * (rows[:, 1] > at)
+        more[:, :2] = np.minimum(more[:, :2], length) + at
+        more[:, 6] += len(step.origins)
+        found["storages"] = Storages.of(
+            np.concatenate([rows, more]),
+            forward_end=at + length,
+            workspaces=tuple(w + length * (w >= at) for w in step.workspaces),
+            origins=step.origins + tuple((f"{REFERENCE}.{m}" if m else REFERENCE, o) for m, o in one.origins),
+        )
     return profile.model_copy(update=found)
 
 
 def generation_of(
     config: Any, shape: Shape, profile: Profile, work: tuple[Work, ...], storages: Storages
 ) -> Generation:
-    """Return how completions are generated, by a pass without gradients over whole samples.
-
-    Args:
-        config: Of the model.
-        shape: Of the samples.
-        profile: Of the micro-step alone.
-        work: Of the pass.
-        storages: Of the pass.
-    """
+    """Return how completions are generated, by work and storages of a pass without gradients over whole samples."""
     text = config.get_text_config()
     return Generation(
         prompt=shape.length - shape.completion,
@@ -220,19 +209,3 @@ def cached_elements(text: Any) -> int:
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     return int(2 * (getattr(text, "num_key_value_heads", None) or heads) * width)
-
-
-def _with_pass(step: Storages, one: Storages) -> Storages:
-    """Return the storages of a micro-step with those of a pass between its forward and its backward pass."""
-    at, length = step.forward_end, one.forward_end
-    rows, more = step.rows.copy(), one.rows.copy()
-    rows[:, 0] += length * (rows[:, 0] >= at)
-    rows[:, 1] += length * (rows[:, 1] > at)
-    more[:, :2] = np.minimum(more[:, :2], length) + at
-    more[:, 6] += len(step.origins)
-    return Storages.of(
-        np.concatenate([rows, more]),
-        forward_end=at + length,
-        workspaces=tuple(w + length * (w >= at) for w in step.workspaces),
-        origins=step.origins + tuple((f"{REFERENCE}.{m}" if m else REFERENCE, o) for m, o in one.origins),
-    )

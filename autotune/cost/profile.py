@@ -205,12 +205,7 @@ class Profile(Value):
 def layers_of(
     names: Sequence[str], groups: Sequence[ParameterGroup]
 ) -> tuple[tuple[ParameterGroup, ...], tuple[ParameterGroup, ...], int]:
-    """Return the parameters of a model's largest layer, those in no layer, and the number of layers.
-
-    Args:
-        names: Of all parameters.
-        groups: In the same order.
-    """
+    """Return the parameters of a model's largest layer, those in no layer, and the number of layers."""
     by_layer: dict[str, list[ParameterGroup]] = {}
     outside: list[ParameterGroup] = []
     for name, group in zip(names, groups, strict=True):
@@ -230,12 +225,7 @@ def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> f
 
 
 def alive(rows: Vector, forward_end: int) -> Vector:
-    """Return (operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample.
-
-    Args:
-        rows: As of `Storages`.
-        forward_end: Operators of the forward pass, which leaves its activations to the backward pass.
-    """
+    """Return (operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample."""
     rows = rows[rows[:, 5] == 0]  # a sum's scratch is no line, see `reserve`
     made, freed, lines, is_gradient = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2:4], rows[:, 4] > 0
     found = np.zeros((max(made.max(initial=0), freed.max(initial=0)) + 1, 4, 2))

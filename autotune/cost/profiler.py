@@ -1,7 +1,16 @@
 """Traces a family of configurations and returns its profile.
 
-The model is traced with few layers and extended, or whole where its layers don't repeat. Tensors are those of the meta
-device; of a model that can't run there fake tensors, and where operators depend on values real ones, on the CPU.
+Tensors are those of the meta device; of a model that can't run there fake tensors, and where operators depend on values
+real ones, on the CPU. The model is traced with few layers and extended to its full depth, or whole where its layers
+don't repeat.
+
+A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
+layers therefore agree but for one stretch in the forward and one in the backward pass, which is repeated. A storage of
+the repeated layer is there once for each of them; those of layers before and after it, and of what surrounds the
+layers, once. The layer that comes first in the forward pass comes last in the backward pass. The corresponding storage
+of the layer before decides whether one ends with its layer or with something that comes once, as the cast weights that
+autocast holds until the end of the forward pass. In the micro-batch every tensor is a line. Where tapes don't agree so,
+:class:`NotLinear` is raised and the model is traced whole.
 """
 
 from __future__ import annotations
@@ -13,26 +22,64 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
-from autotune.cost.full_depth import NotLinear, Pass, joined, line, order_of, storages_of, work_of
 from autotune.cost.post_training import generation_of, scored
-from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
+from autotune.cost.profile import ForwardPass, Line, ParameterGroup, Profile, Storages, Vector, Work, layers_of
 from autotune.cost.tape import Tape
+from autotune.cost.time import as_line, attends
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
-from autotune.cost.traced_model import Change, Untraceable, build, tensors_of
+from autotune.cost.traced_model import Change, Untraceable, build, tensors_of, weight_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
 from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING, is_new_weight
 
-# Micro-batches that are traced. Not 1: tensors of one sample are contiguous where others aren't.
-SAMPLES = (2, 4)
-
 WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
+
+
+class NotLinear(Exception):
+    """Tapes of different depths or micro-batches don't agree."""
+
+
+class Pass(NamedTuple):
+    """Tapes of the same pass at two micro-batches, as lines in the micro-batch."""
+
+    samples: tuple[int, int]
+    low: Tape
+    high: Tape
+
+    def lines(self, name: str) -> Vector:
+        """Return an array of the tapes as lines: the last axis is (constant, per sample)."""
+        low, high = (np.asarray(getattr(tape, name), dtype=float) for tape in (self.low, self.high))
+        slope = (high - low) / (self.samples[1] - self.samples[0])
+        return np.stack([low - slope * self.samples[0], slope], axis=-1)
+
+    def work(self) -> Counter[tuple[Any, ...]]:
+        """Return how often each operator runs: kind, whether in 16 bits, lines of FLOP and bytes, its two calls."""
+        lines = np.concatenate([self.lines("flops"), self.lines("moved_bytes")], axis=1).tolist()
+        tape = self.low
+        rows = zip(tape.kinds.tolist(), tape.half.tolist(), map(tuple, lines), tape.calls, self.high.calls, strict=True)
+        return Counter(rows)
+
+    def needed_flops(self) -> Vector:
+        """Return the work of all contractions but those that run again."""
+        needed = self.low.products & ~self.low.recomputed
+        total: Vector = self.lines("flops")[needed].sum(axis=0)
+        return total
+
+
+def joined(samples: tuple[int, int], low: Tape, high: Tape) -> Pass:
+    """Return the tapes of two micro-batches, which run the same operators and make as many tensors, as one pass."""
+    if low.names != high.names:
+        raise NotLinear("the operators change with the micro-batch")
+    if low.storages.shape != high.storages.shape:
+        raise NotLinear("the tensors change with the micro-batch")
+    return Pass(samples, low, high)
 
 
 class Shallow(NamedTuple):
@@ -58,20 +105,11 @@ def profile(
     change: Change | None = None,
     known: Known | None = None,
 ) -> Profile:
-    """Return the profile of `family` for inputs of `shape`.
+    """Return the profile of `family` for inputs of `shape`, or raise an InputError if the model can't be traced.
 
-    Args:
-        spec: The model.
-        family: How it is run.
-        shape: Its inputs.
-        parameters: Number of the model's parameters without adapters, which an extended trace has to come to; None:
-            not known.
-        change: Makes the built model the one that is trained, before the adapter is put on, as for libraries of another
-            time.
-        known: What was traced of this model and shape before; it is used and added to.
-
-    Raises:
-        InputError: The model can't be built or traced.
+    An extended trace has to come to so many `parameters` without adapters, if that is known. `change` makes the built
+    model the one that is trained, before the adapter is put on, as for libraries of another time. What was traced of
+    this model and shape before is in `known`, which is used and added to.
     """
     reasons = []
     shape = shape.part(family.sequence_parallel)
@@ -109,11 +147,7 @@ class _Profiler:
         return replace(self, known={})._extended(config, (), None)
 
     def _extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
-        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole.
-
-        Raises:
-            NotLinear: The traces don't agree, or don't come to so many parameters.
-        """
+        """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole."""
         depths = {s.field: s.base + s.period for s in found}
         deep = self._traced(config, depths)
         lacking = [self._traced(config, {**depths, s.field: s.base}) for s in found]
@@ -128,6 +162,9 @@ class _Profiler:
         places = {group: at for at, group in enumerate(groups)}
         steps = deep.step, [short.step for short in lacking], times
         work, needed = work_of(*steps)
+        text = config.get_text_config()
+        width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
+        hidden = self.shape.length * width * (2 if self.family.half else 4) if isinstance(width, int) else 0
         traced = Profile(
             family=self.family,
             parameters=tuple(group.model_copy(update={"count": count}) for group, count in groups.items()),
@@ -144,19 +181,9 @@ class _Profiler:
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
             inputs_bytes=inputs_bytes(config, self.shape) if self.family.device == "cuda" else 0.0,
-            hidden_bytes=self._hidden_bytes(config),
+            hidden_bytes=float(hidden),
         )
-        return self._with_passes(traced, config, deep, lacking, times)
-
-    def _with_passes(
-        self, traced: Profile, config: Any, deep: Shallow, lacking: Sequence[Shallow], times: Sequence[int]
-    ) -> Profile:
-        """Return the profile with the passes without gradients: those that a recipe has, else an evaluation's.
-
-        Raises:
-            NotLinear: A recipe's can't be traced.
-        """
-        kind = self.shape.kind
+        kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's
         if kind is not None and not (kind.scorings or kind.generates):
             return traced
         passes = [one.evaluation for one in (deep, *lacking) if one.evaluation is not None]
@@ -171,15 +198,14 @@ class _Profiler:
             return traced
         if kind is None:
             outputs = line(passes[0].lines("outputs_bytes"))
-            found = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
-            return traced.model_copy(update={"evaluation": found})
+            forward = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
+            return traced.model_copy(update={"evaluation": forward})
         if kind.generates:
             how = generation_of(config, self.shape, traced, work, storages)
             traced = traced.model_copy(update={"generation": how})
         return scored(traced, kind, work, needed, storages)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
-        """Return what is traced at a depth of each stack, now or before."""
         family = self.family
         rest = (tuple(depth.items()), self.way)
         if (family, *rest) not in self.known:
@@ -207,35 +233,158 @@ class _Profiler:
 
     def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
         try:
-            low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
+            # Not of 1 sample, whose tensors are contiguous where others aren't.
+            low, high = (step(model, self.family, self.shape, samples) for samples in (2, 4))
         # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise Untraceable(one_line(error)) from error
-        return joined(SAMPLES, low, high)
-
-    def _hidden_bytes(self, config: Any) -> float:
-        """Return the bytes of one sample's hidden states, 0 where the config doesn't say their width."""
-        text = config.get_text_config()
-        width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
-        return float(self.shape.length * width * (2 if self.family.half else 4)) if isinstance(width, int) else 0.0
+        return joined((2, 4), low, high)
 
 
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
-    """Return the parameters of a traced model in the order they were made.
-
-    With `has_unused` those that get no gradient have no optimizer states either, as CLIP's last layer in LLaVA, or the
-    vision part of a model that is shown texts alone.
-    """
+    """Return the parameters of a traced model in the order they were made."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    packed = {id(m.weight): found for m in model.modules() if (found := quantized.weight_of(m)) is not None}
+    packed = {id(m.weight): found for m in model.modules() if (found := weight_of(m)) is not None}
     groups = []
     for name, p in model.named_parameters():
         shape, width = packed.get(id(p), (tuple(p.shape), p.element_size()))
+        # What gets no gradient has no states: CLIP's last layer in LLaVA, the vision part where texts alone are shown.
         trained = p.requires_grad and not (has_unused and p.grad is None)
-        is_table, is_new = id(p) in tables, is_new_weight(name)
-        groups.append(
-            ParameterGroup(
-                shape=shape, element_bytes=width, trained=trained, embedding=is_table, adapter=is_new, count=1
-            )
-        )
+        kind = {"trained": trained, "embedding": id(p) in tables, "adapter": is_new_weight(name)}
+        groups.append(ParameterGroup(shape=shape, element_bytes=width, count=1, **kind))
     return groups
+
+
+def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[tuple[Work, ...], Line]:
+    """Return the operators of a pass at full depth, and the FLOP that the model needs.
+
+    `deep` is of the model with few layers, `lacking` for each stack the same with a layer less, and `times` how often
+    the full model has that layer in addition to `deep`.
+    """
+    works, needed = deep.work(), deep.needed_flops()
+    total = works.copy()
+    for short, n in zip(lacking, times, strict=True):
+        fewer = short.work()
+        for row in works.keys() | fewer.keys():
+            total[row] += n * (works[row] - fewer[row])
+        needed = needed + n * (deep.needed_flops() - short.needed_flops())
+    order = {row: at for at, row in enumerate(works)}
+    rows = sorted((row for row, count in total.items() if count), key=lambda row: order.get(row, len(order)))
+    found = [
+        Work(
+            kind=kind, half=half, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
+            attends=attends(kind, low, high), call=as_line(low, high, deep.samples),
+        )
+        for row in rows
+        for kind, half, lines, low, high in [row]
+    ]  # fmt: skip
+    return tuple(found), line(needed)
+
+
+def line(values: Sequence[float] | Vector) -> Line:
+    """Return (constant, per sample) as a line."""
+    return Line(constant=float(values[0]), per_sample=float(values[1]))
+
+
+def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> Storages:
+    """Return the storages of a pass at full depth; the arguments are those of `work_of`."""
+    tape = deep.low
+    origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
+    sizes, origin = deep.lines("storages")[:, 2], [origins[o] for o in tape.origins]
+    rows = np.column_stack([tape.storages[:, :2], sizes, tape.storages[:, 3:], origin])
+    end, products = tape.forward_end, np.flatnonzero(tape.products)
+    workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
+    moved = 0  # by which layers that come later in the forward pass have moved; in the backward pass they come earlier
+    layers = []
+    for short, n in zip(lacking, times, strict=True):
+        few, names = short.low.forward_end, short.low.names
+        at, length = stretch(names[few:], tape.names[end:])
+        layers.append((stretch(names[:few], tape.names[:end]), (end + at, length), n))
+    for forward, backward, n in sorted(layers):
+        layer = (forward[0] + moved, forward[1]), (backward[0] + moved, backward[1])
+        rows, workspaces = _repeated(rows, layer, n, end), _outside(workspaces, layer, n)
+        moved += n * forward[1]
+        end += n * forward[1]
+    return Storages.of(rows, forward_end=end, workspaces=workspaces.astype(int).tolist(), origins=tuple(origins))
+
+
+def order_of(deep: Sequence[object], lacking: Sequence[Sequence[object]], times: Sequence[int]) -> list[int]:
+    """Return positions in `deep`, a list of all layers' parameters, with those of the layers repeated."""
+    order = list(range(len(deep)))
+    moved = 0
+    for (first, length), n in sorted((stretch(short, deep), n) for short, n in zip(lacking, times, strict=True)):
+        at = first + moved
+        order[at + length : at + length] = order[at : at + length] * n
+        moved += n * length
+    return order
+
+
+def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
+    """Return (position, length) of what `long` has more than `short`, put between the layers of `short`.
+
+    Names alone leave open where the stretch begins: anywhere from before the first layer to behind the last one, and a
+    few operators further where what surrounds the layers is named like them. One length of it behind its earliest place
+    is between two layers, so that each operator is one of its own layer.
+    """
+    extra = len(long) - len(short)
+    last = _common(short, long)
+    first = len(short) - _common(short[::-1], long[::-1])
+    if extra < 0 or first > last:
+        raise NotLinear("a deeper model doesn't only repeat its layers")
+    return min(last, first + extra), extra
+
+
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+# Where a layer's operators are, (position, length) in the forward and the backward pass.
+_Layer = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _repeated(rows: Vector, layer: _Layer, n: int, end: int) -> Vector:
+    """Return the rows with those of the layer `n` times more; `end` is that of the forward pass."""
+    (f0, lf), (b0, lb) = layer
+    made, freed = rows[:, 0], rows[:, 1]
+    in_forward, in_backward = (made >= f0) & (made < f0 + lf), (made >= b0) & (made < b0 + lb)
+    once = rows[~(in_forward | in_backward)].copy()
+    before, last = once[:, 0] < f0, once[:, 1]
+    once[:, 1] += np.where(
+        last < end,
+        np.where(before & (last <= f0 + lf), 0, n * lf),
+        np.where(last > np.where(before, b0 - 1, b0 + lb), n * (lf + lb), n * lf),
+    )
+    once[:, 0] = _outside(once[:, 0], layer, n)
+    found, ends = [once], _outside(freed, layer, n)
+    for chosen, length in ((in_forward, lf), (in_backward, lb)):
+        stays = _ends_with_layer(rows, length)[chosen]
+        for j in range(n + 1):
+            copy = rows[chosen].copy()
+            last = copy[:, 1]
+            moved = j * lf if chosen is in_forward else n * lf + j * lb
+            copy[:, 0] += moved
+            by_layer = last + moved
+            if chosen is in_forward:
+                by_layer = np.where(last < end, by_layer, last + n * lf + (n - j) * lb)
+            copy[:, 1] = np.where(stays, by_layer, ends[chosen])
+            found.append(copy)
+    repeated = np.concatenate(found)
+    repeated[:, 1] = np.maximum(repeated[:, 1], repeated[:, 0] + 1)
+    return repeated
+
+
+def _ends_with_layer(rows: Vector, length: int) -> NDArray[np.bool_]:
+    """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there."""
+    seen: Counter[float] = Counter()
+    ends: dict[tuple[float, int], float] = {}
+    for position, end in rows[:, :2].tolist():
+        ends[position, seen[position]] = end
+        seen[position] += 1  # an operator may make several
+    return np.array([ends.get((at - length, which)) != end for (at, which), end in ends.items()], dtype=bool)
+
+
+def _outside(positions: Vector, layer: _Layer, n: int) -> Vector:
+    """Return where operators outside of the repeated layer come to be."""
+    (f0, lf), (b0, lb) = layer
+    moved: Vector = positions + np.where(positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb)))
+    return moved

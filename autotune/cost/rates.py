@@ -27,14 +27,6 @@ from autotune.values.catalogue import Gpu, gpu_of
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import Hardware
 
-# Tokens, inputs and outputs of the layers whose products are measured, rising.
-_PRODUCTS = {
-    "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
-    "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
-}
-_ELEMENTS = 64 << 20  # of each of the three tensors of an addition, far beyond the caches
-_BLOCK_S = 0.05  # time of a block of runs at the least
-
 NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
 _TIME_LIMIT_S = 240
 
@@ -43,11 +35,7 @@ ENTRY = "autotune.cost.measuring:run_measure"
 
 
 def rates_by_table(hardware: Hardware) -> Rates:
-    """Return the rates that the device should attain.
-
-    Raises:
-        MachineError: No data sheet of this GPU is known.
-    """
+    """Return the rates that the device should attain; a MachineError if no data sheet of it is known."""
     if hardware.is_cpu:
         # Two threads of a core share its vector units.
         physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
@@ -121,13 +109,7 @@ def sheet_rates(gpu: Gpu) -> Rates:
 
 
 def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rates:
-    """Return the rates that a processor should attain; it has no peak by a data sheet.
-
-    Args:
-        features: Vector extensions, as in `Hardware.features`.
-        cores: Physical ones.
-        frequency_hz: That of the processor.
-    """
+    """Return the rates that a processor of physical `cores` should attain; it has no peak by a data sheet."""
     # Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency
     # is the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its
     # highest.
@@ -170,21 +152,11 @@ def _frequency_hz(name: str) -> float:
     return mhz * 1e6 or 2e9  # where the host doesn't tell; server processors are seldom guaranteed less
 
 
-class RatesRequest(Value):
-    """The standard input of the measuring process."""
-
-    device: str
-    arithmetics: tuple[Arithmetic, ...]
-    products: tuple[tuple[int, int, int], ...] = Field(description="tokens, inputs and outputs of layers, rising")
-    elements: int = Field(description="of each tensor of an addition")
-    block_s: float = Field(description="time of a block at the least")
-
-
 class OperatorRequest(Value):
     """The operators and optimizers to measure."""
 
     device: str
-    calls: tuple[str, ...] = Field(description="as `calls` writes them, those that matter most first")
+    calls: tuple[str, ...] = Field(description="as `meta` writes them, those that matter most first")
     parameters: tuple[ParameterGroup, ...] = Field(default=(), description="of the models")
     optimizers: tuple[str, ...] = Field(default=(), description="by transformers' names, to step over these")
     limit_s: float = Field(gt=0, description="nothing is begun after this")
@@ -195,29 +167,17 @@ class OperatorRequest(Value):
 def calibrate(hardware: Hardware) -> Rates:
     """Return the measured rates of a device of this machine; takes seconds, with the device to itself.
 
-    Raises:
-        MachineError: torch can't use the device.
-        InfrastructureError: The measuring process failed, took minutes, or gave more than the device can do.
+    A MachineError if torch can't use it, an InfrastructureError if measuring fails or gives more than it can do.
     """
-    offered: dict[Arithmetic, bool] = {
-        "fp32": True,
-        "tf32": hardware.has_tf32,
-        "fp16": not hardware.is_cpu,
-        "bf16": hardware.has_bf16,
-    }
-    request = RatesRequest(
-        device=hardware.device,
-        arithmetics=tuple(name for name, there in offered.items() if there),
-        products=_PRODUCTS[hardware.kind],
-        elements=min(_ELEMENTS, hardware.free_bytes // (4 * 3 * 4)),  # a quarter of the free memory at most
-        block_s=_BLOCK_S,
-    )
+    there = {"fp32": True, "tf32": hardware.has_tf32, "fp16": not hardware.is_cpu, "bf16": hardware.has_bf16}
+    # Of each of the three tensors of an addition: far beyond the caches, and a quarter of the free memory at most.
+    elements = min(64 << 20, hardware.free_bytes // (4 * 3 * 4))
+    asked = [hardware.device, str(elements), *(arithmetic for arithmetic, is_there in there.items() if is_there)]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     try:
         done = subprocess.run(
             # -P: the present directory is not searched for modules.
-            [sys.executable, "-P", "-m", "autotune.cost.measuring"],
-            input=request.model_dump_json(),
+            [sys.executable, "-P", "-m", "autotune.cost.measuring", *asked],
             capture_output=True,
             text=True,
             timeout=_TIME_LIMIT_S,

@@ -1,34 +1,151 @@
-"""What torch's caching allocator holds during a training, by a replay into its rules (`allocator`). Pure.
+"""What torch's caching allocator holds during a training, by a replay into its rules. Pure.
 
 What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps, and an
 evaluation after them: the blocks that stay unused, and those that are larger than what was asked for, depend on the
 order.
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
+blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
+rounded up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are
+joined when freed; segments are never given back. One stream, and a device that is never full. Expandable segments are
+one for small blocks and one for large ones, which grow at their end by 2 or 20 MiB at a time where no free block is
+large enough.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost.allocator import Block, CachingAllocator
 from autotune.cost.family import Generation, workspace_bytes
-from autotune.cost.optimizers import Optimizer, is_paged, loop_copies, optimizer, state_sizes
-from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Vector
+from autotune.cost.optimizers import is_paged, loop_copies, optimizer, state_sizes
+from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Storages
 from autotune.values.estimate import Evaluation
 
-# In the second step optimizer states are there; what a third brings is little.
-STEPS = 3
+_MIN_BLOCK, _SMALL_SIZE, _SMALL_BUFFER, _LARGE_BUFFER = 512, 1 << 20, 2 << 20, 20 << 20
 
 # Threads that fill the device that most have of a generation: T4, A100, A40, H100.
 _THREADS = {"turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048}
 
-_UNPACKED = 2  # bytes of an element that isn't quantized, the fewest
 
-_BROADCAST_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
+@dataclass(eq=False, slots=True)
+class Block:
+    """A stretch of a segment."""
+
+    size: int
+    segment_size: int
+    small: bool
+    address: int
+    free: bool = False
+    before: Block | None = None
+    after: Block | None = None
+
+
+class CachingAllocator:
+    """Allocates and frees; counts what is allocated and reserved. `expandable`: whether segments are."""
+
+    def __init__(self, *, expandable: bool = False) -> None:
+        self._expandable = expandable
+        self._last: list[Block | None] = [None, None]  # of each expandable segment
+        # By size, then by address, of which no two are alike.
+        self._pools: tuple[list[tuple[int, int, Block]], ...] = ([], [])
+        self._end = 0  # of the highest segment
+        self.allocated = self.reserved = 0
+        self.peak_allocated = self.peak_reserved = 0
+
+    def allocate(self, nbytes: float) -> Block:
+        """Return a block of at least `nbytes`."""
+        size = max(_MIN_BLOCK, -(-int(nbytes) // _MIN_BLOCK) * _MIN_BLOCK)
+        small = size <= _SMALL_SIZE
+        pool = self._pools[small]
+        position = bisect.bisect_left(pool, (size,))
+        # The end of an expandable segment could grow, and is the last to be taken.
+        if position + 1 < len(pool) and pool[position][2] is self._last[small]:
+            position += 1
+        block = pool.pop(position)[2] if position < len(pool) else self._reserved(size, small)
+        rest = block.size - size
+        if rest >= _MIN_BLOCK and (small or self._expandable or rest > _SMALL_SIZE):
+            other = Block(rest, block.segment_size, small, block.address + size, True, block, block.after)
+            if block.after is not None:
+                block.after.before = other
+            elif self._expandable:
+                self._last[small] = other
+            block.after, block.size = other, size
+            self._insert(other)
+        block.free = False
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def _reserved(self, size: int, small: bool) -> Block:
+        """Return a new segment, or the last block of an expandable one made as large as `size`."""
+        step, last = _SMALL_BUFFER if small else _LARGE_BUFFER, self._last[small]
+        free = last if last is not None and last.free else None
+        if self._expandable:
+            more = -(-(size - (free.size if free else 0)) // step) * step
+        else:  # one of 10 MiB and more is rounded up to 2 MiB
+            more = step if small or size < 10 << 20 else -(-size // (2 << 20)) * (2 << 20)
+        self.reserved += more
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if not self._expandable:
+            self._end += more
+            return Block(more, more, small, self._end - more)
+        if free is not None:
+            self._remove(free)
+            free.size += more
+            return free
+        block = Block(more, segment_size=0, small=small, address=last.address + last.size if last else 0, before=last)
+        if last is not None:
+            last.after = block
+        self._last[small] = block
+        return block
+
+    def take_peak(self) -> int:
+        """Return the most that was allocated since this was last asked."""
+        peak, self.peak_allocated = self.peak_allocated, self.allocated
+        return peak
+
+    def release(self, *blocks: Block) -> None:
+        """Give blocks back; they stay reserved."""
+        for block in blocks:
+            self.allocated -= block.size
+            block.free = True
+            before, after = block.before, block.after
+            if before is not None and before.free:
+                self._remove(before)
+                block.size += before.size
+                block.address, block.before = before.address, before.before
+                if block.before is not None:
+                    block.before.after = block
+            if after is not None and after.free:
+                self._remove(after)
+                block.size += after.size
+                block.after = after.after
+                if block.after is not None:
+                    block.after.before = block
+                if self._last[block.small] is after:
+                    self._last[block.small] = block
+            self._insert(block)
+
+    def return_unused(self) -> None:
+        """Give back segments that are wholly free, as `torch.cuda.empty_cache` does."""
+        for pool in self._pools:
+            for entry in [entry for entry in pool if entry[2].size == entry[2].segment_size]:
+                pool.remove(entry)
+                self.reserved -= entry[2].segment_size
+
+    def _insert(self, block: Block) -> None:
+        bisect.insort(self._pools[block.small], (block.size, block.address, block))
+
+    def _remove(self, block: Block) -> None:
+        pool = self._pools[block.small]
+        del pool[bisect.bisect_left(pool, (block.size, block.address))]
 
 
 class Buckets(NamedTuple):
@@ -70,23 +187,16 @@ def held_bytes(
     buckets: Buckets | None = None,
     evaluation: Evaluation | None = None,
 ) -> Held:
-    """Return what is allocated and reserved at the most.
+    """Return what is allocated and reserved at the most; `accumulated`: a step has more than one micro-batch.
 
-    Args:
-        profile: Of the family.
-        optim: The optimizer.
-        micro_batch: Samples.
-        accumulated: Whether a step has more than one micro-batch.
-        keeps_gradients: Whether gradients are set to zero and not freed between steps, as before torch 2.0.
-        expandable: Whether the allocator's segments are.
-        buckets: Of DDP; None: there is one device.
-        evaluation: How the training is evaluated after its steps; None: it isn't.
+    `keeps_gradients`: they are set to zero and not freed between steps, as before torch 2.0. Without `buckets` there is
+    one device, without an `evaluation` none comes after the steps.
     """
     run = _Run(profile, optim, micro_batch, expandable=expandable)
     if buckets is not None:
         run.wrap(buckets)
-    micro_steps = optimizer_steps = 0
-    for step in range(STEPS):
+    micro_steps = optimizer_steps = evaluating = 0
+    for step in range(3):  # in the second optimizer states are there; what a third brings is little
         if buckets is not None and buckets.rebuilt and step == 1:
             run.rebuild_buckets(buckets)
         for micro in range(2 if accumulated else 1):
@@ -95,8 +205,8 @@ def held_bytes(
         run.optimizer_step()
         optimizer_steps = max(optimizer_steps, run.allocator.take_peak())
         if not keeps_gradients:
-            run.free_gradients()
-    evaluating = 0
+            run.allocator.release(*run.gradients)
+            run.gradients = []
     if evaluation is not None and profile.evaluation is not None:
         run.allocator.take_peak()
         run.evaluate(evaluation, profile.evaluation)
@@ -109,26 +219,27 @@ class _Run:
 
     def __init__(self, profile: Profile, optim: str, micro_batch: float, *, expandable: bool) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
-        self._optim = optim
-        self._row: Optimizer = optimizer(optim)
+        self.gradients: list[Block] = []
+        self._optim, self._row = optim, optimizer(optim)
         self._generation: Generation = profile.family.generation
-        parameters = profile.made
-        trained = [g for g in parameters if g.trained]
+        made = profile.made
+        trained = [g for g in made if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
         self._largest = sorted(set(trained), key=lambda g: -g.elements * g.element_bytes)
-        self._gradients: list[Block] = []
-        self._states: list[Block] = []
-        self._buckets: list[Block] = []
-        rows, self._sizes = self._sized(profile.storages.rows, micro_batch)
-        self._is_gradient = (rows[:, 4] > 0).tolist()
-        self._order = _order(rows, profile.storages.workspaces)
-        self._workspace, self._has_workspaces = workspace_bytes(self._generation), False
-        self._weights = [group.elements * group.element_bytes for group in parameters]
+        self._states, self._buckets = list[Block](), list[Block]()
+        self._events, self._sizes, self._is_gradient = _events(profile.storages, micro_batch, self._generation)
+        self._has_workspaces = False
+        self._weights = [g.elements * g.element_bytes for g in made]
         self._trained = [g.elements * g.element_bytes for g in trained]
-        self._pack([group for group in parameters if group.element_bytes < _UNPACKED])
-        for group, size in zip(parameters, self._weights, strict=True):
-            if group.element_bytes >= _UNPACKED:
+        for group in made:
+            if group.element_bytes < 2:  # packed one by one: in fp32 first, for 8 bits then in 16
+                widths = (4, 2) if group.element_bytes >= 1 else (4,)  # `Int8Params._quantize`
+                before = [self.allocator.allocate(group.elements * width) for width in widths]
+                self.allocator.allocate(group.elements * group.element_bytes)
+                self.allocator.release(*before[::-1])
+        for group, size in zip(made, self._weights, strict=True):
+            if group.element_bytes >= 2:
                 self.allocator.allocate(size)
         if self._row.from_start:
             self._make_states(self._groups[0] + self._groups[1])
@@ -136,52 +247,33 @@ class _Run:
         self.allocator.take_peak()
         self.allocator.peak_reserved = self.allocator.reserved
 
-    def _sized(self, rows: Vector, samples: float) -> tuple[Vector, list[float]]:
-        """Return the storages that take anything, and their bytes."""
-        sizes = rows[:, 2] + rows[:, 3] * samples
-        for at in np.flatnonzero(rows[:, 5]):
-            sizes[at] = sum_bytes(int(sizes[at]), int(rows[at, 5]), self._generation)
-        takes = (rows[:, 5] == 0) | (sizes > 0)  # a sum whose blocks share nothing takes nothing
-        return rows[takes], sizes[takes].tolist()
-
-    def _pack(self, quantized: Sequence[ParameterGroup]) -> None:
-        """Quantize one weight after the other: in fp32 first, for 8 bits then in 16 (`Int8Params._quantize`)."""
-        for group in quantized:
-            widths = (4, 2) if group.element_bytes >= 1 else (4,)
-            before = [self.allocator.allocate(group.elements * width) for width in widths]
-            self.allocator.allocate(group.elements * group.element_bytes)
-            self._free(before[::-1])
-
     def wrap(self, buckets: Buckets) -> None:
         """Broadcast the weights in flat copies, of which there are two at a time, and make the first buckets."""
         sent: list[Block] = []
-        for size in grouped(self._weights, _BROADCAST_BYTES, _BROADCAST_BYTES):
-            self._free(sent[:-1])
+        for size in grouped(self._weights, 250 << 20, 250 << 20):  # `broadcast_bucket_size` of DistributedDataParallel
+            self.allocator.release(*sent[:-1])
             sent = [*sent[-1:], self.allocator.allocate(size)]
-        self._free(sent)
+        self.allocator.release(*sent)
         whole = [sum(self._trained)] if buckets.rebuilt else grouped(self._trained, *buckets[:2])[::-1]
         self._buckets = [self.allocator.allocate(size) for size in whole]
 
     def rebuild_buckets(self, buckets: Buckets) -> None:
-        """Group the gradients in the order in which they get ready: about that of the parameters, reversed.
-
-        NCCL's watchdog holds what was sent until it looks next, every 100 ms, so the old bucket may still be there.
-        """
-        before = self._buckets
+        """Group the gradients in the order in which they get ready: about that of the parameters, reversed."""
+        before = self._buckets  # there until NCCL's watchdog looks next, every 100 ms
         self._buckets = [self.allocator.allocate(size) for size in grouped(self._trained[::-1], *buckets[:2])]
-        self._free(before)
+        self.allocator.release(*before)
 
     def micro_step(self, *, first: bool) -> None:
         """Run forward and backward; gradients stay, or are added to those that are there."""
         live: dict[int, Block] = {}
-        for index, makes in self._order:
+        for index, makes in self._events:
             if index < 0:
                 if not self._has_workspaces:
-                    self.allocator.allocate(self._workspace)
+                    self.allocator.allocate(workspace_bytes(self._generation))
             elif makes:
                 live[index] = self.allocator.allocate(self._sizes[index])
             elif self._is_gradient[index] and (first or self._row.in_backward):
-                self._gradients.append(live.pop(index))
+                self.gradients.append(live.pop(index))
                 if self._row.in_backward:
                     self._update_before(self._row.in_backward)
             else:
@@ -192,8 +284,8 @@ class _Run:
 
     def _update_before(self, at_once: int) -> None:
         """Update weights and free their gradients, the oldest first, until fewer than so many are there."""
-        while len(self._gradients) >= at_once:
-            block = self._gradients.pop(0)
+        while len(self.gradients) >= at_once:
+            block = self.gradients.pop(0)
             self._loop([g for g in self._largest if g.elements * g.element_bytes <= block.size][:1])
             self.allocator.release(block)
 
@@ -203,8 +295,8 @@ class _Run:
         for trained in self._groups:
             self._make_states(trained if is_first else [])
             if self._row.temporaries == "foreach":
-                copies = trained * self._row.copies
-                self._free([self.allocator.allocate(g.elements * g.element_bytes) for g in copies])
+                sizes = [g.elements * g.element_bytes for g in trained * self._row.copies]
+                self.allocator.release(*map(self.allocator.allocate, sizes))
             elif self._row.temporaries != "none" and not self._row.in_backward:
                 self._loop(trained)
 
@@ -214,6 +306,15 @@ class _Run:
             sizes = scales if is_paged(self._optim, group) else sizes + scales
             self._states += [self.allocator.allocate(size) for size in sizes]
 
+    def _loop(self, trained: Sequence[ParameterGroup]) -> None:
+        before: list[Block] = []
+        for group in trained:
+            copies, width = loop_copies(self._optim, group)
+            blocks = [self.allocator.allocate(group.elements * width) for _ in range(copies)]
+            self.allocator.release(*before, *blocks[:-1])
+            before = blocks[-1:]
+        self.allocator.release(*before)
+
     def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:
         """Run the batches of an evaluation: `Trainer.evaluation_loop`.
 
@@ -221,46 +322,47 @@ class _Run:
         and are there themselves until the next batch's come. Of the passes only the first two and the last of a whole
         batch are run.
         """
-        rows, sizes = self._sized(forward.storages.rows, how.batch)
-        order, samples = _order(rows, ()), how.kept_samples or 2 * how.batch
+        events, sizes, _ = _events(forward.storages, how.batch, self._generation)
+        samples, inputs = how.kept_samples or 2 * how.batch, forward.inputs_bytes * how.batch
         kept: list[Block] = []
         for batch, done in enumerate(range(0, samples, how.batch)):
             if batch < 2 or batch == samples // how.batch - 1:
-                inputs = forward.inputs_bytes * how.batch
                 live = {-1: self.allocator.allocate(inputs)} if inputs else {}
-                for index, makes in order:
-                    if makes:
+                for index, makes in events:
+                    if makes and index >= 0:  # workspaces are there
                         live[index] = self.allocator.allocate(sizes[index])
-                    else:
+                    elif index >= 0:
                         self.allocator.release(live.pop(index))
-                self._free(live.values())
+                self.allocator.release(*live.values())
             if how.kept_samples:
                 size = min(how.batch, samples - done)
                 logits = self.allocator.allocate(forward.outputs_bytes.at(size))
-                self._free(kept[1:])  # of the batch before
+                self.allocator.release(*kept[1:])  # of the batch before
                 joined = [self.allocator.allocate(forward.outputs_bytes.at(done + size))] if batch else []
-                self._free(kept[:1])
+                self.allocator.release(*kept[:1])
                 kept = [*joined, logits]
-        self._free(kept)
+        self.allocator.release(*kept)
 
-    def free_gradients(self) -> None:
-        """Set all gradients to None."""
-        self._free(self._gradients)
-        self._gradients = []
 
-    def _loop(self, trained: Sequence[ParameterGroup]) -> None:
-        before: list[Block] = []
-        for group in trained:
-            copies, width = loop_copies(self._optim, group)
-            blocks = [self.allocator.allocate(group.elements * width) for _ in range(copies)]
-            self._free(before)
-            before = blocks[-1:]
-            self._free(blocks[:-1])
-        self._free(before)
+def _events(
+    storages: Storages, samples: float, generation: Generation
+) -> tuple[list[tuple[int, bool]], list[float], list[bool]]:
+    """Return (storage, whether it is made) in time, the storages' bytes, and whether each is a gradient.
 
-    def _free(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            self.allocator.release(block)
+    What ends before an operator makes room for its results; a workspace, -1, comes last. A storage may end before the
+    operator after the one that made it, never before it is made. A sum whose blocks share nothing takes nothing.
+    """
+    rows, taken = storages.rows, np.array(storages.workspaces, dtype=float)
+    sizes = rows[:, 2] + rows[:, 3] * samples
+    for at in np.flatnonzero(rows[:, 5]):
+        sizes[at] = sum_bytes(int(sizes[at]), int(rows[at, 5]), generation)
+    takes = (rows[:, 5] == 0) | (sizes > 0)
+    rows, index = rows[takes], np.arange(takes.sum())
+    when = np.concatenate([rows[:, 1], rows[:, 0], taken])
+    makes = np.repeat([0, 1, 2], [len(rows), len(rows), len(taken)])
+    which = np.concatenate([index, index, np.full(len(taken), -1)])
+    order = np.lexsort((which, makes, when))
+    return [(int(which[i]), bool(makes[i])) for i in order], sizes[takes].tolist(), (rows[:, 4] > 0).tolist()
 
 
 @functools.cache
@@ -269,21 +371,20 @@ def sum_bytes(rows: int, columns: int, generation: Generation) -> int:
 
     A block sums up 32 times 4 columns. Several share them where a thread of one would have 256 rows or more.
     """
+
+    def power(size: int, most: int) -> int:  # of two, the largest that is no more than both
+        return 1 << (min(size, most).bit_length() - 1)
+
     vector = math.gcd(columns, 4)
     most, wide = 512 // vector, columns // vector
-    width = min(_power(wide, most), 32)
-    height = min(_power(rows, most), most // width)
-    width = min(_power(wide, most), most // height)
+    width = min(power(wide, most), 32)
+    height = min(power(rows, most), most // width)
+    width = min(power(wide, most), most // height)
     each, blocks, room = -(-rows // height), -(-wide // width), _THREADS[generation] // (width * height)
     if each < 256 or blocks > room:
         return 0
     sharing = max(min(-(-room // blocks), -(-each // 16)), -(-each // 256))
     return 4 * columns * sharing * width * vector if sharing > 1 else 0
-
-
-def _power(size: int, most: int) -> int:
-    """Return the largest power of two that is no more than `size` and `most`."""
-    return 1 << (min(size, most).bit_length() - 1)
 
 
 def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:
@@ -294,18 +395,3 @@ def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:
             found.append(0.0)
         found[-1] += size
     return found
-
-
-def _order(rows: Vector, workspaces: Sequence[int]) -> list[tuple[int, bool]]:
-    """Return (storage, whether it is made) in time; what ends before an operator makes room for its results.
-
-    A workspace is -1.
-    """
-    count, taken = len(rows), np.array(workspaces, dtype=float)
-    index = np.arange(count)
-    when = np.concatenate([rows[:, 1], rows[:, 0], taken])
-    makes = np.concatenate([np.zeros(count), np.ones(count), np.full(len(taken), 2)])
-    which = np.concatenate([index, index, np.full(len(taken), -1)])
-    # A storage may end before the operator after the one that made it, never before it is made.
-    order = np.lexsort((which, makes, when))
-    return [(int(which[i]), bool(makes[i])) for i in order]

@@ -56,16 +56,10 @@ _FP32: dict[Device, frozenset[str]] = {
 
 
 class Semantics(TorchFunctionMode):
-    """Runs torch's functions as the device would.
+    """Runs torch's functions as the device would; the recorder writes down the kernels that only exist there.
 
-    Args:
-        device: The device.
-        autocast: Type of mixed precision's arithmetic, None for none.
-        recorder: Writes down the kernels that only exist there.
-        padded: Whether batches hold padding.
-        experts: Number of experts that tokens are routed to.
-        generation: Of a CUDA device.
-        images: Whether parts of a tensor that are split off are those of images.
+    `padded`: batches hold padding; `experts`: that tokens are routed to; `images`: parts of a tensor that are split off
+    are those of images.
     """
 
     def __init__(
@@ -81,35 +75,21 @@ class Semantics(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._device: Device = device
-        self._recorder = recorder
-        self._autocast = autocast
-        self._casting = False
-        self._padded = padded
-        self._experts = experts
-        self._generation = generation
-        self._images = images
+        self._generation: Generation = generation
+        self._recorder, self._autocast, self._casting = recorder, autocast, False
+        self._padded, self._experts, self._images = padded, experts, images
         self._cache: dict[int, torch.Tensor] = {}
 
     @contextlib.contextmanager
-    def casting(self) -> Iterator[None]:
-        """Cast inside as autocast does; weights that were cast are cached until the outermost end."""
-        outermost = not self._casting
-        self._casting = self._autocast is not None
-        try:
-            yield
-        finally:
-            if outermost:
-                self._casting = False
-                self._cache.clear()
-
-    @contextlib.contextmanager
-    def not_casting(self) -> Iterator[None]:
-        """Cast nothing inside."""
-        before, self._casting = self._casting, False
+    def casting(self, *, on: bool = True) -> Iterator[None]:
+        """Cast inside as autocast does, or nothing; weights that were cast are cached until the outermost end."""
+        before, self._casting = self._casting, on and self._autocast is not None
         try:
             yield
         finally:
             self._casting = before
+            if on and not before:
+                self._cache.clear()
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -122,38 +102,21 @@ class Semantics(TorchFunctionMode):
             self._recorder.recomputing = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function as the device would."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        answer = self._about_data(name, args, kwargs)
-        if answer is not None:
-            return answer
-        if self._casting:
-            args, kwargs = self._cast(name, args, kwargs)
+        if name in ("all", "any", "__bool__") and len(args) == 1 and not kwargs and _is_valueless(args[0]):
+            answer = name != "any" and not self._padded
+            return answer if name == "__bool__" else torch.tensor(answer)
+        if self._casting and (name in _CONTRACTIONS or name in _FP32[self._device]):
+            to = self._autocast if name in _CONTRACTIONS else torch.float32
+            args = meta.mapped(args, lambda t: self._to(t, to))
+            kwargs = {key: meta.mapped(value, lambda t: self._to(t, to)) for key, value in kwargs.items()}
         special = _SPECIAL.get(name)
         if special is not None:
             result = special(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
-
-    def _about_data(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Return the answer to whether all, any or the only one of a meta tensor's values are true."""
-        if name not in ("all", "any", "__bool__") or len(args) != 1 or kwargs or not _is_valueless(args[0]):
-            return None
-        answer = name != "any" and not self._padded
-        return answer if name == "__bool__" else torch.tensor(answer)
-
-    def _cast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        if name in _CONTRACTIONS:
-            to = self._autocast
-        elif name in _FP32[self._device]:
-            to = torch.float32
-        else:
-            return args, kwargs
-        return meta.mapped(args, lambda t: self._to(t, to)), {
-            k: meta.mapped(v, lambda t: self._to(t, to)) for k, v in kwargs.items()
-        }
 
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):
@@ -230,14 +193,12 @@ class Semantics(TorchFunctionMode):
         return func(*args, **{**kwargs, "dtype": torch.float32})
 
     def _cross_entropy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the loss of 16 bits: their log-probabilities too are of 16 bits, and a copy is made in fp32.
-
-        `cross_entropy_loss` asks `log_softmax` for the type of its input (aten/src/ATen/native/LossNLL.cpp), which
-        autocast leaves as it is; `nll_loss` is computed in fp32.
-        """
+        """Return the loss of 16 bits: their log-probabilities too are of 16 bits, and a copy is made in fp32."""
         logits = args[0]
         if self._device == "cpu" or not self._casting or logits.dtype not in (torch.float16, torch.bfloat16):
             return NotImplemented
+        # `cross_entropy_loss` asks `log_softmax` for the type of its input (aten/src/ATen/native/LossNLL.cpp), which
+        # autocast leaves as it is; `nll_loss` is computed in fp32.
         log_probabilities = torch.log_softmax(logits, 1 if logits.dim() > 1 else 0).float()
         target = args[1] if len(args) > 1 else kwargs["target"]
         options = {k: v for k, v in kwargs.items() if k in ("weight", "ignore_index", "reduction")}
@@ -255,7 +216,6 @@ class Semantics(TorchFunctionMode):
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return all values: labels hold no padding."""
         return args[0].flatten() if _is_valueless(args[0]) else NotImplemented
 
 

@@ -85,37 +85,15 @@ class Share:
 
 @functools.lru_cache(maxsize=4096)  # a search asks again and again
 def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool) -> Share:
-    """Return what one device holds.
-
-    Args:
-        profile: Of one device's part of the model.
-        optim: The optimizer.
-        spread: How it is spread.
-        accumulated: Whether a step has more than one micro-batch.
-    """
+    """Return what one device holds; `accumulated`: a step has more than one micro-batch."""
     way = WAYS[spread.parallelism.sharding]
     if way.engine == "fsdp":
         return _fsdp(profile, optim, spread, way, accumulated=accumulated)
     if way.engine == "deepspeed":
         return _deepspeed(profile, optim, spread, way)
-    return _whole(profile, optim, copies=spread.parallelism.data_parallel > 1)
-
-
-def buckets_of(config: TrainConfig, family: Family) -> Buckets | None:
-    """Return how DDP groups gradients; None where there is none."""
-    spread = config.parallelism
-    if spread.sharding != "none" or spread.data_parallel == 1:
-        return None
-    given = spread.ddp_bucket_cap_mb
-    first, others = (1, 25) if given is None else (given, given)
-    return Buckets(first << 20, others << 20, rebuilt=not family.clones_outputs)
-
-
-def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
-    """Return the share of a device that holds everything; DDP's buckets are a copy of all gradients."""
     states, paged = state_bytes(optim, profile.parameters)
     gradients, at_once = float(profile.gradients_bytes), optimizer(optim).in_backward
-    buckets = gradients if copies else 0.0
+    buckets = gradients if spread.parallelism.data_parallel > 1 else 0.0  # DDP's are a copy of all gradients
     if at_once:
         largest = max((g.elements * g.element_bytes for g in profile.parameters if g.trained), default=0.0)
         gradients = min(gradients, at_once * largest)
@@ -134,13 +112,35 @@ def _whole(profile: Profile, optim: str, *, copies: bool) -> Share:
     )
 
 
+def buckets_of(config: TrainConfig, family: Family) -> Buckets | None:
+    """Return how DDP groups gradients; None where there is none."""
+    spread = config.parallelism
+    if spread.sharding != "none" or spread.data_parallel == 1:
+        return None
+    given = spread.ddp_bucket_cap_mb
+    first, others = (1, 25) if given is None else (given, given)
+    return Buckets(first << 20, others << 20, rebuilt=not family.clones_outputs)
+
+
 def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
     ranks = spread.parallelism.sharding_ranks
     local = [_slice(_as_stored(group, spread), ranks) for group in profile.parameters]
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
     stepping = temporary_bytes(optim, local, on_cpu=profile.family.device == "cpu")
-    forward, backward = _gathered(profile, spread, way)
+    # Whole weights that are there when the loss is computed, and in the backward pass of a layer.
+    layer, outside = total_bytes(profile.layer or profile.parameters), total_bytes(profile.outside)
+    if not way.regathers:
+        forward = backward = total_bytes(profile.parameters)
+    elif spread.root_stays:
+        forward, backward = outside + layer, outside + 2 * layer
+    else:
+        # The unit of norm and head, without an embedding table that isn't the head as well, is not given back after
+        # the forward pass; the next layer is fetched ahead.
+        rest = [g for g in profile.outside if not g.embedding]
+        tables = {g.elements for g in profile.outside if g.embedding}
+        has_head = any(group.elements in tables for group in rest)
+        forward, backward = (total_bytes(rest) if has_head else outside) + layer, 2 * layer
     # The backward pass holds the gradients of the layer it is in, and the message that the layer before is reduced by.
     backward += 2 * total_bytes(profile.layer or profile.parameters, trained=True)
     found = Share(
@@ -162,22 +162,6 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     share = found.gradient_share if accumulated else 0.0
     here = float(profile.buffers_bytes)
     return replace(found, weights=here, states=0.0, gradients=0.0, stepping=0.0, host=host, gradient_share=share)
-
-
-def _gathered(profile: Profile, spread: Spread, way: Way) -> tuple[float, float]:
-    """Return the whole weights that are there when the loss is computed, and in the backward pass of a layer."""
-    layer, outside = total_bytes(profile.layer or profile.parameters), total_bytes(profile.outside)
-    if not way.regathers:
-        whole = total_bytes(profile.parameters)
-        return whole, whole
-    if spread.root_stays:
-        return outside + layer, outside + 2 * layer
-    # The unit of norm and head, without an embedding table that isn't the head as well, is not given back after the
-    # forward pass; the next layer is fetched ahead.
-    rest = [g for g in profile.outside if not g.embedding]
-    tables = {g.elements for g in profile.outside if g.embedding}
-    has_head = any(group.elements in tables for group in rest)
-    return total_bytes(rest if has_head else profile.outside) + layer, 2 * layer
 
 
 def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
@@ -235,9 +219,8 @@ def _master(profile: Profile, ranks: int) -> ParameterGroup:
 
 
 def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
-    """Return a parameter with the width that it has between steps."""
-    is_packed = group.element_bytes < 2  # which stays so
-    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and not is_packed
+    """Return a parameter with the width that it has between steps; what is packed stays so."""
+    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= 2
     return group.model_copy(update={"element_bytes": 4.0}) if wide else group
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from autotune.cost.calls import written
-from autotune.cost.meta import run_beside_numbers, run_once, tensors_in
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW, alive
+from autotune.cost.meta import run_beside_numbers, run_once, tensors_in, written
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, PRODUCTS, VIEW, alive
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
 
@@ -33,7 +32,7 @@ _NO_WORK = frozenset(
 )  # fmt: skip
 
 
-class _Operator(NamedTuple):
+class _Operator(NamedTuple):  # the fields of `Tape`
     name: str
     kind: int
     flops: float
@@ -69,7 +68,12 @@ class Tape:
     attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
-    calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `calls`
+    calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `meta`
+
+    @property
+    def products(self) -> NDArray[np.bool_]:
+        """Whether each operator is a product, whose FLOP a model needs."""
+        return np.isin(self.kinds, PRODUCTS)
 
     @property
     def live(self) -> NDArray[np.float64]:
@@ -81,13 +85,10 @@ class Tape:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operators that run inside it.
 
-    Args:
-        known: Tensors whose storages are not counted: weights, buffers and inputs.
-        scratch: Returns the bytes that an operator takes and gives back, from its name, arguments and results; None:
-            none does.
-        numbers: Whether integers of the host are used beside tensors of the meta device; what is done with them alone,
-            and views, which a model makes one by one for each image, are not written down.
-        attended: How many times as many keys as there are here fused attention sees, those of other devices included.
+    Storages of `known` tensors are not counted: weights, buffers and inputs. `scratch` returns the bytes that an
+    operator takes and gives back, from its name, arguments and results. `numbers`: integers of the host are used beside
+    tensors of the meta device; what is done with them alone, and views, which a model makes one by one for each image,
+    are not written down. Fused attention sees `attended` times as many keys as there are here, with other devices'.
     """
 
     def __init__(
@@ -104,9 +105,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_id: dict[int, _Storage | None] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
-        self._scratch = scratch
-        self._numbers = numbers
-        self._attended = attended
+        self._scratch, self._numbers, self._attended = scratch, numbers, attended
         self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
@@ -125,7 +124,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "" if node is None else self._module_of.get(node._sequence_nr(), "")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and write it down."""
         kwargs = kwargs or {}
         out = (run_beside_numbers if self._numbers else run_once)(func, args, kwargs)
         if not (self._numbers and self._is_aside((args, tuple(kwargs.values())), out)):
@@ -148,18 +146,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = (self._module(), name)
         flops, moved, kind = 0.0, 0.0, VIEW
         if works:
-            counter = flop_registry.get(func._overloadpacket)
-            if counter is not None:
+            kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
+            if (counter := flop_registry.get(func._overloadpacket)) is not None:
                 flops, kind = float(counter(*args, **kwargs, out_val=out)), CONTRACTION
-            else:
-                kind = NORMALISATION if any(word in name for word in _NORMALISATIONS) else ELEMENTWISE
-            inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
-            moved = float(sum(t.nbytes for t in inputs) + sum(t.nbytes for t in outputs))
-            if kind == ELEMENTWISE:
+            elif kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
+            inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
+            moved = float(sum(t.nbytes for t in inputs + outputs))
         half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
         call = written(func.__str__(), args, kwargs) if works else ""
-        self.note(name, kind, flops, moved, half=half, call=call)
+        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
         for tensor in fresh:
             self._watch(tensor, origin=origin)
         if self._scratch is not None:
@@ -170,19 +166,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
 
-    def note(self, name: str, kind: int, flops: float, moved: float, *, half: bool, call: str = "") -> None:
-        """Write down an operator that torch doesn't run here, such as a fused kernel that isn't installed."""
-        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
-
     def note_kernel(
         self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False
     ) -> None:
-        """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
+        """Write down a kernel that torch doesn't run here, as one that isn't installed, by what it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
         shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
         flops *= self._attended if shared else 1
         call = "" if shared else written(name, tensors, {"causal": causal})
-        self.note(name, kind, flops, moved, half=tensors[0].element_size() == 2, call=call)
+        half = tensors[0].element_size() == 2
+        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
 
     def end_of_forward(self) -> None:
         """Mark the end of the forward pass: what comes now is the backward pass."""
@@ -209,19 +202,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gradient = storage.accumulated >= 0
             freed = storage.accumulated if gradient else storage.freed if storage.freed >= 0 else after
             storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
+        columns: Iterable[tuple[Any, ...]] = zip(*self._operators, strict=True) if self._operators else [()] * 7
+        names, kinds, flops, moved, half, again, calls = columns
         return Tape(
-            names=tuple(o.name for o in self._operators),
-            kinds=np.array([o.kind for o in self._operators], dtype=np.int8),
-            flops=np.array([o.flops for o in self._operators]),
-            moved_bytes=np.array([o.moved_bytes for o in self._operators]),
-            half=np.array([o.half for o in self._operators], dtype=bool),
-            recomputed=np.array([o.recomputed for o in self._operators], dtype=bool),
+            names=names,
+            kinds=np.array(kinds, dtype=np.int8),
+            flops=np.array(flops),
+            moved_bytes=np.array(moved),
+            half=np.array(half, dtype=bool),
+            recomputed=np.array(again, dtype=bool),
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),
             attention=tuple(sorted(self.attention)),
             origins=tuple(storage.origin for storage in self._storages),
             outputs_bytes=self.outputs_bytes,
-            calls=tuple(o.call for o in self._operators),
+            calls=calls,
         )
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
@@ -232,9 +227,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._by_id:
             return
-        self._by_id[key] = entry = (
-            None if known else _Storage(storage.nbytes(), len(self._operators) - 1, origin=origin)
-        )
+        entry = None if known else _Storage(storage.nbytes(), len(self._operators) - 1, origin=origin)
+        self._by_id[key] = entry
         if entry is not None:
             self._storages.append(entry)
         self._references[key] = weakref.ref(storage, functools.partial(self._forget, key))

@@ -7,7 +7,7 @@ is added. Operators and optimizers that were measured on the device in the shape
 took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
 share its cores. Pure arithmetic on arrays, with an element for each micro-batch.
 
-A trace writes down how each operator is called (`calls`). Sizes that differ between its two micro-batches are lines in
+A trace writes down how each operator is called (`meta`). Sizes that differ between its two micro-batches are lines in
 the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
 are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
 nearest that was: of its kind the one that should take most nearly as long.
@@ -32,7 +32,7 @@ from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
 from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
 from autotune.values.config import Parallelism, Precision
-from autotune.values.estimate import Arithmetic, Rates, Timings
+from autotune.values.estimate import Arithmetic, Rates
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
@@ -69,14 +69,11 @@ class StepCost:
     generated: int | None = None  # completions at once, of a recipe that generates; None: those of a step
 
     def seconds(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
-        """Return the seconds of a step for each micro-batch with its accumulation.
+        """Return the seconds of a step for each micro-batch, in samples of full length, with its accumulation.
 
-        Args:
-            samples: Micro-batches, in samples of full length.
-            accumulation: Of each.
-            attended: Micro-batches by the work of attention, see `lengths`; None: `samples`.
+        `attended`: micro-batches by the work of attention, see `lengths`; None: `samples`.
         """
-        adding = _measured_step(self.profile, ADDING, self._rates)
+        adding = measured_step(self.profile.parameters, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
         computing = accumulation * self._micro(samples, attended) + (accumulation - 1) * adding
@@ -102,13 +99,12 @@ class StepCost:
     @property
     def _rates(self) -> Rates:
         """The rates that one device has while all compute."""
-        share = self.parallelism.world_size if self.network.on_cpu else 1
+        share, rates = self.parallelism.world_size if self.network.on_cpu else 1, self.rates
         if share == 1:
-            return self.rates
-        products = {arithmetic: flops / share for arithmetic, flops in self.rates.matmul_flops.items()}
-        return self.rates.model_copy(
-            update={"matmul_flops": products, "bandwidth": self.rates.bandwidth / share, "timings": None}
-        )
+            return rates
+        products = {arithmetic: flops / share for arithmetic, flops in rates.matmul_flops.items()}
+        shared = {"matmul_flops": products, "bandwidth": rates.bandwidth / share, "timings": None}
+        return rates.model_copy(update=shared)
 
     def _micro(self, samples: Vector, attended: Vector | None) -> Vector:
         return micro_step_seconds(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
@@ -177,22 +173,17 @@ def micro_step_seconds(
 
 
 def _busy(
-    profile: Profile,
-    rates: Rates,
-    work: dict[str, Vector],
-    micro_batches: Vector,
-    *,
-    tf32: bool = False,
-    compiled: bool = False,
+    profile: Profile, rates: Rates, work: dict[str, Vector], micro_batches: Vector, *, tf32: bool, compiled: bool
 ) -> Vector:
     """Return the seconds of each row of work for each micro-batch, by arithmetic or bytes, whichever is more."""
     ones = np.stack([np.ones_like(micro_batches), micro_batches])
     flops, moved = work["flops"] @ ones, work["moved"] @ ones
     attention = work["kind"] == FUSED_ATTENTION
     contraction = (work["kind"] == CONTRACTION) | attention
-    speed = np.where(
-        work["half"] > 0, _rate(profile, rates, half=True, tf32=tf32), _rate(profile, rates, half=False, tf32=tf32)
-    )
+    half: Arithmetic = "fp16" if "float16" in (profile.family.autocast, profile.family.dtype) else "bf16"
+    fp32 = rates.matmul_flops["fp32"]
+    wide = rates.matmul_flops.get("tf32") if tf32 else None
+    speed = np.where(work["half"] > 0, rates.matmul_flops.get(half) or fp32, wide or fp32)
     speed = speed * np.where(attention, FUSED_ATTENTION_SHARE, 1.0)
     computing = np.where(contraction[:, None], flops / speed[:, None], 0.0)
     transfer = work["kind"] == TRANSFER
@@ -209,7 +200,8 @@ def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> 
     costs: dict[str, float] = defaultdict(float)
     for profile in profiles:
         work = profile.work_arrays()
-        seconds = work["count"][:, None] * (_busy(profile, rates, work, np.array(sizes, dtype=float)) + rates.launch_s)
+        busy = _busy(profile, rates, work, np.array(sizes, dtype=float), tf32=False, compiled=False)
+        seconds = work["count"][:, None] * (busy + rates.launch_s)
         for size, column in zip(sizes, seconds.T / np.array(sizes)[:, None], strict=True):
             for row, cost in zip(profile.work, column, strict=True):
                 costs[at(row.call, size)] += float(cost)
@@ -218,33 +210,16 @@ def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> 
 
 def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     """Return the seconds of an optimizer step, the clipping of gradients included."""
-    steps = [_measured_step(profile, what, rates) for what in (optim, CLIPPING)]
+    steps = [measured_step(profile.parameters, what, rates) for what in (optim, CLIPPING)]
     if None not in steps:
         return sum(step for step in steps if step is not None)
-    row = optimizer(optim)
-    states = sum(state_bytes(optim, profile.parameters))
-    trained = profile.gradients_bytes
+    row, on_cpu, trained = optimizer(optim), profile.family.device == "cpu", profile.gradients_bytes
     clipping = 3.0 * trained  # the norm reads them, scaling reads and writes
-    fused = 3.0 * trained + 2.0 * states  # weights read and written, gradients read, states read and written
-    on_cpu = profile.family.device == "cpu"
-    factor = row.cpu_cost if on_cpu else row.passes
+    # Weights are read and written, gradients read, states read and written.
+    fused = 3.0 * trained + 2.0 * sum(state_bytes(optim, profile.parameters))
     tensors = sum(g.count for g in profile.parameters if g.trained)
     kernels = tensors * (row.kernels if on_cpu or row.temporaries in ("loop", "adafactor") else 0.2)
-    return (clipping + factor * fused) / rates.bandwidth + kernels * rates.launch_s
-
-
-def _measured_step(profile: Profile, what: str, rates: Rates) -> float | None:
-    return stepping(profile.parameters, what, rates.timings, launch_s=rates.launch_s, bandwidth=rates.bandwidth)
-
-
-def _rate(profile: Profile, rates: Rates, *, half: bool, tf32: bool) -> float:
-    """Return the FLOP/s of contractions."""
-    wanted: Arithmetic = "fp32"
-    if half:
-        wanted = "fp16" if "float16" in (profile.family.autocast, profile.family.dtype) else "bf16"
-    elif tf32:
-        wanted = "tf32"
-    return rates.matmul_flops.get(wanted) or rates.matmul_flops["fp32"]
+    return (clipping + (row.cpu_cost if on_cpu else row.passes) * fused) / rates.bandwidth + kernels * rates.launch_s
 
 
 def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | None:
@@ -259,27 +234,20 @@ def as_line(low: str, high: str, samples: tuple[int, int]) -> str:
         return low
     if _NUMBER.sub("", low) != _NUMBER.sub("", high):
         return ""
-    between = samples[1] - samples[0]
-    larger = iter(_NUMBER.findall(high))
+    larger = map(int, _NUMBER.findall(high))
 
     def line(match: re.Match[str]) -> str:
-        one, other = int(match[0]), int(next(larger))
-        if one == other:
-            return match[0]
-        slope = (other - one) // between
-        return f"<{one - slope * samples[0]}:{slope}>"
+        slope = (next(larger) - int(match[0])) // (samples[1] - samples[0])
+        return f"<{int(match[0]) - slope * samples[0]}:{slope}>" if slope else match[0]
 
     text = _NUMBER.sub(line, low)
     return text if at(text, samples[1]) == high else ""
 
 
-def attends(low: str, high: str) -> bool:
-    """Return whether calls at two micro-batches attend, or work on the scores of attention.
-
-    Scores are (batch, heads, length, length), in products (batch x heads, length, length).
-    """
-    if not low:
-        return False
+def attends(kind: int, low: str, high: str) -> bool:
+    """Return whether an operator with calls at two micro-batches attends, or works on scores: (..., length, length)."""
+    if kind == FUSED_ATTENTION or not low:
+        return kind == FUSED_ATTENTION
     name, args, _ = json.loads(low)
     if "attention" in name:
         return True
@@ -309,10 +277,7 @@ def _calls_at(calls: tuple[str, ...], samples: int) -> tuple[str, ...]:
 def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
     """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
 
-    Args:
-        seconds: (operators, sizes), NaN where nothing was measured.
-        expected: The same by a roofline.
-        kinds: Of the operators.
+    `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline.
     """
     found = seconds.copy()
     with np.errstate(divide="ignore"):
@@ -346,29 +311,22 @@ def parameter_key(optim: str, group: ParameterGroup) -> str:
     return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
 
 
-def stepping(
-    groups: Iterable[ParameterGroup],
-    optim: str,
-    timings: Timings | None,
-    *,
-    launch_s: float = 0.0,
-    bandwidth: float = 1.0,
-) -> float | None:
+def measured_step(groups: Iterable[ParameterGroup], optim: str, rates: Rates) -> float | None:
     """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
 
     A shape that wasn't measured takes the time of the one with the most nearly equal number of elements, times the
     ratio of what a launch and moving the bytes take of each: a small shape's time is that of the launch.
     """
-    if timings is None:
+    if rates.timings is None:
         return None
     known: dict[int, tuple[float, float]] = {}  # by elements: the seconds, and what was expected
     total, missing = 0.0, []
 
     def expected(group: ParameterGroup) -> float:
-        return launch_s + 3 * group.elements * group.element_bytes / bandwidth
+        return rates.launch_s + 3 * group.elements * group.element_bytes / rates.bandwidth
 
     for group in groups:
-        seconds = timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
+        seconds = rates.timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
         if seconds is None:
             missing.append(group)
             continue

@@ -27,39 +27,25 @@ from autotune.values.techniques import CHECKPOINTING
 
 
 def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
-    """Return the tape of one forward and backward pass.
-
-    Args:
-        model: In training mode, with its adapter; on the meta device, or of fake or real tensors.
-        family: How it is run.
-        shape: Its inputs.
-        batch: Samples.
-    """
+    """Return the tape of one forward and backward pass of a model in training mode, with its adapter."""
     for parameter in model.parameters():
         parameter.grad = None
-    with _recording(model, family, shape, batch) as (recorder, semantics, forward):
-        handles = [
-            p.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
-            for p in model.parameters()
-            if p.requires_grad
-        ]
-        try:
-            with semantics:
-                loss = forward()["loss"] * 1.0
-            recorder.end_of_forward()
-            loss.backward()
-            del loss
-        finally:
-            for handle in handles:
-                handle.remove()
+    with contextlib.ExitStack() as hooks, _recording(model, family, shape, batch) as (recorder, semantics, forward):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+                hooks.callback(hook.remove)
+        with semantics:
+            loss = forward()["loss"] * 1.0
+        recorder.end_of_forward()
+        loss.backward()
+        del loss
     return recorder.tape()
 
 
 def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
-    """Return the tape of one forward pass in evaluation mode, without gradients; the outputs stay until its end.
-
-    That of a recipe is the reference's, without an adapter. The arguments are those of `micro_step`.
-    """
+    """Return the tape of one forward pass in evaluation mode, without gradients; the outputs stay until its end."""
+    # That of a recipe is the reference's.
     has_adapter = shape.recipe is not None and hasattr(model, "disable_adapter")
     model.eval()
     try:
@@ -98,7 +84,6 @@ def _recording(
         generation=family.generation, images=shows,
     )  # fmt: skip
     _set_checkpointing(model, family, semantics, recorder)
-    handles = []
 
     def leave(*_: Any) -> None:
         recorder.modules.pop()
@@ -113,20 +98,15 @@ def _recording(
         changed.enter_context(flash_attention_2(recorder, dtype))
         changed.enter_context(library_autocast(family, semantics))
         for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        try:
-            yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
-        finally:
-            for handle in handles:
-                handle.remove()
+            entering = module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name))
+            leaving = module.register_forward_hook(leave, always_call=True)
+            changed.callback(entering.remove)
+            changed.callback(leaving.remove)
+        yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
 
 
 def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:
-    """Have a model run the layers again that its family says, and lay their inputs on the host meanwhile if it does.
-
-    To the host as `torch.autograd.graph.save_on_cpu`: a copy out in the forward pass, and one back into new memory.
-    """
+    """Have a model run the layers again that its family says, and lay their inputs on the host meanwhile if it does."""
     base = base_model(model)
     if family.checkpointing == "none":
         if base.supports_gradient_checkpointing:
@@ -134,6 +114,7 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
         return
     kind = CHECKPOINTING[family.checkpointing]
 
+    # To the host as `torch.autograd.graph.save_on_cpu`.
     def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
         recorder.note_kernel("to_host", 0.0, tensor, kind=TRANSFER)
         return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
@@ -161,7 +142,6 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
 
 
 def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, family: Family, shape: Shape) -> Any:
-    """Return the outputs as the Trainer gets them."""
     labels = inputs["labels"]
     if shape.recipe is not None or shape.smoothed:
         inputs = {name: tensor for name, tensor in inputs.items() if name != "labels"}
@@ -185,18 +165,15 @@ def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, f
 
 @contextlib.contextmanager
 def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
-    """Let libraries ask for autocast and switch it off while the tracer casts by itself, for the meta device has none.
-
-    Code that switches it off for the device, as peft's LoRA on experts does, has `semantics` cast nothing. peft's
-    layers on packed weights ask whether CUDA's autocast is on; nothing on the meta device is cast by that.
-    """
+    """Let libraries ask for autocast and switch it off while the tracer casts by itself: the meta device has none."""
     original: Any = torch.autocast
 
     def autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        if device_type == "meta" and not kwargs.get("enabled", True):
-            return semantics.not_casting()
+        if device_type == "meta" and not kwargs.get("enabled", True):  # as peft's LoRA on experts does
+            return semantics.casting(on=False)
         return original(device_type, *args, **kwargs)
 
+    # peft's layers on packed weights ask whether CUDA's autocast is on; nothing on the meta device is cast by that.
     before = torch.is_autocast_enabled("cuda")
     is_asked = family.quantization is not None and family.device == "cuda" and family.autocast is not None
     torch.set_autocast_enabled("cuda", before or is_asked)
@@ -224,7 +201,16 @@ def make_inputs(
         return torch.randint(below or vocabulary, size, device=device)
 
     if shape.task.takes_audio:
-        return _sound(config, shape, batch, device, ids)
+        name, size = audio_input(config, shape.length)
+        if shape.task is Task.AUDIO_CLASSIFICATION:
+            labels = ids(batch, below=config.num_labels)
+        elif shape.task is Task.SPEECH_SEQ2SEQ:
+            labels = ids(batch, shape.target_length or shape.length)
+        else:  # of CTC they are real, as the library looks at them: no blanks, and no two neighbours alike
+            ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
+            count = labels_of(shape.length)
+            labels = torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)
+        return {name: torch.zeros((batch, *size), device=device), "labels": labels}
     if shape.task is Task.IMAGE_TEXT_TO_TEXT:
         return {**_images_in_texts(config, shape, batch, device), "labels": ids(batch, shape.length)}
     if not shape.task.takes_text:
@@ -256,24 +242,4 @@ def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device
         name, of_image, of_text = shown.types
         inputs[name] = torch.full((batch, shape.length), of_text)
         inputs[name][:, positions] = of_image
-    return inputs
-
-
-def _sound(
-    config: Any, shape: Shape, batch: int, device: torch.device | str, ids: Callable[..., torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the inputs of a speech model.
-
-    Labels of CTC are real: the library looks at their values. They are no blanks and no two neighbours alike.
-    """
-    name, size = audio_input(config, shape.length)
-    inputs = {name: torch.zeros((batch, *size), device=device)}
-    if shape.task is Task.AUDIO_CLASSIFICATION:
-        inputs["labels"] = ids(batch, below=config.num_labels)
-    elif shape.task is Task.SPEECH_SEQ2SEQ:
-        inputs["labels"] = ids(batch, shape.target_length or shape.length)
-    else:
-        ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
-        count = labels_of(shape.length)
-        inputs["labels"] = torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)
     return inputs

@@ -5,6 +5,12 @@ names a style for modules and parameters (transformers 5.24, `distributed/tensor
 of each matrix that is split, and the modules run on slices as they do there. Two styles put results together again,
 which takes memory: the whole of a gathered output, and the ids of tokens that a device's rows of a table hold. Sums
 over devices change no size.
+
+Packed layers are bitsandbytes' own, of the installed version and on the meta device, so that peft puts its adapters on
+them as it does on real ones. Their products are written out in operators, since those of bitsandbytes are one operator
+each, inside of which nobody can look: `bitsandbytes/autograd/_functions.py` and `backends/*/ops.py` of 0.50. Not
+covered: the fused 4-bit kernels that CUDA prefers for a few hundred tokens and less (they take no unpacked copy), and
+outliers of LLM.int8(), which random inputs hardly have.
 """
 
 from __future__ import annotations
@@ -12,18 +18,23 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from bitsandbytes import functional
+from bitsandbytes.nn import Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
-from autotune.cost import quantized
 from autotune.cost.family import Family, Shape
 from autotune.errors import InputError, one_line
+from autotune.training.adapters import adapter_arguments, put_on, quantization_arguments
 from autotune.training.arguments import routing_fields
+from autotune.training.build import build_model
 from autotune.training.loss import chunk_loss
+from autotune.training.random_weights import quantized_layers, replace_layers
+from autotune.values.config import Precision
 from autotune.values.estimate import TracedBy
-from autotune.values.model import ModelSpec
+from autotune.values.model import ModelSpec, Task
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
@@ -37,16 +48,16 @@ class Untraceable(Exception):
 def build(
     spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None, *, device: str = "meta"
 ) -> Any:
-    """Return the model on a device, its adapter put on.
-
-    Raises:
-        Untraceable: It is too large to be made of real tensors.
-    """
-    from autotune.training.build import build_model
-
+    """Return the model on a device, its adapter put on; Untraceable if it is too large for real tensors."""
     flash = (family.attn_implementation or "").startswith("flash_attention")
     if device != "meta" and not is_fake():
-        _check_size(build(spec, config, family, shape, change), shape)
+        parameters = list(build(spec, config, family, shape, change).parameters())
+        nbytes = sum(p.numel() * p.element_size() for p in parameters)
+        # 4 samples, and for each token each weight once in the forward pass and twice in the backward pass.
+        flops = 6.0 * sum(p.numel() for p in parameters) * 4 * max(1, shape.length)
+        if nbytes > 2 << 30 or flops > 1e12:  # a step of Llama-3.2-1B with few layers, 1e13, took two cores ten minutes
+            much = f"{nbytes / 2**30:.1f} GiB and {flops:.0e} operations"
+            raise Untraceable(f"it can't be traced without values, and {much} are too much for a real run")
     model = build_model(
         spec,
         shape.task,
@@ -67,10 +78,8 @@ def build(
     if family.quantization is not None:
         if device != "meta":
             raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
-        quantized.pack(model, family, shape.task)
+        _pack(model, family, shape.task)
     if family.adapter is not None:
-        from autotune.training.adapters import adapter_arguments, put_on
-
         # Of weights without values new ones need none either; filling them takes longer than a trace.
         meta = torch.device("meta") if device == "meta" else contextlib.nullcontext()
         try:
@@ -81,21 +90,8 @@ def build(
     return chunk_loss(model) if family.chunked_loss else model
 
 
-def _check_size(model: Any, shape: Shape) -> None:
-    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
-    # 4 samples, and for each token each weight once in the forward pass and twice in the backward pass.
-    flops = 6.0 * sum(p.numel() for p in model.parameters()) * 4 * max(1, shape.length)
-    if nbytes > 2 << 30 or flops > 1e12:  # a step of Llama-3.2-1B with few layers, 1e13, took two cores ten minutes
-        much = f"{nbytes / 2**30:.1f} GiB and {flops:.0e} operations"
-        raise Untraceable(f"it can't be traced without values, and {much} are too much for a real run")
-
-
 def keep_part(model: Any, degree: int) -> None:
-    """Leave the first of `degree` devices' part of each matrix in a model.
-
-    Raises:
-        InputError: The class has no plan, or the degree doesn't divide the heads.
-    """
+    """Leave the first of `degree` devices' part of each matrix in a model."""
     plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
     config = model.config.get_text_config()
     if not plan:
@@ -104,6 +100,7 @@ def keep_part(model: Any, degree: int) -> None:
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % degree:
             raise InputError(f"tensor parallel {degree}: does not divide {name} = {heads}")
+    gather: Any = _Gather.apply
     kept: dict[int, nn.Parameter] = {}  # by the whole parameter: what is tied stays so
     for name, module in model.named_modules():
         style = plan.get(_NUMBER.sub(".*", name), "")
@@ -115,11 +112,18 @@ def keep_part(model: Any, degree: int) -> None:
                     part = whole.detach().chunk(degree, split)[0].clone(memory_format=torch.contiguous_format)
                     kept[id(whole)] = nn.Parameter(part, requires_grad=whole.requires_grad)
             module._parameters[own] = kept[id(whole)]
-        _run_on_part(module, style, degree)
+        if style == "embedding_rowwise":  # ids of other devices' rows are masked
+            module.padding_idx = None
+            rows = module.weight.shape[0]
+            module.register_forward_pre_hook(lambda _, given, rows=rows: (given[0].remainder(rows), *given[1:]))
+        elif style in ("rowwise_split_input", "rowwise_rep"):
+            module.register_forward_pre_hook(lambda _, given: (given[0].chunk(degree, -1)[0].clone(), *given[1:]))
+        elif style in ("colwise_gather_output", "colwise_rep", "embedding_colwise"):
+            width = getattr(module, "out_features", None) or module.embedding_dim
+            module.register_forward_hook(lambda _, __, out, width=width: gather(out, degree, width))
 
 
 def _dimension(style: str, name: str, dimensions: int) -> int | None:
-    """Return which dimension of a parameter a style splits, None for none."""
     if style.startswith(("colwise", "packed_colwise")):
         return max(dimensions - 2, 0)
     if style.startswith("rowwise"):
@@ -127,18 +131,6 @@ def _dimension(style: str, name: str, dimensions: int) -> int | None:
     if style == "packed_rowwise":
         return None if dimensions == 1 else -1
     return {"embedding_rowwise": 0, "embedding_colwise": 1}.get(style)
-
-
-def _run_on_part(module: Any, style: str, degree: int) -> None:
-    if style == "embedding_rowwise":  # ids of other devices' rows are masked
-        rows = module.weight.shape[0]
-        module.padding_idx = None
-        module.register_forward_pre_hook(lambda _, given: (given[0].remainder(rows), *given[1:]))
-    elif style in ("rowwise_split_input", "rowwise_rep"):
-        module.register_forward_pre_hook(lambda _, given: (given[0].chunk(degree, -1)[0].clone(), *given[1:]))
-    elif style in ("colwise_gather_output", "colwise_rep", "embedding_colwise"):
-        width = getattr(module, "out_features", None) or module.embedding_dim
-        module.register_forward_hook(lambda _, __, out: _Gather.apply(out, degree, width))  # type: ignore[no-untyped-call]
 
 
 class _Gather(torch.autograd.Function):
@@ -170,3 +162,120 @@ def tensors_of(way: TracedBy) -> Iterator[None]:
 def is_fake() -> bool:
     """Return whether tensors that are made now are fake."""
     return torch._guards.detect_fake_mode() is not None
+
+
+def _pack(model: Any, family: Family, task: Task) -> None:
+    """Replace the linear layers of a model on the meta device by traced ones of packed weights."""
+    assert family.quantization is not None
+    by_autocast = {"bfloat16": Precision.BF16, "float16": Precision.FP16, None: Precision.FP32}
+    precision = Precision.PURE_BF16 if family.dtype == "bfloat16" else by_autocast[family.autocast]
+    # bitsandbytes makes one table for its whole life, on the device where it is first used: not the meta device.
+    functional.name2qmap.setdefault("dynamic", functional.create_dynamic_map())
+    quantizer = replace_layers(model, quantization_arguments(family.quantization, precision, task), "meta")
+    for _, layer in quantized_layers(model):
+        if isinstance(layer, Linear4bit):
+            old = layer.weight
+            kind = {"compress_statistics": old.compress_statistics, "quant_type": old.quant_type}
+            packed, state = functional.quantize_4bit(old.data, blocksize=old.blocksize, **kind)
+            options = {**vars(old), "quant_state": state, "bnb_quantized": True}
+            layer.weight, layer.quant_state = Params4bit(packed, requires_grad=False, **options), state
+            layer.__class__ = _Traced4bit
+            tensors = {"absmax": state.absmax, "code": state.code}
+            if state.nested:
+                tensors |= {"scales": state.state2.absmax, "scale_code": state.state2.code, "offset": state.offset}
+        else:
+            packed = torch.empty(layer.weight.shape, dtype=torch.int8, device="meta")
+            layer.weight = type(layer.weight)(packed, requires_grad=False, has_fp16_weights=False)
+            scales = torch.empty(layer.out_features, dtype=torch.float32, device="meta")
+            layer.state.CB, layer.state.SCB, layer.traced_device = packed, scales, family.device
+            layer.__class__ = _Traced8bit
+            tensors = {"scales": scales}
+        for name, tensor in tensors.items():  # no parameters, but they count as weights
+            layer.register_buffer(f"_packing_{name}", tensor, persistent=False)
+    quantizer.postprocess_model(model)
+
+
+def weight_of(layer: nn.Module) -> tuple[tuple[int, ...], float] | None:
+    """Return the shape of a traced layer's weight before it was packed and bytes an element; None of other layers."""
+    if isinstance(layer, _Traced4bit | _Traced8bit):
+        shape = (layer.out_features, layer.in_features)
+        return shape, layer.weight.numel() / (shape[0] * shape[1])
+    return None
+
+
+class _Traced4bit(Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
+    """4-bit weights: `Linear4bit.forward`, on the CPU and, for more than some hundred tokens, on CUDA."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x.dtype
+        x = x.to(self.compute_dtype)
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        out: torch.Tensor = _Product4bit.apply(x, self, bias)  # type: ignore[no-untyped-call]
+        return out.to(given)
+
+
+class _Product4bit(torch.autograd.Function):
+    """`MatMul4Bit`: weights are unpacked for each product and dropped; only packed weights are saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.layer = layer
+        return nn.functional.linear(x, _unpacked_4bit(layer, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        # In the type that they were packed from, and only then in that of the gradient.
+        weight = _unpacked_4bit(ctx.layer, ctx.layer.weight.quant_state.dtype).to(gradient.dtype)
+        return torch.matmul(gradient, weight), None, None
+
+
+def _unpacked_4bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return the weights: `gemm_4bit` and `dequantize_4bit`, whose scales are unpacked first if they are packed."""
+    state = layer.weight.quant_state
+    absmax = state.absmax
+    if state.nested:
+        absmax = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    weight: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(
+        layer.weight.data, absmax, state.blocksize, state.quant_type, state.shape, dtype
+    )
+    return weight
+
+
+class _Traced8bit(Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untyped
+    """8-bit weights: `Linear8bitLt.forward`."""
+
+    traced_device: Literal["cpu", "cuda"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        out: torch.Tensor = _Product8bit.apply(x, self, bias)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Product8bit(torch.autograd.Function):
+    """The input is saved, and the backward pass unpacks the weights to its type.
+
+    On the CPU `MatMul8bitFp`, a product in floating point with weights that are unpacked for it; on CUDA
+    `MatMul8bitLt`: inputs are packed by row, the product of integers is scaled, and weights stay packed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.layer, ctx.input = layer, x
+        if layer.traced_device == "cpu":
+            return nn.functional.linear(x, _unpacked_8bit(layer, x.dtype), bias)
+        packed = x.to(torch.float16).to(torch.int8)
+        product = torch.matmul(packed, layer.weight.data.t()).to(torch.int32)
+        del packed
+        out = product.to(torch.float16)
+        return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        weight = _unpacked_8bit(ctx.layer, ctx.input.dtype)
+        return torch.matmul(gradient.to(ctx.input.dtype), weight), None, None
+
+
+def _unpacked_8bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:
+    scales = layer.state.SCB.unsqueeze(1).mul(1.0 / 127.0)
+    return layer.state.CB.to(dtype, copy=True).mul_(scales)  # type: ignore[no-any-return]

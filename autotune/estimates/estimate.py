@@ -7,31 +7,23 @@ of the Python API. The notes of a report name every default that was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
+from autotune.estimates import report as reports
 from autotune.estimates import request
 from autotune.estimates.fitting import nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
-from autotune.estimates.report import (
-    ConfigReport,
-    DeviceRow,
-    DevicesReport,
-    RankingReport,
-    Report,
-    miss,
-    tokens_per_sample,
-)
 from autotune.planning.options import options_of, takes_options
-from autotune.space.knobs import Scalar, changes, in_words, make_point
+from autotune.space.knobs import changes, in_words, make_point
 from autotune.space.space import LOADING, SearchSpace
 from autotune.training import resolve
 from autotune.units import show_memory
 from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown
+from autotune.values.estimate import CostEstimate
 from autotune.values.workload import Workload
 
 # Knobs that a note names where they aren't given: those that decide most of memory and time.
@@ -40,7 +32,6 @@ _NAMED = ("per_device_train_batch_size", "precision", "optim", "attn_implementat
 # Arguments of `estimate` that are options of the command as well, those of the workload first.
 _OF_WORKLOAD = ("task", "seq_len", "target_len", "global_batch", "images", "image_size", "freeze_vision")
 _ASKED = (*_OF_WORKLOAD, "gpu", "device", "nodes", "revision", "trust_remote_code", "eval_batch", "eval_samples")
-
 
 BEST = 8  # configurations that a ranking shows
 
@@ -54,21 +45,17 @@ RANKED = (
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
 
-def report(options: request.EstimateOptions) -> Report:
-    """Return the estimate that `options` ask for.
+def report(options: request.EstimateOptions) -> reports.Report:
+    """Return the estimate that `options` ask for, or raise a NothingFitsError if a ranking has nothing that fits.
 
-    Raises:
-        InputError: An option can't be used.
-        MachineError: The device isn't present, or its rates aren't known.
-        NothingFitsError: A ranking has no configuration that fits. A single configuration that doesn't fit is no error
-            here: its report says so (see `shortfall`).
+    A single configuration that doesn't fit is no error here: its report says so (see `shortfall`).
     """
     request.check(options)
     point = options.point
     target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
-        tokens_per_sample(workload)
+        reports.tokens_per_sample(workload)
     question = Question.of(options, workload)
     if target is None:
         return survey(question, said)
@@ -124,48 +111,51 @@ def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
         raise InputError(f"not possible on {forecast.device.name}: {reason}")
 
 
-def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> ConfigReport:
+def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.ConfigReport:
     plan, device = forecast.plan, forecast.device
-    config = request.config_of(plan, question.point)
+    config = request.config_of(plan, question.options.point)
     _check_possible(forecast, config)
-    found = forecast.predicted(config)
-    of_evaluation = _evaluation_note(found.memory)
-    return ConfigReport(
+    found, point, values = forecast.predicted(config), question.options.point, make_point(config)
+    of_evaluation, change = None, None
+    of_knobs: list[str] = []
+    if found.memory.phase == "evaluation":
+        phases = [p for p in found.memory.phases if p.name not in ("evaluation", "saving")]
+        training = show_memory(max(phase.allocated_bytes for phase in phases))
+        of_evaluation = (
+            f"the peak is that of the evaluation, and training has {training} allocated at most: a smaller "
+            "--eval-batch takes less, and so do fewer --eval-samples (eval_accumulation_steps moves logits to the host)"
+        )
+    if not found.fits_at_all:
+        change = of_evaluation or would_fit(forecast, config, Allowance.METHOD, given=point)
+    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
+        of_knobs.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+    if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
+        of_knobs.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
+    if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
+        of_knobs.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    basis = forecast.basis(config, found.traced_by)
+    return reports.ConfigReport(
         workload=plan.workload,
         device=device,
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
-        would_fit=(
-            None
-            if found.fits_at_all
-            else of_evaluation or would_fit(forecast, config, Allowance.METHOD, given=question.point)
-        ),
+        would_fit=change,
         alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found),
-        notes=(
-            *filter(None, [of_evaluation]),
-            *notes,
-            *_knob_notes(config, question.point),
-            *forecast.basis(config, found.traced_by),
-            *found.notes,
-        ),
+        notes=(*filter(None, [of_evaluation]), *notes, *of_knobs, *basis, *found.notes),
     )
 
 
-def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> RankingReport:
-    """Return the best predicted configurations of a device.
-
-    Raises:
-        InputError: The model can't be traced.
-        NothingFitsError: No configuration fits.
-    """
+def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.RankingReport:
+    """Return the best predicted configurations of a device."""
     plan, device = forecast.plan, forecast.device
     configs = plan.every_config()
     best, fitting = forecast.fastest(configs, BEST)
     if not best:
         raise nothing_fits(forecast, configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
-    return RankingReport(
+    basis = forecast.basis(rows[0].config, rows[0].traced_by)
+    return reports.RankingReport(
         workload=plan.workload,
         device=device,
         allowance=plan.allowance,
@@ -174,13 +164,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> R
         baseline=plan.baseline,
         best=rows,
         run=question.run(rows[0]),
-        notes=(
-            *notes,
-            RANKED,
-            *ranking_notes(plan.search_space, best),
-            *forecast.basis(rows[0].config, rows[0].traced_by),
-            *rows[0].notes,
-        ),
+        notes=(*notes, RANKED, *ranking_notes(plan.search_space, best), *basis, *rows[0].notes),
     )
 
 
@@ -205,23 +189,18 @@ def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str,
     return (*refused, f"predicted too, but slower than these or too large: {', '.join(behind)}")
 
 
-def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
-    """Return the best predicted configuration of each device of the table, fastest first.
-
-    Raises:
-        InputError: No device can run the configuration that the user gave, or the model can't be traced.
-        NothingFitsError: No configuration fits any of them.
-    """
+def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
+    """Return the best predicted configuration of each device of the table, fastest first."""
     legal: dict[object, list[TrainConfig]] = {}  # of devices with the same abilities
-    rows: list[DeviceRow] = []
+    rows: list[reports.DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
-        forecast = question.forecast(request.with_packages(request.table_target(gpu), question.point))
+        forecast = question.forecast(request.with_packages(request.table_target(gpu), question.options.point))
         plan, device = forecast.plan, forecast.device
-        if question.point:
-            configs = question.with_micro_batches(request.config_of(plan, question.point))
+        if question.options.point:
+            configs = question.with_micro_batches(request.config_of(plan, question.options.point))
             if (reason := request.refusal(plan, configs[0])) is not None:
-                rows.append(DeviceRow(device=device, why_not=reason.replace(plan.hardware.name, "it")))
+                rows.append(reports.DeviceRow(device=device, why_not=reason.replace(plan.hardware.name, "it")))
                 continue
         else:
             # A rule reads no other ability that differs in the table.
@@ -233,49 +212,25 @@ def survey(question: Question, notes: tuple[str, ...]) -> DevicesReport:
         best, _ = forecast.fastest(configs, 1)
         if not best:
             least = show_memory(forecast.device_bytes(forecast.tightest(configs)))
-            rows.append(DeviceRow(device=device, why_not=f"the least takes {least}"))
+            rows.append(reports.DeviceRow(device=device, why_not=f"the least takes {least}"))
             continue
         found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])
-        rows.append(DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))
+        rows.append(reports.DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))
     if not tried:
         raise InputError(f"not possible on any device of the table: {rows[0].why_not}")
     if not any(row.best for row in rows):
         forecast, configs = max(tried, key=lambda pair: pair[0].device.memory_bytes)
-        raise nothing_fits(forecast, configs, Allowance.METHOD if question.point else question.allowance)
-    return DevicesReport(
+        raise nothing_fits(forecast, configs, Allowance.METHOD if question.options.point else question.allowance)
+    return reports.DevicesReport(
         workload=question.workload,
-        allowance=None if question.point else question.allowance,
+        allowance=None if question.options.point else question.allowance,
         rows=tuple(sorted(rows, key=lambda row: -row.best.samples_per_second if row.best else 0.0)),
-        notes=(*notes, *(() if question.point else (RANKED,)), "rates by data sheets; nothing else on the device"),
+        notes=(*notes, *[RANKED] * (not question.options.point), "rates by data sheets; nothing else on the device"),
     )
 
 
-def _evaluation_note(memory: MemoryBreakdown) -> str | None:
-    """Return a clause that says so if evaluation takes the most, with what would shrink it; else None."""
-    if memory.phase != "evaluation":
-        return None
-    training = max(phase.allocated_bytes for phase in memory.phases if phase.name not in ("evaluation", "saving"))
-    return (
-        f"the peak is that of the evaluation, and training has {show_memory(training)} allocated at most: a smaller "
-        "--eval-batch takes less, and so do fewer --eval-samples (eval_accumulation_steps moves logits to the host)"
-    )
-
-
-def _knob_notes(config: TrainConfig, point: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """Return lines on the knobs that the user left at their defaults, and on given ones that change no prediction."""
-    notes = []
-    values = make_point(config)
-    if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
-        notes.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
-    if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
-        notes.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
-    if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
-        notes.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
-    return tuple(notes)
-
-
-def shortfall(found: Report) -> NothingFitsError | None:
+def shortfall(found: reports.Report) -> NothingFitsError | None:
     """Return an error that says by how much a single configuration misses the memory; None for any other report."""
-    if not isinstance(found, ConfigReport) or found.predicted.fits_at_all:
+    if not isinstance(found, reports.ConfigReport) or found.predicted.fits_at_all:
         return None
-    return NothingFitsError(f"it does not fit: it {miss(found.predicted, found.device)}; {found.would_fit}")
+    return NothingFitsError(f"it does not fit: it {reports.miss(found.predicted, found.device)}; {found.would_fit}")

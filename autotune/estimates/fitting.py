@@ -17,8 +17,7 @@ import numpy as np
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
 from autotune.errors import NothingFitsError
-from autotune.estimates.forecast import Forecast, with_micro_batches
-from autotune.estimates.profiles import Profiles
+from autotune.estimates.forecast import Forecast, Profiles, with_micro_batches
 from autotune.estimates.report import Device, larger_device, miss
 from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of, changes, differing, in_words, shown_changes
@@ -29,9 +28,6 @@ from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Rates
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
-
-# Times as fast that something has to be to be named though nobody asked for it.
-MUCH_FASTER = 1.25
 
 
 class FitRequest(Value):
@@ -83,8 +79,7 @@ def would_fit(
     Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
     tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
     is enough, several are named, of those that the user allows if they do; for others the clause names the `--allow`
-    that they need. A whole configuration has the precision that is much faster and the fastest micro-batch, unless the
-    user has `given` one.
+    that they need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
     """
     needed = round(forecast.predicted(config).memory.device_interval.high)
     device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
@@ -94,26 +89,19 @@ def would_fit(
     changed = ways.changed(chosen) if chosen else None
     if not chosen or changed is None:
         return f"no change makes it fit; {device}"
-    problem = forecast.plan.model_copy(update={"baseline": config})
-    depth, faster = allowance_of(changed, problem), ""
-    if whole:
-        limit = max(allowance, depth, key=lambda allowed: allowed.rank)
-        chosen, times = (chosen, 1.0) if "precision" in given else ways.faster(chosen, limit)
-        faster = f", {times:.1f} times as fast as in {changed.precision}" if times > 1 and forecast.device.rates else ""
-        chosen = chosen if MICRO_BATCH in given else ways.resized(chosen)
+    if whole and MICRO_BATCH not in given:
+        chosen = ways.resized(chosen)
         changed = ways.changed(chosen) or changed
-        depth = allowance_of(changed, problem)
+    depth = allowance_of(changed, forecast.plan.model_copy(update={"baseline": config}))
     ranks = " ranks such changes" if whole and "quantization" not in chosen else ""
     allowing = "" if allowance.admits(depth) else f" (--allow {depth}{ranks})"
     fixed = {**(differing(config, forecast.plan.baseline) if whole else {}), **chosen}
     fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(forecast.device_bytes(changed))
     fits = "fits" if forecast.predicted(changed).fits == "yes" else "probably fits"
-    return f"with --fix {fix}{allowing} it takes {takes}, which {fits}{faster}; as it is, {device}"
+    return f"with --fix {fix}{allowing} it takes {takes}, which {fits}; as it is, {device}"
 
 
 class _Change(NamedTuple):
-    """One knob of a configuration changed."""
-
     config: TrainConfig
     knob: str
     choice: Scalar
@@ -149,9 +137,9 @@ class _Ways:
         possible = [change for change in self._changes if not too_large(self._forecast.plan, change.config)]
         for _, group in itertools.groupby(possible, key=lambda change: change.depth):
             members = list(group)
-            for row in self._fastest([change.config for change in members]):
-                if self._forecast.fits(members[row].config):
-                    return {members[row].knob: members[row].choice}
+            for change in (members[row] for row in self._fastest([change.config for change in members])):
+                if self._forecast.fits(change.config):
+                    return {change.knob: change.choice}
         return None
 
     def together(self, admitted: Allowance) -> dict[str, Scalar] | None:
@@ -181,21 +169,6 @@ class _Ways:
             fewer = {name: choice for name, choice in chosen.items() if name != knob}
             chosen = fewer if self._fits_with(fewer) else chosen
         return chosen
-
-    def faster(self, chosen: dict[str, Scalar], limit: Allowance) -> tuple[dict[str, Scalar], float]:
-        """Return the chosen changes with the precision that is much faster, if it fits, and how many times as fast.
-
-        Only what rounds otherwise is looked at, within the `limit`; if nothing is much faster, nothing is added.
-        """
-        if "precision" in chosen or not limit.admits(Allowance.NUMERICS):
-            return chosen, 1.0
-        precisions = [c for c in self._changes if c.knob == "precision" and Allowance.NUMERICS.admits(c.depth)]
-        others = [{**chosen, change.knob: change.choice} for change in precisions]
-        fitting = [choices for choices in others if self._fits_with(choices)]
-        configs = [config for choices in (chosen, *fitting) if (config := self.changed(choices)) is not None]
-        before, *rates = self._forecast.model.predict(configs).samples_per_second.tolist()
-        times, at = max(((rate / before, at) for at, rate in enumerate(rates)), default=(1.0, 0))
-        return (fitting[at], times) if times >= MUCH_FASTER else (chosen, 1.0)
 
     def resized(self, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
         """Return the chosen changes with the fastest micro-batch that surely fits, if they have none yet."""

@@ -1,39 +1,165 @@
-"""Predictions for one device: which configurations fit, and which are fastest.
+"""Predictions for one device: which configurations fit, and which are fastest, by traces of the model.
 
-The model is traced once for each family of configurations and kind of device; all devices of that kind share the trace.
+The model is traced once for each family of configurations and kind of device, whose devices share the trace.
+:class:`Profiles` reads traces from the home, or makes them in this process. For a search the launcher enters
+`run_trace` in a process of its own, like a trial; it touches no device. There families are traced in the order they are
+asked for until the processor time for it is spent; one that can't be traced is left out, with the reason. Wall time is
+limited by what the search has alone: a busy machine would leave it blind.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import itertools
+import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field, ValidationError
 
 from autotune.cost.communication import Network
-from autotune.cost.family import family_of
+from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
-from autotune.estimates.profiles import Profiles
+from autotune.cost.profile import Profile
+from autotune.errors import InputError
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.planning.plan import SearchPlan, least_states, too_large
-from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of
+from autotune.space.knobs import MICRO_BATCH, allowance_of
 from autotune.space.space import micro_batches
-from autotune.storage.home import read_observations
+from autotune.storage.home import read_observations, read_trace, write_trace
 from autotune.training.build import describe
+from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.estimate import CostEstimate, MemoryBreakdown, TracedBy
+from autotune.values.estimate import CostEstimate, TracedBy
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.cost.profiler import Shallow
+
+TRACING = "autotune.estimates.forecast:run_trace"
 
 _HOW_TRACED: dict[TracedBy, str] = {
     "meta": "operators traced on the meta device, without memory or arithmetic",
     "fake": "operators traced with fake tensors",
     "run": "operators seen in a run of a small batch, as they depend on values",
 }
+
+
+class Profiles(Mapping[Family, Profile]):
+    """The profiles of one workload by family; one neither `known` nor stored is traced when it is first looked up.
+
+    One that can't be traced is a KeyError, whose reason is in `failures`.
+    """
+
+    def __init__(self, workload: Workload, parameters: int, known: Mapping[Family, Profile] | None = None) -> None:
+        self._workload = workload
+        self._parameters = parameters
+        self._traced: dict[Family, Profile] = dict(known or {})
+        self._shallow: dict[tuple[object, ...], Shallow] = {}
+        self.failures: dict[Family, InputError] = {}
+
+    def __getitem__(self, family: Family) -> Profile:
+        if family in self.failures:
+            raise KeyError(family)
+        if family in self._traced:
+            return self._traced[family]
+        found = read_trace(self._workload, self._parameters, family)
+        if found is None:
+            from autotune.cost import profiler
+
+            model, shape = self._workload.model, shape_of(self._workload)
+            try:
+                with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
+                    found = profiler.profile(model, family, shape, parameters=self._parameters, known=self._shallow)
+            except InputError as error:
+                self.failures[family] = error
+                raise KeyError(family) from None
+            write_trace(self._workload, self._parameters, found)
+        self._traced[family] = found
+        return found
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._traced)
+
+    def __len__(self) -> int:
+        return len(self._traced)
+
+
+@contextlib.contextmanager
+def _muted(*names: str) -> Iterator[None]:
+    """Silence libraries: warnings are about real trainings, and an error is raised as well as logged."""
+    with contextlib.ExitStack() as changed:
+        for logger in map(logging.getLogger, names):
+            changed.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        yield
+
+
+class TraceRequest(Value):
+    """The families to trace."""
+
+    workload: Workload
+    families: tuple[Family, ...]
+    parameters: int = Field(description="of the model, by which stored traces are told apart")
+    limit_s: float = Field(gt=0, description="processor time; no family is begun after this")
+    within_s: float = Field(default=math.inf, gt=0, description="wall time, in the same way")
+
+
+class Traces(Value):
+    """The profiles that were traced, in the same order, and why others weren't."""
+
+    profiles: tuple[Profile, ...]
+    failures: tuple[str, ...] = ()
+
+
+def run_trace(directory: Path) -> None:
+    """Answer the request in `directory`; until then each profile lies there by itself, should this process be ended."""
+    traces = traces_of(read_value(TraceRequest, directory / "request.json"), directory)
+    write_value(traces, directory / "answer.json")
+    for path in directory.glob("profile-*.json"):
+        path.unlink()
+
+
+def traces_left(directory: Path, failure: str) -> Traces:
+    """Return the profiles that an ended child had traced, and `failure`."""
+    profiles = []
+    for path in sorted(directory.glob("profile-*.json")):
+        with contextlib.suppress(OSError, ValidationError):
+            profiles.append(read_value(Profile, path))
+    return Traces(profiles=tuple(profiles), failures=(failure,))
+
+
+def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
+    """Return the profiles of the families, in this process, which comes to load torch; each is kept in `directory`."""
+    from autotune.cost import profiler
+
+    model, shape = request.workload.model, shape_of(request.workload)
+    shallow: dict[tuple[object, ...], Shallow] = {}
+    profiles: list[Profile] = []
+    failures: dict[str, None] = {}
+    started, ends_at = time.process_time(), time.monotonic() + request.within_s
+    for done, family in enumerate(request.families):
+        if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
+            left = len(request.families) - done
+            failures[f"{left} kinds of configurations are tried without one: tracing takes too long"] = None
+            break
+        try:
+            found = profiler.profile(model, family, shape, parameters=request.parameters, known=shallow)
+        except InputError as error:
+            failures[str(error)] = None
+            continue
+        profiles.append(found)
+        if directory is not None:
+            write_value(found, directory / f"profile-{done:03}.json")
+    return Traces(profiles=tuple(profiles), failures=tuple(failures))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +176,6 @@ class Question:
         """Return the question of a workload, of which nothing is traced yet."""
         facts = describe(workload.model, workload.task)
         return cls(options, workload, facts, Profiles(workload, facts.parameters))
-
-    @property
-    def point(self) -> dict[str, Scalar]:
-        """The knobs that the user gave, by the names of search spaces."""
-        return self.options.point
 
     @property
     def allowance(self) -> Allowance:
@@ -77,7 +198,7 @@ class Question:
 
     def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
         """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""
-        return [config] if MICRO_BATCH in self.point else with_micro_batches(config, self.workload)
+        return [config] if MICRO_BATCH in self.options.point else with_micro_batches(config, self.workload)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +208,17 @@ class Forecast:
     plan: SearchPlan
     device: Device
     model: CostModel  # whose profiles are `Profiles`
-    memories: dict[TrainConfig, MemoryBreakdown] = dataclasses.field(default_factory=dict)  # predicted so far
+    estimates: dict[TrainConfig, CostEstimate] = dataclasses.field(default_factory=dict)  # so far
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         """Return the prediction for a configuration."""
-        found = self.model.estimate(config)
-        if found is None:
-            assert isinstance(self.model.profiles, Profiles)
-            raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
-        self.memories[config] = found.memory
-        return found
+        if config not in self.estimates:
+            found = self.model.estimate(config)
+            if found is None:
+                assert isinstance(self.model.profiles, Profiles)
+                raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
+            self.estimates[config] = found
+        return self.estimates[config]
 
     def predicted(self, config: TrainConfig) -> Predicted:
         """Return the prediction for a configuration in the form of a report."""
@@ -115,25 +237,24 @@ class Forecast:
 
     def device_bytes(self, config: TrainConfig) -> int:
         """Return the predicted peak of device memory in bytes."""
-        if config not in self.memories:
-            self.estimate(config)
-        return self.memories[config].device_peak_bytes
+        return self.estimate(config).memory.device_peak_bytes
 
     def fits(self, config: TrainConfig) -> bool:
         """Return whether the predicted peak of a configuration is within the device's memory."""
         return self.device_bytes(config) <= self.device.memory_bytes
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
-        """Return the largest micro-batch that fits with the other knobs of `config`; None if none does.
-
-        Under a given global batch every micro-batch of `with_micro_batches` is looked at, as memory need not rise with
-        it: without accumulation, no gradients are held while the next are computed. With a free global batch memory
-        rises with the micro-batch, so a bisection finds the largest.
-        """
-        if self.plan.workload.global_batch_size is None:
-            sizes = range(1, (1 << 20) + 1)
-            fitting = bisect.bisect_left(sizes, True, key=lambda size: not self.fits(with_micro_batch(config, size)))
-            return fitting or None
+        """Return the largest micro-batch that fits with the other knobs of `config`; None if none does."""
+        if self.plan.workload.global_batch_size is None:  # memory rises with the micro-batch
+            return (
+                bisect.bisect_left(
+                    range(1, (1 << 20) + 1),
+                    True,
+                    key=lambda size: not self.fits(config.model_copy(update={MICRO_BATCH: size})),
+                )
+                or None
+            )
+        # Memory need not rise here: without accumulation, no gradients are held while the next are computed.
         configs = with_micro_batches(config, self.plan.workload)
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
@@ -146,24 +267,20 @@ class Forecast:
 
         Nothing is traced for one whose weights, gradients and optimizer states alone take more than another in all.
         """
+
+        def taken(configs: Sequence[TrainConfig]) -> list[float]:
+            needed = zip(configs, self.model.predict(configs).needed_bytes.tolist(), strict=True)
+            return [math.inf if math.isnan(size) else size + self.model.paged_bytes(config) for config, size in needed]
+
         states = [least_states(self.plan, config) for config in configs]
-
-        def weight(row: int) -> tuple[float, int, bool]:
-            config = configs[row]
-            return states[row], config.per_device_train_batch_size, config.checkpointing == "none"
-
-        light = configs[min(range(len(configs)), key=weight)]
-        enough = float(self.model.predict([light]).needed_bytes[0])
-        if not math.isnan(enough):
-            enough += self.model.paged_bytes(light)
-            within = (config for config, least in zip(configs, states, strict=True) if least <= enough)
-            configs = list(dict.fromkeys((light, *within)))
-        needed = self.model.predict(configs).needed_bytes.tolist()
-        taken = [
-            math.inf if math.isnan(nbytes) else nbytes + self.model.paged_bytes(config)
-            for config, nbytes in zip(configs, needed, strict=True)
-        ]
-        return configs[taken.index(min(taken))]
+        weights = [(c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
+        _, _, at = min(zip(states, weights, range(len(configs)), strict=True))
+        light = configs[at]
+        (enough,) = taken([light])
+        within = (config for config, least in zip(configs, states, strict=True) if least <= enough)
+        configs = list(dict.fromkeys((light, *within))) if enough < math.inf else configs
+        bytes_of_each = taken(configs)
+        return configs[bytes_of_each.index(min(bytes_of_each))]
 
     def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
         """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
@@ -191,17 +308,10 @@ class Forecast:
         return list(chosen.values()), len(rows)
 
 
-def with_micro_batch(config: TrainConfig, size: int) -> TrainConfig:
-    """Return `config` with another micro-batch."""
-    return config.model_copy(update={MICRO_BATCH: size})
-
-
 def with_micro_batches(config: TrainConfig, workload: Workload) -> list[TrainConfig]:
-    """Return `config` with each micro-batch that divides a data-parallel rank's part of the global batch.
-
-    The list is empty if the ranks can't share the global batch evenly.
-    """
+    """Return `config` with each micro-batch that divides a data-parallel rank's part of the global batch, if any."""
     total, ranks = workload.global_batch_size, config.parallelism.data_parallel
     if total is not None and total % ranks:
         return []
-    return [with_micro_batch(config, size) for size in micro_batches(None if total is None else total // ranks)]
+    sizes = micro_batches(None if total is None else total // ranks)
+    return [config.model_copy(update={MICRO_BATCH: size}) for size in sizes]

@@ -15,7 +15,7 @@ from autotune.cost.communication import Network, network_of
 from autotune.cost.sharding import WAYS
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.report import Device, Predicted, SpreadReport, SpreadRow, larger_device, miss
+from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import Scalar, in_words
 from autotune.units import show_memory
@@ -27,10 +27,6 @@ PREFIX = "parallelism."
 
 # Ways that keep states or weights in the host's memory.
 _OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
-SPREAD = (
-    "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
-    "the rest is as the Trainer has it"
-)
 
 # What makes a training fit that no way does, in the order of naming; LoRA on weights in 4 bits last.
 _LIGHTER: tuple[dict[str, Scalar], ...] = (
@@ -91,12 +87,7 @@ def network_for(options: EstimateOptions, target: Target, devices: int) -> Netwo
 
 
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
-    """Return the ways to share a training among the devices, fastest first.
-
-    Raises:
-        InputError: No way is possible.
-        NothingFitsError: No way fits the memory of device and host.
-    """
+    """Return the ways to share a training among the devices, fastest first, or raise a NothingFitsError."""
     options, hardware = question.options, target.device.hardware
     devices, nodes = options.devices, nodes_of(options.devices, options.nodes)
     network = network_for(options, target, devices)
@@ -113,13 +104,12 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     if host_memory_bytes is None and (hardware.is_cpu or hardware.driver is not None):
         host_memory_bytes = hardware.host_memory_bytes
 
-    def compared(
-        found: Sequence[Parallelism], point: Mapping[str, Scalar]
-    ) -> tuple[list[SpreadRow], dict[str, list[str]]]:
-        """Return a row for each way that is possible, the best first, and the names of the others by reason."""
+    refused: dict[str, list[str]] = {}
+
+    def compared(ways: Sequence[Parallelism], point: Mapping[str, Scalar]) -> list[SpreadRow]:
+        """Return a row for each way that is possible, the best first; the others are `refused`."""
         rows: list[SpreadRow] = []
-        refused: dict[str, list[str]] = {}
-        for way in found:
+        for way in ways:
             chosen = _best(question, forecast, way, point)
             if isinstance(chosen, str):
                 refused.setdefault(chosen, []).append(shown(way))
@@ -127,14 +117,15 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             needed = chosen.host_bytes * (devices // nodes)
             fits = host_memory_bytes is None or needed <= host_memory_bytes
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
+        # By rate; of those that don't fit by memory.
+        fitting = [row for row in rows if row.fits_at_all]
+        others = [row for row in rows if not row.fits_at_all]
+        return [
+            *sorted(fitting, key=lambda row: -row.predicted.samples_per_second),
+            *sorted(others, key=lambda row: row.predicted.memory.device_peak_bytes),
+        ]
 
-        def order(row: SpreadRow) -> tuple[bool, float]:  # by rate; of those that don't fit by memory
-            found = row.predicted
-            return not row.fits_at_all, -found.samples_per_second if row.fits_at_all else found.memory.device_peak_bytes
-
-        return sorted(rows, key=order), refused
-
-    rows, refused = compared(found, point)
+    rows = compared(found, point)
     if not rows:
         why = next(iter(refused), "the knobs given contradict each other")
         raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
@@ -147,7 +138,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         for lighter in _LIGHTER:
             if any(options.point.get(name, value) != value for name, value in lighter.items()):
                 continue
-            fitting, _ = compared(whole, {**point, **lighter})
+            fitting = compared(whole, {**point, **lighter})
             if fitting and fitting[0].fits_at_all:
                 best, knobs = fitting[0], {**options.point, **lighter}
                 fix = ",".join(in_words(*knob) for knob in knobs.items() if not knob[0].endswith("world_size"))
@@ -158,6 +149,19 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             needed = round(nearest.predicted.memory.device_interval.high)
             text += f"; as it is, {larger_device(needed, target.device)}"
         raise NothingFitsError(text)
+    said.append(
+        "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "
+        "the rest is as the Trainer has it"
+    )
+    if not hardware.is_cpu:
+        gpu = gpu_of(hardware.name)
+        kind = "link unknown, taken as that to the host" if gpu is None else gpu.link.kind
+        said.append(f"within a node {kind}: {network.link / 1e9:.0f} GB/s attained")
+    if nodes > 1 and options.nodes is None:
+        said.append(f"{nodes} nodes of {network.devices_per_node} devices (--nodes)")
+    if nodes > 1:
+        why = " taken, 200 Gb/s a device" if options.network_gb_s is None else ""
+        said.append(f"between nodes {network.node / 1e9:.0f} GB/s attained of what each has{why} (--network-gb-s)")
     return SpreadReport(
         workload=question.workload,
         device=target.device,
@@ -169,7 +173,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         rows=tuple(rows),
         run=question.run(rows[0].predicted),
         refused={reason: tuple(names) for reason, names in refused.items()},
-        notes=(*said, SPREAD, *_network_notes(options, target.device, network, nodes)),
+        notes=tuple(said),
     )
 
 
@@ -189,16 +193,3 @@ def _best(question: Question, forecast: Forecast, way: Parallelism, point: Mappi
         return forecast.predicted(best[0] if best else forecast.tightest(configs))
     except InputError as error:
         return str(error).partition(": ")[2] or str(error)
-
-
-def _network_notes(options: EstimateOptions, device: Device, network: Network, nodes: int) -> tuple[str, ...]:
-    """Return lines on the bandwidth between the devices: which is assumed, and which option changes it."""
-    gpu = gpu_of(device.hardware.name)
-    kind = "link unknown, taken as that to the host" if gpu is None else gpu.link.kind
-    lines = [] if device.hardware.is_cpu else [f"within a node {kind}: {network.link / 1e9:.0f} GB/s attained"]
-    if options.nodes is None and nodes > 1:
-        lines.append(f"{nodes} nodes of {network.devices_per_node} devices (--nodes)")
-    if nodes > 1:
-        why = " taken, 200 Gb/s a device" if options.network_gb_s is None else ""
-        lines.append(f"between nodes {network.node / 1e9:.0f} GB/s attained of what each has{why} (--network-gb-s)")
-    return tuple(lines)

@@ -24,8 +24,6 @@ from autotune.values.problem import Change
 from autotune.values.trial import Interval
 from autotune.values.workload import Workload
 
-PETAFLOP_S_DAY = 1e15 * 86_400
-
 Fit = Literal["yes", "probably", "probably not", "no"]
 
 
@@ -35,9 +33,7 @@ class Device(Value):
     name: str = Field(description="as in the table of GPUs, or as the machine calls it")
     hardware: Hardware
     memory_bytes: int = Field(description="device memory that training may take")
-    rates: Literal["measured", "table"] | None = Field(
-        description="source of its rates: measured here, or a data sheet; None: only its memory is known"
-    )
+    rates: Literal["measured", "table"] | None = Field(description="source of its rates; None: memory alone is known")
 
 
 class Speed(Value):
@@ -49,9 +45,7 @@ class Speed(Value):
     samples_per_second_interval: Interval
     tokens_per_second: float | None = Field(description="None for images")
     tokens_per_second_interval: Interval | None
-    mfu: float | None = Field(
-        description="needed FLOP/s over the dense peak FLOP/s of the precision; None: no peak is known"
-    )
+    mfu: float | None = Field(description="needed FLOP/s over the precision's dense peak; None: no peak is known")
     mfu_interval: Interval | None
 
 
@@ -87,14 +81,10 @@ class RunCost(Value):
 
     tokens: float
     parameters: int = Field(description="parameters of the model, adapters left out")
-    flops_by_parameters: float = Field(
-        description="6 FLOP per parameter and token (Kaplan and others, arXiv:2001.08361)"
-    )
+    flops_by_parameters: float = Field(description="6 a parameter and token (Kaplan and others, arXiv:2001.08361)")
     petaflop_s_days_by_parameters: float
-    needed_flops: float = Field(
-        description="FLOP of the traced matrix products: attention is counted, experts and layers that a token doesn't "
-        "pass through are not"
-    )
+    # Attention is counted, experts and layers that a token doesn't pass through are not.
+    needed_flops: float = Field(description="FLOP of the traced matrix products")
     needed_petaflop_s_days: float
     hours: float | None = Field(description="at the predicted speed; None: the speed isn't known")
     hours_interval: Interval | None
@@ -116,9 +106,7 @@ class ConfigReport(EstimateReport):
     kind: Literal["configuration"] = "configuration"
     device: Device
     predicted: Predicted
-    largest_micro_batch: int | None = Field(
-        description="largest that fits with the other knobs as they are; None: none fits"
-    )
+    largest_micro_batch: int | None = Field(description="that fits with the other knobs as they are; None: none does")
     alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first; with --explain")
     would_fit: str | None = Field(default=None, description="if it doesn't fit, the changes that would make it")
     run: RunCost | None = None
@@ -177,9 +165,7 @@ class SpreadReport(EstimateReport):
     devices: int
     nodes: int
     link_gb_s: float = Field(description="attained between devices of a node, 10^9 bytes/s one way")
-    network_gb_s: float | None = Field(
-        description="attained between nodes, 10^9 bytes/s one way; None: there is one node"
-    )
+    network_gb_s: float | None = Field(description="the same between nodes; None: there is one node")
     host_memory_bytes: int | None = Field(description="memory of a node; None: not known, and taken as enough")
     rows: tuple[SpreadRow, ...]
     run: RunCost | None = Field(default=None, description="cost of a run with the first of `rows`")
@@ -224,11 +210,9 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
 
 
 def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
-    """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused.
-
-    A quarter of it isn't given back where memory runs short. That, and that the device's interval says how unsure it
-    is, is by published runs: `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
-    """
+    """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused."""
+    # A quarter isn't given back where memory runs short. That, and that the device's interval says how unsure it is, is
+    # by published runs: `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
     unused = max(0, memory.reserved_peak_bytes - memory.allocated_peak_bytes)
     needed = memory.allocated_peak_bytes + memory.framework_bytes + 0.25 * unused
     deviation = (memory.device_interval.high - memory.device_interval.low) / (2 * Z)
@@ -237,10 +221,9 @@ def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
 
 def miss(found: Predicted, device: Device) -> str:
     """Return words on the memory that a configuration takes and the memory of the device."""
-    low, high = found.memory.device_interval.low, found.memory.device_interval.high
-    there = show_memory(device.memory_bytes)
-    takes = show_memory(found.memory.device_peak_bytes)
-    return f"takes {takes} ({show_memory(low)} to {show_memory(high)}); {device.name} has {there}"
+    takes, ends = show_memory(found.memory.device_peak_bytes), found.memory.device_interval
+    between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
+    return f"takes {takes} ({between}); {device.name} has {show_memory(device.memory_bytes)}"
 
 
 def larger_device(needed_bytes: int, device: Device) -> str:
@@ -249,8 +232,8 @@ def larger_device(needed_bytes: int, device: Device) -> str:
         needed_bytes += round(framework_bytes(hypothetical(gpus()[0]))[0])
     enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed_bytes]
     if not enough:
-        needed = show_memory(needed_bytes)
-        return f"it takes a device of {needed}, more than any GPU of the table has (--devices N: several share it)"
+        more = f"it takes a device of {show_memory(needed_bytes)}, more than any GPU of the table has"
+        return f"{more} (--devices N: several share it)"
     gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
     return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
 
@@ -265,15 +248,15 @@ def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, paramet
         hours = tokens / speed.tokens_per_second / 3600
         interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
     devices = predicted.config.parallelism.world_size
-    by_parameters = 6.0 * parameters * tokens
+    by_parameters, petaflop_s_day = 6.0 * parameters * tokens, 1e15 * 86_400
     needed = predicted.flops_per_step / tokens_per_step * tokens
     return RunCost(
         tokens=tokens,
         parameters=parameters,
         flops_by_parameters=by_parameters,
-        petaflop_s_days_by_parameters=by_parameters / PETAFLOP_S_DAY,
+        petaflop_s_days_by_parameters=by_parameters / petaflop_s_day,
         needed_flops=needed,
-        needed_petaflop_s_days=needed / PETAFLOP_S_DAY,
+        needed_petaflop_s_days=needed / petaflop_s_day,
         hours=hours,
         devices=devices,
         gpu_hours=None if hours is None else hours * devices,

@@ -44,10 +44,7 @@ from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
 # GPU whose rates order the configurations where only the memory of a device is known.
-REFERENCE_GPU = "a100-80gb"
-
-# Default samples per step on each of several devices; with fewer, communication would dominate.
-SAMPLES_OF_EACH = 8
+_REFERENCE_GPU = "a100-80gb"
 
 
 class EstimateOptions(WorkloadOptions):
@@ -75,12 +72,11 @@ class EstimateOptions(WorkloadOptions):
     @classmethod
     def _count_devices(cls, given: Any) -> Any:
         """Make `--gpu "4x A6000"` `--gpu A6000 --devices 4`."""
-        count, name = (
-            counted_gpu(given["gpu"]) if isinstance(given, dict) and isinstance(given.get("gpu"), str) else (None, "")
-        )
+        if not isinstance(given, dict) or not isinstance(given.get("gpu"), str):
+            return given
+        (count, name), devices = counted_gpu(given["gpu"]), given.get("devices")
         if count is None:
             return given
-        devices = given.get("devices")
         if str(devices) not in ("None", "1", str(count)):  # 1 is what the command line has where nothing is said
             raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {devices}; drop one")
         return {**given, "gpu": name, "devices": count}
@@ -129,20 +125,15 @@ def check(options: EstimateOptions) -> None:
 
 
 def target_of(options: EstimateOptions) -> Target:
-    """Return the device to estimate for: one of the table, a GPU of which only the memory is given, or this machine's.
-
-    Raises:
-        InputError: The table has no such device, or the device has less memory than `--memory`.
-        MachineError: The device isn't present, or its rates aren't known.
-    """
+    """Return the device to estimate for: of the table, a GPU of which only the memory is given, or this machine's."""
     if options.gpu is not None:
         return table_target(gpu_named(options.gpu), options.memory_bytes)
     if options.memory_bytes is not None and options.device == "auto":
         hardware = device_of_memory(options.memory_bytes)
         device = Device(name="a GPU", hardware=hardware, memory_bytes=options.memory_bytes, rates=None)
-        order = "" if options.fix else f"; the order is that on {REFERENCE_GPU}"
+        order = "" if options.fix else f"; the order is that on {_REFERENCE_GPU}"
         note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
-        return Target(device=device, rates=rates_of(hypothetical(gpu_named(REFERENCE_GPU))), notes=(note,))
+        return Target(device=device, rates=rates_of(hypothetical(gpu_named(_REFERENCE_GPU))), notes=(note,))
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     memory_bytes = options.memory_bytes or hardware.default_budget_bytes
     if memory_bytes > hardware.memory_bytes:
@@ -152,12 +143,10 @@ def target_of(options: EstimateOptions) -> Target:
     notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
     if options.memory_bytes is None:
         notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
-    if rates.source == "measured":
-        notes.append("rates as measured on this device")
-    else:
-        notes.append("rates as data sheets let expect; autotune doctor --calibrate measures them")
+    by_sheet = "rates as data sheets let expect; autotune doctor --calibrate measures them"
+    notes.append("rates as measured on this device" if rates.source == "measured" else by_sheet)
     gpu = gpu_of(hardware.name)
-    name = hardware.name if gpu is None else gpu.name
+    name = gpu.name if gpu else hardware.name
     device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
     return Target(device=device, rates=rates, notes=tuple(notes))
 
@@ -197,17 +186,16 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
     workload = workloads.workload_of(options, kind, notes)
-    usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], SAMPLES_OF_EACH * options.devices)
+    # With fewer than 8 samples a step on each of several devices, communication would dominate.
+    usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], 8 * options.devices)
     workload = workloads.with_batch(workload, workloads.global_batch_of(options, usual, notes), notes)
     return workload, tuple(notes)
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
-    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction.
-
-    Each choice takes time to trace. So the attention kernel stays the library's default (a fused one, if there is any),
-    fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
-    """
+    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
+    # Each choice takes time to trace. So the attention kernel stays the library's default (a fused one, if there is
+    # any), fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
     hardware = device.hardware
     space = load_space("cpu" if hardware.is_cpu else "default")
     parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
@@ -243,9 +231,6 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 
 
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason why a configuration can't run on the device of `plan`, or None.
-
-    Sequence parallelism that no trial runs can be estimated all the same.
-    """
+    """Return the reason why a configuration can't run on the device of `plan`, but for what only trials can't."""
     reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
     return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
-from autotune.estimates.profiles import Traces
+from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.search.explain import refusals

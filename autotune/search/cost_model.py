@@ -22,8 +22,7 @@ from autotune.cost.time import parameter_key, worth_measuring
 from autotune.errors import AutotuneError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
-from autotune.estimates.profiles import ENTRY as TRACING
-from autotune.estimates.profiles import TraceRequest, Traces, traces_left, traces_of
+from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left, traces_of
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large

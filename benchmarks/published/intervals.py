@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotune.cost.communication import network_of
-from autotune.cost.corrections import TimeSpread, Z, known_by, time_process
-from autotune.cost.gaussian_process import Process
+from autotune.cost.corrections import Process, TimeSpread, Z, known_by, time_process
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
 from autotune.cost.time import StepCost

@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from autotune.cost.full_depth import NotLinear, joined, order_of, storages_of, work_of
 from autotune.cost.memory import components
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE
+from autotune.cost.profiler import NotLinear, joined, order_of, storages_of, work_of
 from autotune.cost.tape import Tape
 from autotune.values.techniques import LoraAdapter
 

@@ -11,9 +11,9 @@ import torch
 from profiles import make_family, make_group
 
 from autotune.cost import measuring
-from autotune.cost.calls import bytes_of, runnable, written
 from autotune.cost.family import Shape
 from autotune.cost.measuring import matmul_flops, timings_of
+from autotune.cost.meta import bytes_of, runnable, written
 from autotune.cost.profile import VIEW
 from autotune.cost.profiler import profile
 from autotune.cost.rates import OperatorRequest

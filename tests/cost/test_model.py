@@ -20,7 +20,6 @@ from profiles import MB, line, make_family, make_group, make_model, make_profile
 from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.corrections import Z
 from autotune.cost.memory import framework_bytes
-from autotune.cost.model import CostModel
 from autotune.cost.profile import ForwardPass
 from autotune.cost.reserve import held_bytes
 from autotune.units import GIB
@@ -295,7 +294,7 @@ def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, mon
     configs = [make_config(size) for size in (4, 8)]
     before = model.predict(configs)
     learned = model.observe(make_result(configs[0], 5.0))
-    monkeypatch.setattr(CostModel, "_count", None)
+    monkeypatch.setattr("autotune.cost.memory.components", None)
     again, corrected = model.predict(configs), learned.predict(configs)
     assert again.samples_per_second.tolist() == before.samples_per_second.tolist()
     assert corrected.samples_per_second.tolist() != before.samples_per_second.tolist()

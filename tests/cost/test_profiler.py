@@ -5,17 +5,19 @@ import json
 import pytest
 import torch
 from factories import make_workload
-from profiles import make_family
+from profiles import make_family, make_group
 from transformers import BertConfig, BertForSequenceClassification
 
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape, shape_of
 from autotune.cost.memory import components
-from autotune.cost.profile import TRANSFER
+from autotune.cost.profile import TRANSFER, layers_of
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
+from autotune.estimates.forecast import Traces
 from autotune.training.build import frozen_layers, frozen_paths
 from autotune.training.resolve import resolve
+from autotune.value import read_value, write_value
 from autotune.values.model import ModelSpec, Task
 
 MIXED = {"device": "cuda", "autocast": "bfloat16"}
@@ -238,3 +240,24 @@ def test_the_loss_of_smoothed_labels_holds_the_logits_once_more(spec_of, model, 
     )
     at = [components(one, "sgd", 8, 1) for one in (plain, smoothed)]
     assert at[1].allocated - at[0].allocated == pytest.approx(8 * length * 512 * 4, rel=0.05)
+
+
+def test_what_is_in_no_layer_is_outside():
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"]
+    found = layers_of(names, [make_group(n) for n in (5, 3, 3, 7)])
+    assert found == ((make_group(3),), (make_group(5), make_group(7)), 2)
+
+
+def test_the_first_number_of_a_name_counts_layers_and_a_later_one_experts():
+    names = [f"layers.0.experts.{i}.weight" for i in range(4)]
+    assert layers_of(names, [make_group(3)] * 4) == ((make_group(3, count=4),), (), 1)
+
+
+def test_a_model_without_numbers_has_no_layers():
+    assert layers_of(["weight"], [make_group(3)])[2] == 0
+
+
+def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):
+    traces = Traces(profiles=(profile_of("llama", device="cuda", autocast="bfloat16"),))
+    write_value(traces, tmp_path / "answer.json")
+    assert read_value(Traces, tmp_path / "answer.json") == traces

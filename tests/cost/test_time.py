@@ -22,10 +22,10 @@ from autotune.cost.time import (
     at,
     dense_peak,
     filled,
+    measured_step,
     micro_step_seconds,
     optimizer_seconds,
     parameter_key,
-    stepping,
     worth_measuring,
 )
 from autotune.values.config import Parallelism, Precision
@@ -230,9 +230,10 @@ def test_a_measured_optimizer_takes_what_it_took_and_larger_parameters_more():
     small, large = make_group(10, 10, count=2), make_group(100, 100)
     known = {parameter_key(what, small): 1e-3 for what in ("sgd", CLIPPING, ADDING)}
     profile = make_profile(make_family(), parameters=(small, large))
-    found = optimizer_seconds(profile, make_rates(timings=timings(optimizers=known)), "sgd")
+    rates = make_rates(timings=timings(optimizers=known))
+    found = optimizer_seconds(profile, rates, "sgd")
     assert found == pytest.approx(2 * (2e-3 + 100e-3))
-    assert stepping(profile.parameters, "adafactor", timings(optimizers=known)) is None
+    assert measured_step(profile.parameters, "adafactor", rates) is None
 
 
 def test_a_small_parameters_step_is_a_launch_and_no_measure_of_a_large_one():

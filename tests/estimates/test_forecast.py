@@ -1,25 +1,31 @@
 """What fits a device, and what would; what a prediction stands on."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import traced_once
-from factories import make_result
+from factories import Clock, make_result, make_workload
 from plans import planned
+from profiles import make_family, make_profile
 
-from autotune.cost.family import family_of, shape_of
+from autotune.cost import profiler
+from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
-from autotune.errors import NothingFitsError
+from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import fitting
+from autotune.estimates import forecast as module
 from autotune.estimates.estimate import report, shortfall
 from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting
+from autotune.estimates.forecast import Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
 from autotune.storage.home import add_observations, rates_of
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.config import Allowance
+from autotune.values.techniques import LoraAdapter
 
 GPU = "rtx-3070"  # 7.8 GiB
 
@@ -76,22 +82,6 @@ def test_what_weights_and_states_alone_rule_out_is_not_traced_to_find_what_would
     found = estimated(model="llama-2-7b", gpu="rtx-3080", fix={"micro-batch": "1"})
     assert "quantization=nf4" in found.would_fit
     assert {family.quantization for family in asked[1:]} == {"nf4"}
-
-
-@pytest.mark.slow
-def test_what_would_fit_has_the_16_bits_that_make_it_much_faster_unless_the_precision_was_given(estimated):
-    """A T4 has no bf16, and multiplies in fp16 eight times as fast as in fp32."""
-    found = estimated(model="llama-2-7b", gpu="t4", fix={"micro-batch": "1"})
-    (fix, times) = re.findall(r"with --fix (\S+) it takes .*, (\S+) times as fast as in fp32", found.would_fit)[0]
-    assert "precision=fp16" in fix
-    one, half = (
-        estimated(model="llama-2-7b", gpu="t4", fix=dict(pair.split("=") for pair in pairs)).predicted
-        for pairs in ([p for p in fix.split(",") if p != "precision=fp16"], fix.split(","))
-    )
-    assert half.fits_at_all
-    assert half.samples_per_second / one.samples_per_second == pytest.approx(float(times), abs=0.06)
-    given = estimated(model="llama-2-7b", gpu="t4", fix={"micro-batch": "1", "precision": "fp32"})
-    assert "precision" not in given.would_fit
 
 
 def test_what_would_fit_has_the_fastest_micro_batch_that_surely_fits_unless_it_was_given(estimated):
@@ -171,3 +161,133 @@ def test_the_answer_names_the_change_that_fits_though_the_search_may_not_make_it
     assert " comes nearest and takes " in text
     assert "with --fix " in text
     assert "(--allow " in text
+
+
+# The traces of a workload: made when first needed and kept for the next process; of a search as time allows
+
+FAMILY = make_family()
+FAMILIES = tuple(make_family(adapter=LoraAdapter(rank=rank)) for rank in (4, 8, 16))
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    """The families that were traced; tracing needs no model here."""
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
+    families = []
+
+    def profile(_spec, family, _shape, **_):
+        families.append(family)
+        if family.dtype == "bfloat16":
+            raise InputError("tiny: can't be traced")
+        return make_profile(family)
+
+    monkeypatch.setattr(profiler, "profile", profile)
+    return families
+
+
+def test_a_family_is_traced_once_for_all_processes(traced):
+    assert Profiles(make_workload(), 10)[FAMILY] == make_profile(FAMILY)
+    assert Profiles(make_workload(), 10)[FAMILY] == make_profile(FAMILY)
+    assert traced == [FAMILY]
+
+
+def test_a_model_of_another_size_is_traced(traced):
+    Profiles(make_workload(), 10)[FAMILY]
+    Profiles(make_workload(), 11)[FAMILY]
+    assert traced == [FAMILY, FAMILY]
+
+
+def test_a_reason_is_not_stored(traced):
+    half = make_family(dtype="bfloat16")
+    for _ in range(2):
+        profiles = Profiles(make_workload(), 10)
+        assert half not in profiles
+        assert str(profiles.failures[half]) == "tiny: can't be traced"
+    assert traced == [half, half]
+
+
+def request(families: tuple[Family, ...] = FAMILIES, **fields) -> TraceRequest:
+    return TraceRequest(
+        **{"workload": make_workload(), "families": families, "parameters": 1, "limit_s": 60.0, **fields}
+    )
+
+
+@pytest.fixture
+def tracing(monkeypatch):
+    """Return a function that puts another one, of a family, in the place of tracing."""
+
+    def put(trace) -> None:
+        monkeypatch.setattr(profiler, "profile", lambda spec, family, shape, **options: trace(family))
+
+    return put
+
+
+def test_every_family_is_traced_in_order(tracing):
+    tracing(make_profile)
+    traces = traces_of(request())
+    assert [p.family for p in traces.profiles] == list(FAMILIES)
+    assert traces.failures == ()
+
+
+def test_a_family_that_can_not_be_traced_is_named_and_the_others_are(tracing):
+    def fail_for_the_second(family):
+        if family == FAMILIES[1]:
+            raise InputError("tiny: can't be traced: no kernel")
+        return make_profile(family)
+
+    tracing(fail_for_the_second)
+    traces = traces_of(request())
+    assert [p.family for p in traces.profiles] == [FAMILIES[0], FAMILIES[2]]
+    assert traces.failures == ("tiny: can't be traced: no kernel",)
+
+
+def test_no_family_is_begun_after_the_limit(tracing, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(process_time=clock, monotonic=Clock()))
+
+    def take_40_seconds(family):
+        clock.now_s += 40
+        return make_profile(family)
+
+    tracing(take_40_seconds)
+    traces = traces_of(request(limit_s=60.0))
+    assert [p.family for p in traces.profiles] == list(FAMILIES[:2])
+    (failure,) = traces.failures
+    assert "1 kinds of configurations are tried without one: tracing takes too long" in failure
+
+
+def test_time_that_other_processes_take_does_not_count(tracing, monkeypatch):
+    wall = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(process_time=Clock(), monotonic=wall))
+
+    def wait_an_hour(family):
+        wall.now_s += 3600
+        return make_profile(family)
+
+    tracing(wait_an_hour)
+    assert traces_of(request(limit_s=1.0)).failures == ()
+    (failure,) = traces_of(request(limit_s=1.0, within_s=5000)).failures  # unless the search has no more of it
+    assert failure.startswith("1 kinds of configurations are tried without one")
+
+
+def test_the_answer_lies_beside_the_request(tracing, tmp_path):
+    tracing(make_profile)
+    write_value(request(), tmp_path / "request.json")
+    run_trace(tmp_path)
+    assert read_value(Traces, tmp_path / "answer.json") == traces_of(request())
+    assert {path.name for path in tmp_path.iterdir()} == {"request.json", "answer.json"}
+
+
+def test_what_an_ended_child_had_traced_is_kept(tracing, tmp_path):
+    def ended_at_the_third(family):
+        if family == FAMILIES[2]:
+            raise SystemExit
+        return make_profile(family)
+
+    tracing(ended_at_the_third)
+    write_value(request(), tmp_path / "request.json")
+    with pytest.raises(SystemExit):
+        run_trace(tmp_path)
+    left = traces_left(tmp_path, "too slow")
+    assert [p.family for p in left.profiles] == list(FAMILIES[:2])
+    assert left.failures == ("too slow",)

@@ -185,8 +185,6 @@ def test_a_way_that_is_given_is_estimated_by_component(tiny_llama):
 def test_nodes_hold_eight_devices_unless_they_are_counted():
     assert [nodes_of(n, None) for n in (2, 8, 16, 64)] == [1, 1, 2, 8]
     assert nodes_of(64, 16) == 16
-    with pytest.raises(InputError, match="--nodes 3: does not divide the 8 devices"):
-        nodes_of(8, 3)
 
 
 FACTS = make_facts(layers=12, tensor_parallel_heads=8)

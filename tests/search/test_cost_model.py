@@ -21,7 +21,7 @@ from autotune.cost.rates import OperatorRequest
 from autotune.cost.time import CLIPPING, parameter_key
 from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
-from autotune.estimates.profiles import ENTRY, TraceRequest, Traces
+from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
 from autotune.search.candidates import Candidates
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
@@ -126,7 +126,7 @@ def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_
 def test_the_child_is_told_what_to_trace_and_for_how_long(predict):
     _, asker = predict()
     ((name, entry, request, timeout_s),) = asker.asked
-    assert (name, entry) == ("trace", ENTRY)
+    assert (name, entry) == ("trace", TRACING)
     assert request.parameters == make_plan().facts.parameters
     assert request.workload == make_plan().workload
     assert request.limit_s < timeout_s
