@@ -18,7 +18,7 @@ from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import plan as training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import WORTH_A_WARNING
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance, Precision, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
 from autotune.values.result import (
     Arguments,
@@ -199,11 +199,12 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
     fastest = max(contenders, key=rate)
     alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
 
-    def complexity(config: TrainConfig) -> tuple[int, bool, int]:
-        """Return the rank of the deepest change (-1: none), code that flags can't say, and the number of changes."""
+    def complexity(config: TrainConfig) -> tuple[int, bool, bool, int]:
+        """Return the deepest change's rank (-1: none), code that flags can't say, a loss scaler, number of changes."""
         changed = changes(config, plan)
         is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
-        return max((c.allowance.rank for c in changed), default=-1), is_in_code, len(changed)
+        rank, scales = max((c.allowance.rank for c in changed), default=-1), config.precision is Precision.FP16
+        return rank, is_in_code, scales, len(changed)
 
     return min(alike, key=complexity)
 

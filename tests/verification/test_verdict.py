@@ -44,6 +44,7 @@ def near(rate: float, spread: float = 0.05) -> Outcome:
     return make_measurement(rate, spread=spread)
 
 
+FP16 = make_config(16, precision="fp16")
 MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
 LEADERS: Trials = [(BASE, 10.0), (BIG, 15.0)]
 ADAFACTOR_AND_BF16: Trials = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))]
@@ -57,6 +58,10 @@ DECISIONS = {
     "a wide interval": (LEADERS, [(BASE, near(10.0, 0.2)), (BIG, near(10.5, 0.2))] * 2, "undecided", BASE),
     "the simplest of those alike": (
         [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2, "faster", BF16
+    ),
+    "of those alike one without a loss scaler": (
+        [(BASE, 10.0), (FP16, 20.2), (BF16, 20.0)], [(BASE, 10.0), (FP16, noisy(20.2)), (BF16, noisy(20.0))] * 2,
+        "faster", BF16,
     ),
     "the class of a change weighs more than the number": (
         [(BASE, 10.0), (LORA, 20.0), (MANY, 20.0)], [(BASE, 10.0), (LORA, noisy(20.0)), (MANY, noisy(20.0))] * 2,
