@@ -184,7 +184,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
         look_s = (self._next_look - count) * took_s / len(self._records)  # until the next look
-        is_tight = count >= 5 and relative_half_width(times) <= self.limits.relative_interval
+        # A few short steps happen to agree, or are all of one moment: an eighth of the longest time is measured.
+        is_known = count >= 5 and took_s >= self.limits.measure_time_s / 8
+        is_tight = is_known and relative_half_width(times) <= self.limits.relative_interval
         is_late = took_s >= self.limits.measure_time_s or now + look_s > self.ends_at
         beaten_s = self.limits.beaten_step_s if count >= _ENOUGH else None
         is_beaten = beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s

@@ -152,8 +152,9 @@ def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_o
 
 
 def test_it_ends_when_the_interval_is_narrow_but_not_for_a_few_steps_that_happen_to_agree(clock):
-    timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
-    assert train(timer, clock, slowness=[1] * 60) == 6
+    for longest, steps in ((40, 6), (160, 23)):  # an eighth of the longest time has to pass
+        timer = timer_of(clock, measure_steps=50, relative_interval=0.01, measure_time_s=longest * step_s(1))
+        assert train(timer, clock, slowness=[1] * 60) == steps
     timer = timer_of(clock, measure_steps=50, relative_interval=0.01)
     assert train(timer, clock, slowness=[1, 1, 1, 1, *[2, 1] * 40]) == 51
     timer = timer_of(clock, measure_steps=50, relative_interval=1e-9, beaten_step_s=0.9 * step_s(1))
