@@ -38,7 +38,11 @@ _ALLOCATION_MESSAGES = (
     "could not create a primitive",
     "cuda out of memory",
     "cuda error: out of memory",  # a library's own allocation, beside torch's
+    "cuda driver error: out of memory",  # of expandable segments
+    "triton error [cuda]: out of memory",
+    "cuda failure 2 'out of memory'",  # NCCL's
     "cublas_status_alloc_failed",
+    "cublas_status_not_initialized",  # making a handle takes memory
     "cudnn_status_alloc_failed",
     "[errno 12]",
     "cannot allocate memory",
