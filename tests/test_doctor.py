@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from autotune import doctor
 from autotune.cli.main import app
-from autotune.cost import rates
 from autotune.doctor import why_unusable
 
 LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"), "")
@@ -18,11 +17,9 @@ LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "li
 
 @pytest.fixture
 def quick_home(monkeypatch, tmp_path):
-    """An empty home, and a machine that is examined and measured in no time."""
+    """An empty home, and a machine that is examined in no time."""
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "_libraries", lambda: {**LIBRARIES, "cuda_build": None})
-    for name, value in {"_PRODUCTS": {"cpu": ((32, 16, 16),)}, "_ELEMENTS": 1 << 10, "_BLOCK_S": 0.0}.items():
-        monkeypatch.setattr(rates, name, value)
     return tmp_path
 
 
