@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--beside", type=float, default=0.25, help="share of the cores (default: %(default)s)")
     options = parser.parse_args()
     hardware = detect("cpu")
-    output = results_path("first-search", hardware).with_suffix(".json")
+    output = results_path("first-search.json", hardware)
     output.parent.mkdir(parents=True, exist_ok=True)
     searched = "autotune " + " ".join(COMMAND)
     stored = json.loads(output.read_text()) if output.exists() else {"searched": searched, "searches": []}

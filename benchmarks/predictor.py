@@ -310,7 +310,7 @@ def save(
 ) -> Path:
     """Write the results; return their path."""
     hardware = detect("cpu")
-    path = results_path("predictor", hardware).with_suffix(".json")
+    path = results_path("predictor.json", hardware)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     for p in predictions:

@@ -39,7 +39,7 @@ def results_path(name: str, hardware: Hardware) -> Path:
 def keep(name: str, hardware: Hardware, found: dict[str, Any], path: Path | None = None) -> None:
     """Write figures and where they come from as JSON, by default into `results/`, and print them as the last line."""
     document = {**provenance(hardware), "load_average": os.getloadavg(), **found}
-    path = path or results_path(name, hardware).with_suffix(".json")
+    path = path or results_path(f"{name}.json", hardware)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(json.dumps(document, indent=2) + "\n", path)
     print(json.dumps(document))

@@ -189,7 +189,7 @@ def _run_noise(memory_features: Features) -> float:
 
 Known = Literal["rows", "generation", "sheet"]
 
-# By the errors on published rows: `python benchmarks/predictor.py`, "deviations" of its last line (2026-11-23, 395 rows
+# By the errors on published rows: `python benchmarks/predictor.py`, "deviations" of its last line (2026-11-26, 395 rows
 # of six sources; how they are estimated is in `benchmarks/published/intervals.py`).
 _GPU_SPREADS: dict[Known, TimeSpread] = {
     "rows": TimeSpread(0.03, 0.25, 0.26, 0.39),

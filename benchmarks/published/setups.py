@@ -12,12 +12,13 @@ ZeRO by stage.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from autotune.cost.family import Family, Shape
+from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.sharding import Spread
 from autotune.errors import InputError
 from autotune.values.catalogue import Gpu, gpu_named
@@ -27,6 +28,10 @@ from published.models import gptq_group, model_named
 from published.quantized import Quantization
 from published.rows import NotPredicted, Row
 from published.software import Software, Version
+
+# AdamW in a loop over the weights: transformers' own, and torch's before foreach was its default. Neither runs today.
+_LOOP = "adamw of a loop"
+OPTIMIZERS[_LOOP] = replace(OPTIMIZERS["adamw_torch"], temporaries="loop")
 
 # Whose code ran: the plain libraries, the libraries with kernels patched in, or other model code.
 Origin = Literal["plain", "patched", "other"]
@@ -288,8 +293,7 @@ def _optimizer(row: Row, torch_version: Version) -> str:
     if "fused" in text or row.framework.startswith("torchao"):  # its benchmarks set fused=True
         return "adamw_torch_fused"
     if "adamw_hf" in text or torch_version < (2,):
-        # A loop over the weights with two states: transformers' own AdamW, and torch's before foreach was its default.
-        return "adamw_anyprecision"
+        return _LOOP
     return "adamw_torch"
 
 

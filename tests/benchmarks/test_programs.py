@@ -23,6 +23,19 @@ def test_every_program_starts():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_optimizer_of_every_published_row_is_modelled():
+    code = """
+from autotune.cost.optimizers import OPTIMIZERS
+from predictor import ROWS
+from published.rows import load_rows
+from published.setups import _optimizer
+found = {_optimizer(row, version) for row in load_rows(ROWS) for version in ((1, 7), (2, 4))}
+assert len(found) >= 5 and found <= OPTIMIZERS.keys(), found
+"""
+    done = run("-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{code}")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_a_published_peak_is_predicted(tmp_path):
     row = next(r for r in (BENCHMARKS / "ground_truth.jsonl").read_text().splitlines() if "fms_acceleration-035" in r)
