@@ -102,6 +102,11 @@ class Candidates:
         for outdated in ("_predicted", "_rates", "_fits"):
             self.__dict__.pop(outdated, None)
 
+    def rate(self, config: TrainConfig) -> float | None:
+        """Return the predicted samples per second of a configuration; None if there is no prediction."""
+        rate = float(self._model.predict([config]).samples_per_second[0])
+        return None if math.isnan(rate) else rate
+
     def prediction(self, config: TrainConfig) -> Prediction | None:
         """Return the current prediction for a configuration; None if there is none."""
         if (estimate := self._model.estimate(config)) is None:

@@ -269,9 +269,7 @@ class CostModelSampler(BaseSampler):
         if self._candidates is None:
             return None
         assumed = [
-            self._converter.assumed(config, prediction.samples_per_second)
-            for config in pending
-            if (prediction := self._candidates.prediction(config)) is not None
+            self._converter.assumed(config, rate) for config in pending if (rate := self._candidates.rate(config))
         ]
         candidates, history, before = self._candidates, self._history, self._earlier.count
         if assumed:
