@@ -1,0 +1,216 @@
+"""Searches on the stand-in's clock, where the truth is known: how good the answer is, and whether what it says holds.
+
+    python benchmarks/twin.py [--problems gpt2 bert] [--searches 4] [--max-time 4min] [--truths 40]
+
+Needs an environment with the stand-in (tests/fakecuda). Each search is a user's command line on a device with noise of
+steps and processes, a cold start and drift; every second one has a larger or a further disturbance. What is true of a
+configuration is its rate on the same device without any of that, in whole steps. The best is sought among all that a
+search has tried, and then among the legal configurations that differ in one knob from the best so far (of micro-batches
+the next sizes), up to `--truths` of a problem: it is the best that is known. Times are by the stand-in's table and say
+nothing of a GPU. Results are written after each search, and what a stopped run has stored is gone on with; the last
+line is the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from measured_searches import told
+from provenance import provenance, results_path
+
+from autotune.api import planned, subject_of
+from autotune.planning.options import SearchOptions, options_of
+from autotune.planning.plan import SearchPlan, request_of
+from autotune.search.run import backend_of
+from autotune.storage.run_directory import RunDirectory
+from autotune.tuning_result import load
+from autotune.value import write_text
+from autotune.values.config import TrainConfig, knob_values
+from autotune.values.hardware import detect
+from autotune.values.problem import Fleet
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Purpose
+
+A100 = {"FAKECUDA_NAME": "NVIDIA A100-SXM4-80GB", "FAKECUDA_MEMORY": "80GiB", "FAKECUDA_CC": "8.0"}
+RTX_4090 = {"FAKECUDA_NAME": "NVIDIA GeForce RTX 4090", "FAKECUDA_MEMORY": "24GiB", "FAKECUDA_CC": "8.9"}
+L4 = {"FAKECUDA_NAME": "NVIDIA L4", "FAKECUDA_MEMORY": "24GiB", "FAKECUDA_CC": "8.9"}
+
+# The arguments of `autotune find`, and the device.
+PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "gpt2": ({"model": "gpt2"}, RTX_4090),
+    "bert": ({"model": "bert-large-uncased"}, L4),
+    "vit": ({"model": "vit-base-patch16-224"}, L4),
+    "t5-3b": ({"model": "t5-3b"}, A100),
+    "llama-qlora": ({"model": "llama-3-8b", "fix": ["adapter=lora", "quantization=nf4"]}, RTX_4090),
+    "qwen-lora": ({"model": "Qwen2.5-7B", "fix": ["adapter=lora"]}, A100),
+}
+
+USUAL = {"noise": 0.002, "process": 0.002, "ramp": 0.1, "drift": 0.03}
+FURTHER: tuple[dict[str, float], ...] = ({}, {"first": 0.01}, {}, {"cap": 0.1}, {}, {"noise": 0.02})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--searches", type=int, default=10, help="of each problem (default: %(default)s)")
+    parser.add_argument("--max-time", default="4min", help="of a search (default: %(default)s)")
+    parser.add_argument("--truths", type=int, default=40, help="most true rates of a problem (default: %(default)s)")
+    parser.add_argument("--truth-of", choices=PROBLEMS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.truth_of:
+        true_rates(options.truth_of, json.load(sys.stdin), options.truths)
+        return
+    output = results_path("twin.json", detect("cpu"))
+    stored: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {"problems": {}}
+    for name in options.problems:
+        kept = stored["problems"].setdefault(name, {"searches": [], "truth": []})
+        for seed in range(len(kept["searches"]), options.searches):
+            kept["searches"].append(searched(name, seed, options.max_time))
+            print(f"{name} {seed}: {shown(kept['searches'][-1])}", file=sys.stderr, flush=True)
+            write_text(json.dumps({**provenance(detect("cpu")), **stored}, indent=1) + "\n", output)
+        kept["truth"] = truth(name, kept, options.truths)
+        kept["figures"] = figures(kept)
+        stored = {**provenance(detect("cpu")), **stored}
+        write_text(json.dumps(stored, indent=1) + "\n", output)
+    print(json.dumps({name: stored["problems"][name]["figures"] for name in options.problems}))
+
+
+def environment(device: dict[str, str], clock: str, scratch: str) -> dict[str, str]:
+    home, state = str(Path(scratch) / "home"), str(Path(scratch) / "device")
+    return {**os.environ, **device, "FAKECUDA_CLOCK": clock, "FAKECUDA_STATE": state, "AUTOTUNE_HOME": home}
+
+
+def searched(name: str, seed: int, max_time: str) -> dict[str, Any]:
+    """Return what a search told, and which configurations it tried in which order."""
+    words, device = PROBLEMS[name]
+    clock = ",".join(f"{k}={v}" for k, v in {**USUAL, **FURTHER[seed % len(FURTHER)], "seed": seed}.items())
+    options = [f"--{key}={v}" for key, value in words.items() for v in (value if isinstance(value, list) else [value])]
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        command = [sys.executable, "-m", "autotune", "find", *options, "--max-time", max_time, "--run-dir", str(run)]
+        began = time.monotonic()
+        done = subprocess.run(command, env=environment(device, clock, scratch), capture_output=True, text=True)
+        found: dict[str, Any] = {"clock": clock, "took_s": round(time.monotonic() - began, 1)}
+        if done.returncode:
+            return {**found, "exit_code": done.returncode, "error": done.stderr[-500:]}
+        result = load(run / "best-config.json")
+    return {
+        **found,
+        **told(result),
+        "config": result.best.config.model_dump(mode="json"),
+        "tried": [row.config.model_dump(mode="json") for row in result.trials if row.purpose in ("baseline", "search")],
+        "spent": result.spent.parts if result.spent else {},
+        "progress": done.stderr.splitlines(),
+    }
+
+
+def shown(search: dict[str, Any]) -> str:
+    ratio = search.get("speedup") and f"{search['speedup']['ratio']:.3f}"
+    return f"{search.get('verdict', search.get('error'))}, {ratio}, {search.get('trials')} trials, {search['took_s']} s"
+
+
+def truth(name: str, kept: dict[str, Any], most: int) -> list[dict[str, Any]]:
+    """Return the true rates of configurations, the fastest first."""
+    ended = [search for search in kept["searches"] if "config" in search]
+    answers = [config for search in ended for config in (search["tried"][0], search["config"])]
+    tried = [*answers, *(config for search in ended for config in search["tried"])]
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [sys.executable, __file__, "--truth-of", name, "--truths", str(most)],
+            env=environment(PROBLEMS[name][1], "1", scratch),
+            input=json.dumps({"tried": tried, "known": kept["truth"]}),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def true_rates(name: str, given: dict[str, Any], most: int) -> None:
+    """Print the true rates of what was tried and of neighbours of the best, in samples/s; 0: it failed."""
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        RunDirectory.create(Path(scratch) / "run") as directory,
+        backend_of(Fleet(), directory.path, device="cuda") as backend,
+    ):
+        options = options_of(SearchOptions, {**PROBLEMS[name][0], "max_time": "10h"})
+        plan = planned(subject_of(options), directory, backend, lambda event: None, Stopwatch("planning"))
+        rates = {TrainConfig(**row["config"]): row["rate"] for row in given["known"]}
+        waiting = [plan.baseline, *(TrainConfig(**config) for config in given["tried"])]
+        every = plan.every_config()
+        while len(rates) < most and (left := [config for config in waiting if config not in rates]):
+            request = request_of(plan, left[0], Purpose.SEARCH, number=len(rates), timeout_s=600.0)
+            steps = {"discarded_steps": 2, "discarded_s": 0.0, "measure_steps": 4, "measure_time_s": 60.0}
+            limits = request.limits.model_copy(update={**steps, "relative_interval": 1e-9})
+            whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(left[0])}
+            measured = backend.pool.run(request.model_copy(update=whole)).measurement
+            rates[left[0]] = measured.samples_per_second if measured else 0.0
+            print(f"{name}: {rates[left[0]]:.4g} samples/s, {len(left) - 1} left", file=sys.stderr, flush=True)
+            if len(left) == 1:
+                waiting = list(neighbours(max(rates, key=lambda config: rates[config]), every, plan))
+    ranked = sorted(rates.items(), key=lambda item: -item[1])
+    print(json.dumps([{"config": config.model_dump(mode="json"), "rate": rate} for config, rate in ranked]))
+
+
+def neighbours(best: TrainConfig, every: list[TrainConfig], plan: SearchPlan) -> Iterator[TrainConfig]:
+    """Yield the configurations that differ from `best` in one knob, and load data as it does."""
+    own = best.per_device_train_batch_size
+    sizes = sorted({config.per_device_train_batch_size for config in every})
+    near = sizes[max(0, sizes.index(own) - 1) : sizes.index(own) + 2]
+    for config in every:
+        differing = [a != b for a, b in zip(knob_values(config), knob_values(best), strict=True)]
+        loads_alike = config.dataloader_num_workers == best.dataloader_num_workers
+        if sum(differing) == 1 and config.per_device_train_batch_size in near and loads_alike:
+            yield config
+
+
+def figures(kept: dict[str, Any]) -> dict[str, Any]:
+    """Return how the answers of a problem's searches compare with the truth."""
+    rates = {json.dumps(row["config"], sort_keys=True): row["rate"] for row in kept["truth"]}
+
+    def rate(config: dict[str, Any]) -> float:
+        return float(rates[json.dumps(config, sort_keys=True)])
+
+    ended = [
+        {**search, "rate": rate(search["config"]), "base": rate(search["tried"][0])}
+        for search in kept["searches"]
+        if "config" in search
+    ]
+    best = max(rates.values())
+    shares = [search["rate"] / best for search in ended]
+    held = [
+        search["speedup"]["interval"]["low"] <= search["rate"] / search["base"] <= search["speedup"]["interval"]["high"]
+        for search in ended
+        if search["speedup"] and search["base"]
+    ]
+    places = [search["tried"].index(search["config"]) + 1 for search in ended if search["config"] in search["tried"]]
+    measured = [search["spent"]["measured steps"] / sum(search["spent"].values()) for search in ended]
+    return {
+        "searches": len(kept["searches"]),
+        "ended": len(ended),
+        "true_rates": len(rates),
+        "within_1_percent": sum(share >= 0.99 for share in shares),
+        "within_3_percent": sum(share >= 0.97 for share in shares),
+        "worst_share_of_best": round(min(shares, default=0.0), 4),
+        "slower_than_baseline": sum(search["rate"] < search["base"] for search in ended),
+        "intervals": len(held),
+        "intervals_hold": sum(held),
+        "trials_to_answer": statistics.median(places) if places else None,
+        "wall_s": statistics.median(search["took_s"] for search in kept["searches"]),
+        "measured_share": round(statistics.median(measured), 3) if measured else None,
+    }
+
+
+if __name__ == "__main__":
+    main()
