@@ -15,8 +15,7 @@ from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 
 COMMANDS = (
-    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
-    "script",
+    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "script",
 )  # fmt: skip
 
 FIND_OPTIONS = {
