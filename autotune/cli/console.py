@@ -108,7 +108,6 @@ def writing(where: str) -> Iterator[None]:
 
 
 def print_json(document: Any) -> None:
-    """Print a document on stdout."""
     print(json.dumps(document, indent=2))
 
 

@@ -94,7 +94,6 @@ def needs_launcher(config: TrainConfig) -> bool:
 
 
 def environment(config: TrainConfig) -> dict[str, str]:
-    """Return the environment variables of a configuration."""
     allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
     return allocator | parallel_variables(config)
 
@@ -122,7 +121,6 @@ def _launcher_starts_one(result: ResultData) -> bool:
 
 
 def text_of(name: str, result: ResultData) -> str:
-    """Return the content of a file."""
     arguments = result.arguments.training_arguments
     if name == ACCELERATE:
         if result.workload.own_code is None:
@@ -244,7 +242,6 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def in_code(result: ResultData) -> tuple[str, ...]:
-    """Return what no TrainingArguments can say of the answer, a few words each."""
     code, changes = result.workload.own_code, result.best.changes
     lines = [_IN_CODE.get(c.knob, "weights in bfloat16").format(value=c.after) for c in changes if needs_code(c)]
     if _switches_off(result):
@@ -257,7 +254,6 @@ def in_code(result: ResultData) -> tuple[str, ...]:
 
 
 def needs_code(change: Change) -> bool:
-    """Return whether a change is none of TrainingArguments, so that code has to make it."""
     return change.knob in _IN_CODE or (change.knob == "precision" and change.after == "pure_bf16")
 
 

@@ -186,7 +186,6 @@ def _imported(is_quantized: bool, *names: str) -> Code:
 
 
 def _collator(result: ResultData) -> tuple[str, Code, str]:
-    """Return the collator's class, the expression that makes it, and a remark for the user."""
     if result.workload.task is Task.IMAGE_TEXT_TO_TEXT:
         return "", Code("collate"), "for texts of one length; others need the model's own processor, which pads them"
     if result.best.config.packing:

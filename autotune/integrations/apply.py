@@ -47,7 +47,6 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
 
 
 def run(code: OwnCode, result: ResultData) -> None:
-    """Run the script to its end with the answer that is applied to it."""
     from autotune.execution.user_code import as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.arguments import laid_over, plan

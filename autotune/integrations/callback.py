@@ -63,7 +63,6 @@ class Promise(Value):
 
     @classmethod
     def of(cls, result: ResultData) -> Promise | None:
-        """Return what `result` promises; None if its best was never measured."""
         if (measured := result.best.measurement) is None:
             return None
         return cls(
@@ -137,7 +136,6 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget an earlier training."""
         self._clock = self._given_clock or (CudaClock() if args.device.type == "cuda" else HostClock())
         self._pending: list[tuple[Any, Any, Any]] = []  # marks of a step: its start, its data are there, its end
         self._latest: tuple[Any, Any, Any] | None = None
@@ -149,16 +147,13 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._watch.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out the first step of an epoch."""
         self._mark = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Mark that the data of a step are there."""
         self._begun = self._clock.mark()
         self._micro_steps = 1
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the micro-batches of a step."""
         self._micro_steps += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -185,11 +180,9 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     on_evaluate = on_save = on_log
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave out the last step of an epoch, which may have fewer samples."""
         self._latest = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Compare with the promise, print the line and write it."""
         self._read()
         self.report = self._production(args, model)
         if not state.is_world_process_zero:

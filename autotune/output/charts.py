@@ -108,7 +108,6 @@ def pareto(found: Sequence[Spot]) -> list[Spot]:
 
 
 def throughput_against_memory(report: RunReport) -> Figure | None:
-    """Return the chart of configurations by peak memory and throughput, with budget and Pareto front."""
     found = spots(report)
     if not found:
         return None

@@ -245,7 +245,6 @@ def _rate(speed: Speed | None, *, with_interval: bool = False) -> str:
 
 
 def _share(speed: Speed | None) -> str:
-    """Return the model FLOP utilisation; empty where no speed is predicted."""
     return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 

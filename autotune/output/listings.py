@@ -20,14 +20,12 @@ from autotune.values.catalogue import CatalogueEntry, Dtype, Gpu
 
 
 def models_table(entries: Sequence[CatalogueEntry]) -> RenderableType:
-    """Return the catalogue as a table."""
     rows = ((e.names[0] if e.names else "", e.id, e.kind, f"{e.parameters / 1e6:,.1f}M") for e in entries)
     title = f"{len(entries)} models; weights are random, figures from each source"
     return table_of(("name", "full id", "kind", "parameters"), rows, right={"parameters"}, title=title)
 
 
 def gpus_table(found: Sequence[Gpu]) -> RenderableType:
-    """Return GPUs as a table with memory, bandwidth and peak rates."""
     figures = ("memory\nGiB", "bandwidth\nGB/s", "bf16 / fp16\nTFLOP/s", "tf32 / fp32\nTFLOP/s")
     rows = []
     for gpu in found:
@@ -49,7 +47,6 @@ def _peaks(gpu: Gpu, *dtypes: Dtype) -> str:
 
 
 def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
-    """Return the built-in search spaces as a table."""
     rows = ((s.name, s.description, ", ".join(s.parameters)) for s in found)
     return table_of(
         ("name", "for whom", "parameters"), rows, title="search spaces (--space NAME, or your own YAML file)"
@@ -57,7 +54,6 @@ def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
 
 
 def doctor_table(report: Report) -> RenderableType:
-    """Return the doctor's findings as a table."""
     marks = {True: Text("yes", "green"), False: Text("no", "yellow")}
     rows = ((f.name, marks[f.available], Text(f.detail)) for f in report.findings)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -65,7 +61,6 @@ def doctor_table(report: Report) -> RenderableType:
 
 
 def preview_table(found: Preview) -> RenderableType:
-    """Return what a search would do: its extent, knobs, refusals and first trials."""
     budget, within = found.budget, show_memory(found.memory_bytes)
     title = f"{about(found.workload)}, on {found.hardware.name} within {within}; nothing was run"
     extent = f"at most {show_time(budget.max_time_s)} and {budget.max_trials:,} trials, finals not counted"
@@ -95,7 +90,6 @@ def preview_table(found: Preview) -> RenderableType:
 
 
 def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
-    """Return what is told of each search."""
     return [
         {
             "key": search.key,
@@ -111,7 +105,6 @@ def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
 
 
 def history_table(found: Sequence[dict[str, Any]], where: str) -> RenderableType:
-    """Return these rows as a table."""
     if not found:
         return Text(f"nothing is recorded in {where} yet; `autotune find` does so")
     rows = []

@@ -77,7 +77,6 @@ class Progress:
             self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show `event`."""
         match event:
             case PhaseBegan():
                 self._enter(event.phase)
@@ -104,7 +103,6 @@ class Progress:
             self._live.refresh()
 
     def drawn(self) -> Constrain:
-        """Return the live lines as the search stands now."""
         now = self._clock()
         state = show_time(now - self._phase_began_s)
         if self._latest is not None:

@@ -35,7 +35,6 @@ Row = tuple[str, ...]
 
 
 def html_report(report: RunReport) -> str:
-    """Return the page."""
     result, found = report.result, report.explanation
     against = _against(result) if result is not None else [()]
     changes = result.best.changes if result is not None else ()
@@ -73,7 +72,6 @@ def html_report(report: RunReport) -> str:
 
 
 def answer(report: RunReport) -> str:
-    """Return the result of the search in a sentence."""
     if report.result is None:
         return f"No answer: {report.nothing}."
     verdict = verdict_line(report.result)
@@ -81,7 +79,6 @@ def answer(report: RunReport) -> str:
 
 
 def state(report: RunReport) -> str:
-    """Return the progress of the search: numbers of trials, time, and whether it is running."""
     ran = sum(t.purpose is not None and t.purpose is not Purpose.EXPLAIN for t in report.trials)
     refused = sum(t.purpose is None for t in report.trials)
     explained = len(report.trials) - ran - refused
@@ -175,7 +172,6 @@ def accuracy(report: RunReport) -> list[str]:
 
 
 def time_rows(report: RunReport) -> list[Row]:
-    """Return rows of the kinds of work in a search's time, in descending order: kind, time, share."""
     spent = report.spent
     shares = spent.shares() if spent.total_s else {}
     rows: list[Row] = [(what, show_time(share * spent.total_s), f"{share:.0%}") for what, share in shares.items()]
@@ -190,7 +186,6 @@ def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:
 
 
 def _memory_rows(report: RunReport) -> list[Row]:
-    """Return a heading and the rows of predicted memory by component and by phase; none if it is unknown."""
     found = report.breakdowns
     if not found:
         return []

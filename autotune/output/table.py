@@ -27,7 +27,6 @@ COULD_NOT_TELL = "couldn't tell"
 
 
 def show_config(config: TrainConfig) -> str:
-    """Return a configuration in one line."""
     parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
     if not config.parallelism.is_single:
         parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
@@ -86,7 +85,6 @@ def result_table(
 
 
 def text_of(result: ResultData) -> str:
-    """Return a result as the command line shows it."""
     file = io.StringIO()
     Console(file=file, width=120, color_system=None).print(result_table(result), highlight=False)
     return file.getvalue().rstrip("\n")
@@ -127,7 +125,6 @@ def _remarks(result: ResultData) -> tuple[list[str], list[str]]:
 
 
 def verdict_line(result: ResultData) -> str:
-    """Return the verdict in one sentence."""
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         ratio, interval = result.speedup.ratio, result.speedup.interval
@@ -167,12 +164,10 @@ def _kept(result: ResultData) -> str:
 
 
 def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Change], detail: str) -> str:
-    """Return one line about a finished trial."""
     return f"trial {number}: {shown_changes(changed)}: {outcome_status}{', ' + detail if detail else ''}"
 
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
-    """Return throughput and peak memory in words, with the predicted values if given."""
     rate, interval = measurement.samples_per_second, measurement.shown_interval
     text = f"{shown_rate(measurement)} samples/s"
     if interval.is_narrow:

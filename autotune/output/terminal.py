@@ -24,7 +24,6 @@ class Console(rich.console.Console):
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as a text, with control characters escaped."""
         return super().render_str(_seen(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

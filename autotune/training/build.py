@@ -46,7 +46,6 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
-    """Make the library's config for a model and a head."""
     check_task(spec, task)
     config = library_config(spec)
     if config.architectures is None:
@@ -128,7 +127,6 @@ def build_model(
 
 
 def describe(spec: ModelSpec, task: Task) -> ModelFacts:
-    """Return the facts about a model and its head, without allocating its weights."""
     model = build_model(spec, task, dtype="float32", attn_implementation=None, device="meta")
     return facts_of(model, task)
 
@@ -203,7 +201,6 @@ def _of_parts(config: Any, every: int, leading: int) -> tuple[Stack, ...]:
 
 
 def shallower(config: Any, depths: dict[str, int]) -> Any:
-    """Return a copy of `config` with other depths, by field."""
     config = copy.deepcopy(config)
     for path, depth in depths.items():
         *parts, name = path.split(".")

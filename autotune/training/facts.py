@@ -44,7 +44,6 @@ PACKED = frozenset(
 
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
-    """Return the facts about a built model and its head."""
     import torch
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -119,7 +118,6 @@ def _figures(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def experts_of(config: PreTrainedConfig) -> int:
-    """Return the number of experts of a layer, 0 where there are none."""
     text = config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     found = max((int(getattr(text, name, None) or 0) for name in names), default=0)

@@ -69,7 +69,6 @@ SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
 
 
 def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
-    """Return name and shape of the input of one recording for the library config of a type in `SOUND`."""
     return SOUND[config.model_type](config, frames)
 
 
@@ -120,7 +119,6 @@ class ImageText(NamedTuple):
 
     @property
     def described(self) -> str:
-        """The images in words."""
         one = f"of {self.image.size} pixels as {sum(self.image.runs)} tokens"
         return f"an image {one} in each sample" if self.images == 1 else f"{self.images} images {one} in each sample"
 
@@ -138,7 +136,6 @@ class ImageText(NamedTuple):
         return [(start, start + run) for start, run in zip(starts, runs, strict=False)]
 
     def positions(self) -> list[int]:
-        """Return the positions of the placeholders in a sample."""
         return [position for start, end in self.ranges for position in range(start, end)]
 
 
@@ -217,12 +214,10 @@ IMAGES = {
 
 
 def freeze_vision(model: Any) -> None:
-    """Leave the weights of the vision part as they are in training."""
     for name, parameter in model.named_parameters():
         if is_vision(name):
             parameter.requires_grad_(False)
 
 
 def is_vision(name: str) -> bool:
-    """Return whether a module or parameter of a vision-language model belongs to its vision part, by its name."""
     return not VISION_PARTS.isdisjoint(name.split("."))

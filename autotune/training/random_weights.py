@@ -121,7 +121,6 @@ def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> 
 
 
 def quantized_layers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the layers of bitsandbytes in a model, by name."""
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
     for name, module in model.named_modules():

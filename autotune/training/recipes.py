@@ -110,7 +110,6 @@ def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
 
 
 def rows_of(workload: Workload, config: Any, directory: Path) -> Any:
-    """Return the rows of the user's file, or synthetic ones, as a `datasets.Dataset`."""
     import datasets
 
     recipe = cast(Recipe, workload.recipe)
@@ -267,7 +266,6 @@ class StepCount:
         return self._original(model, inputs, *args, **kwargs)
 
     def checked(self) -> str:
-        """Return in words what a step trained on."""
         expected = self._trainer.state.global_step * self._per_step
         if self.samples != expected:
             raise NoEffectError(

@@ -246,7 +246,6 @@ def default_task(spec: ModelSpec) -> Task:
 
 
 def check_task(spec: ModelSpec, task: Task) -> None:
-    """Refuse a task for which the model has no head."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -290,7 +289,6 @@ def architecture_of(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> InputError:
-    """Return the error of a class that has none of the heads, with the ways out."""
     heads = ", ".join(task.value for task in Task.heads())
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
     return InputError(
@@ -313,7 +311,6 @@ def class_names(model_type: str, task: Task) -> tuple[str, ...]:
 
 
 def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return an entry of transformers' tables, which may be several classes, as a tuple."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 

@@ -110,7 +110,6 @@ def _tokenized(
 
 
 def profile_of(lengths: NDArray[np.int64], mean_target: float | None = None) -> LengthProfile:
-    """Return how the lengths of samples, in tokens, are spread."""
     places = {"minimum": 0, "median": 50, "p95": 95, "maximum": 100}
     found: dict[str, Any] = {n: int(np.percentile(lengths, at, method="nearest")) for n, at in places.items()}
     return LengthProfile(samples=len(lengths), mean=float(lengths.mean()), mean_target=mean_target, **found)
@@ -184,7 +183,6 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
 
 
 def checked_path(dataset: str) -> Path:
-    """Return the path of a readable file of a known kind."""
     try:
         path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
         if path.suffix.lower() not in _READERS:

@@ -34,7 +34,6 @@ _OF_THE_PROCESS = (
 
 
 def maker_of(trainer: Any) -> Callable[[], Any]:
-    """Return a picklable function that makes a Trainer like this one."""
     from transformers import Trainer
 
     if not isinstance(trainer, Trainer):
@@ -55,7 +54,6 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
 
 
 def _made_anew(content: bytes) -> Any:
-    """Return the Trainer, made by the library's constructor out of what was pickled."""
     from torch import nn
     from transformers import Trainer
 
@@ -95,7 +93,6 @@ def pickled(
 
 @contextmanager
 def model_on_cpu(trainer: Any) -> Iterator[None]:
-    """Keep the model of a Trainer, if it has one on a GPU, on the CPU while entered."""
     model: Any = getattr(trainer, "model", None)
     device = None
     if model is not None:
