@@ -98,17 +98,13 @@ def package_files() -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_its_data(wheel):
+def test_the_wheel_holds_the_package_and_its_data_and_says_what_the_project_says(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert package_files() <= names
     assert {f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")} <= names
     assert {"autotune/py.typed", "autotune/values/catalogue/gpus.json"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {"autotune", f"autotune_train-{__version__}.dist-info"}
-
-
-@pytest.mark.slow
-def test_the_wheel_says_what_the_project_says(wheel):
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"autotune_train-{__version__}.dist-info/METADATA").decode()
     assert f"Requires-Python: {project()['requires-python']}" in metadata

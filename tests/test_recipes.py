@@ -83,24 +83,7 @@ def test_a_batch_job_goes_on_where_it_was(tmp_path):
     assert run().startswith(f"sqlite:////data/record.db: autotune resume {tmp_path}/runs/google-t5-t5-3b-7")
 
 
-def test_a_pod_has_a_gpu_its_volume_and_the_record_of_the_secret():
-    (container,) = pod()["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod()["volumes"]}
-    claim = manifests()["PersistentVolumeClaim"]["metadata"]["name"]
-    assert claim in str(pod()["volumes"])
-    record = next(entry for entry in container["env"] if entry["name"] == "AUTOTUNE_RECORD")
-    assert "secretKeyRef" in record["valueFrom"]
-
-
 def test_what_another_pod_would_find_again_is_not_tried_again():
     rule = manifests()["Job"]["spec"]["podFailurePolicy"]["rules"][0]
     assert rule["onExitCodes"]["values"] == [e.exit_code for e in (InputError, MachineError, NothingFitsError)]
     assert pod()["restartPolicy"] == "Never"  # a podFailurePolicy needs that
-
-
-def test_every_recipe_is_described():
-    described = (EXAMPLES / "README.md").read_text()
-    for recipe in (BATCH, MANIFEST):
-        assert f"`{recipe.relative_to(EXAMPLES)}`" in described

@@ -103,11 +103,6 @@ def variables(config: TrainConfig) -> str:
     return "".join(f"{name}={value} " for name, value in environment(config).items())
 
 
-def mixed_precision(config: TrainConfig) -> str:
-    """Return accelerate's name of the mixed precision."""
-    return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
-
-
 def _threads(result: ResultData) -> str:
     """Return each rank's share of the cores, as in trials (launchers set 1), after the answer's other variables."""
     config = result.best.config
@@ -169,7 +164,7 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "distributed_type": "MULTI_GPU" if spread.world_size > 1 else "NO",
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": mixed_precision(config),
+        "mixed_precision": {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no"),
         "num_machines": 1,
         "num_processes": spread.world_size,
         "rdzv_backend": "static",

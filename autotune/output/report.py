@@ -16,14 +16,7 @@ from markupsafe import Markup
 
 from autotune.exports import targets
 from autotune.output.charts import best_over_time, svg, throughput_against_memory
-from autotune.output.table import (
-    about,
-    contribution_rows,
-    remark_lines,
-    show_config,
-    times_baseline,
-    verdict_line,
-)
+from autotune.output.table import about, contribution_rows, remarks, show_config, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_memory, show_rate, show_time, visible
@@ -38,7 +31,9 @@ def html_report(report: RunReport) -> str:
     result, found = report.result, report.explanation
     against = _against(result) if result is not None else [()]
     changes = result.best.changes if result is not None else ()
-    notes = [*remark_lines(result), *(f"note: {line}" for line in result.notes)] if result is not None else []
+    lines, told = remarks(result) if result is not None else ([], [])
+    notes = [*lines, *told, *(f"note: {line}" for line in (result.notes if result is not None else ()))]
+    total_s, shares = report.spent.total_s, report.spent.shares() if report.spent.total_s else {}
     launch = targets.to_train(result, f"{report.run_directory}/{ANSWER_FILE}") if result is not None else ()
     context = {
         "report": report,
@@ -53,7 +48,7 @@ def html_report(report: RunReport) -> str:
         "explained": explained(report),
         "accuracy": accuracy(report),
         "memory_rows": _memory_rows(report),
-        "time_rows": time_rows(report),
+        "time_rows": [(kind, show_time(share * total_s), f"{share:.0%}") for kind, share in shares.items()],
         "machine": _machine(report),
         "versions": [("autotune", report.autotune_version), *report.hardware.versions.items()],
         "columns": _COLUMNS,
@@ -169,13 +164,6 @@ def accuracy(report: RunReport) -> list[str]:
                 "predictions, each made before its trial"
             )
     return lines
-
-
-def time_rows(report: RunReport) -> list[Row]:
-    spent = report.spent
-    shares = spent.shares() if spent.total_s else {}
-    rows: list[Row] = [(what, show_time(share * spent.total_s), f"{share:.0%}") for what, share in shares.items()]
-    return rows
 
 
 def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:

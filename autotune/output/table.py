@@ -52,7 +52,7 @@ def result_table(
     rows += [_row(result, "runner-up", c) for c in result.runners_up]
     names = ("", "x baseline", "samples/s", "peak memory", "what changes")
     table = table_of(names, rows, right=names[1:4], box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    lines, notes = _remarks(result)
+    lines, notes = remarks(result)
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
@@ -90,13 +90,7 @@ def text_of(result: ResultData) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def remark_lines(result: ResultData) -> list[str]:
-    """Return all lines on compiling, checks, allowances and disturbances."""
-    lines, notes = _remarks(result)
-    return [*lines, *notes]
-
-
-def _remarks(result: ResultData) -> tuple[list[str], list[str]]:
+def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     """Return lines on `*` in the table, compiling, checks and allowances, and notes."""
     lines: list[str] = []
     shown = (result.baseline, result.best, *result.runners_up)

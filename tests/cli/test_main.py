@@ -37,8 +37,15 @@ FIND_OPTIONS = {
 def test_help_lists_the_commands(autotune):
     done = autotune("--help")
     assert done.returncode == 0
-    for command in COMMANDS:
-        assert command in done.stdout
+    assert not [command for command in COMMANDS if command not in done.stdout]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("autotune estim", "estimate"), ("autotune find --check-l", "--check-loss")]
+)
+def test_a_shell_completes_commands_and_options_that_are_made_when_they_are_used(typed, completed):
+    asked = {"_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    assert CliRunner().invoke(app, [], prog_name="autotune", env=asked).stdout.split() == [completed]
 
 
 def groups(command: str) -> dict[str, set[str]]:

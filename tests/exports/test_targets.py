@@ -63,9 +63,7 @@ def text(draft) -> str:
 def test_each_of_the_users_arguments_is_carried_or_told(target, own):
     made = drafted(target, own=own)
     named = "SFT_ARGUMENTS" if target == "trl" else "TRAINING_ARGUMENTS"
-    (value,) = [
-        n.value for n in ast.parse(text(made)).body if isinstance(n, ast.Assign) and n.targets[0].id == named
-    ]
+    (value,) = [n.value for n in ast.parse(text(made)).body if isinstance(n, ast.Assign) and n.targets[0].id == named]
     carried = {name for name, said in ast.literal_eval(value).items() if name in own and own[name] == said}
     carried |= {"max_steps"} if '"--steps", type=int, default=321' in text(made) else set()
     told = {line.removeprefix("your own argument ").partition("=")[0] for line in made.lost}

@@ -90,13 +90,6 @@ def test_a_tracker_that_fails_is_a_note_and_is_told_of_no_further_trial(director
     assert told("failing")[2:] == ["trial-0001", "trial-0002"]
 
 
-def test_the_answer_is_told(directory, told, tmp_path):
-    _, result = make_search(tmp_path / "finished")
-    for _ in range(2):  # a finished search may be gone on with
-        Tracking(make_plan(report_to=("good",)), directory, Heard()).end(result)
-    assert told("good") == [answer_of(PLAN, result).name]
-
-
 def test_without_trackers_nothing_is_written(directory):
     tell(directory, (), 0)
     assert list(directory.path.iterdir()) == []
@@ -117,35 +110,6 @@ def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
     assert not run.exists()
 
 
-def test_a_completed_trial():
-    prediction = Prediction(samples_per_second=12.0, peak_bytes=2 * GIB)
-    run = run_of(PLAN, make_result(make_config(16), 10.0, number=7, prediction=prediction))
-    assert (run.name, run.step) == ("trial-0007", 7)
-    assert run.config["per_device_train_batch_size"] == 16
-    assert run.metrics["samples_per_second"] == 10.0
-    assert run.metrics["peak_memory_gib"] == 1.0
-    assert run.metrics["predicted_samples_per_second"] == 12.0
-    assert run.metrics["predicted_peak_memory_gib"] == 2.0
-    assert run.config["status"] == "completed"
-    assert run.config["changes"] == "micro-batch 16"
-
-
-def test_a_trial_that_failed_says_why():
-    failure = make_failure(TrialStatus.OUT_OF_MEMORY, "x" * 5000, memory=Memory(resident_bytes=GIB))
-    run = run_of(PLAN, make_result(outcome=failure))
-    assert run.config["status"] == "out of memory"
-    assert len(run.config["cause"]) == 500
-    assert run.metrics["peak_memory_gib"] == 1.0
-    assert "samples_per_second" not in run.metrics
-    assert "peak_memory_gib" not in run_of(PLAN, make_result(outcome=OUT_OF_MEMORY)).metrics
-
-
-def test_what_cant_be_told_is_left_out():
-    own_loop = make_measurement(data_wait_share=None, loss=None)
-    metrics = run_of(PLAN, make_result(outcome=own_loop)).metrics
-    assert not {"data_wait_share", "loss", "tokens_per_second"} & set(metrics)
-
-
 @pytest.mark.parametrize(
     ("config", "shown"),
     [
@@ -161,11 +125,42 @@ def test_a_run_has_the_configuration_as_plain_parameters_and_says_what_its_searc
     assert (written["model"], written["memory_budget_gib"]) == ("tiny", 8.0)
 
 
-def test_the_answer(tmp_path):
-    _, result = make_search(tmp_path / "run")
+PREDICTION = Prediction(samples_per_second=12.0, peak_bytes=2 * GIB)
+OWN_LOOP = make_measurement(data_wait_share=None, loss=None)
+FAILURE = make_failure(TrialStatus.OUT_OF_MEMORY, "x" * 5000, memory=Memory(resident_bytes=GIB))
+
+
+@pytest.mark.parametrize(
+    ("result", "config", "metrics", "left_out"),
+    [
+        (
+            make_result(make_config(16), 10.0, number=7, prediction=PREDICTION),
+            {"per_device_train_batch_size": 16, "status": "completed", "changes": "micro-batch 16"},
+            {"samples_per_second": 10.0, "peak_memory_gib": 1.0, "predicted_samples_per_second": 12.0,
+             "predicted_peak_memory_gib": 2.0},
+            {"cause"},
+        ),
+        (make_result(outcome=FAILURE, number=7), {"status": "out of memory", "cause": "x" * 500},
+         {"peak_memory_gib": 1.0}, {"samples_per_second"}),
+        (make_result(outcome=OUT_OF_MEMORY, number=7), {}, {}, {"peak_memory_gib"}),
+        (make_result(outcome=OWN_LOOP, number=7), {}, {}, {"data_wait_share", "loss", "tokens_per_second"}),
+    ],
+    ids=["completed", "failed", "of unknown memory", "own loop"],
+)  # fmt: skip
+def test_a_run_has_what_is_known_of_its_trial(result, config, metrics, left_out):
+    run = run_of(PLAN, result)
+    assert (run.name, run.step) == ("trial-0007", 7)
+    assert config.items() <= run.config.items()
+    assert metrics.items() <= run.metrics.items()
+    assert not left_out & {*run.config, *run.metrics}
+
+
+def test_the_answer_is_told_once(directory, told, tmp_path):
+    _, result = make_search(tmp_path / "finished")
+    for _ in range(2):  # a finished search may be gone on with
+        Tracking(make_plan(report_to=("good",)), directory, Heard()).end(result)
     run = answer_of(PLAN, result)
-    assert run.name == f"answer-{sum(trial.number is not None for trial in result.trials):04d}"
-    assert run.config["config_id"] == BEST.config_id
+    assert told("good") == [run.name] == [f"answer-{sum(trial.number is not None for trial in result.trials):04d}"]
+    assert (run.config["config_id"], run.config["status"]) == (BEST.config_id, "faster")
     assert run.metrics["speedup"] == result.speedup.ratio
     assert run.metrics["baseline_samples_per_second"] == pytest.approx(10.0)
-    assert run.config["status"] == "faster"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,17 +33,12 @@ class Distiller(Trainer):
         super().__init__(**kwargs)
         self.teacher = teacher
         self.temperature = temperature
-        self.watch = Watch(self)
+        self.watch = SimpleNamespace(trainer=self)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         with torch.no_grad():
             wanted = self.teacher(inputs["x"]) / self.temperature
         return (model(inputs["x"]) - wanted).square().mean()
-
-
-class Watch:
-    def __init__(self, trainer):
-        self.trainer = trainer
 
 
 class Counting(TrainerCallback):
@@ -67,15 +63,9 @@ def make(tmp_path, **fields):
     return Distiller(Net(3), temperature=2.0, **{**given, **fields})
 
 
-@pytest.fixture
-def remade(tmp_path):
-    """A Trainer, and what another process would make of it."""
+def test_all_that_it_was_made_of_comes_back_and_trains_as_the_first_would(tmp_path):
     trainer = make(tmp_path)
-    return trainer, pickle.loads(pickled(maker_of(trainer), "trainer"))()
-
-
-def test_all_that_it_was_made_of_comes_back_and_what_refers_to_the_trainer_refers_to_the_new_one(remade):
-    trainer, again = remade
+    again = pickle.loads(pickled(maker_of(trainer), "trainer"))()  # as another process makes it
     assert again is not trainer
     assert type(again) is Distiller
     assert again.args.learning_rate == 0.125
@@ -84,10 +74,6 @@ def test_all_that_it_was_made_of_comes_back_and_what_refers_to_the_trainer_refer
     assert again.watch.trainer is again
     for ours, theirs in ((trainer.model, again.model), (trainer.teacher, again.teacher)):
         assert torch.equal(ours.layer.weight, theirs.layer.weight)
-
-
-def test_it_trains_as_the_first_would(remade):
-    trainer, again = remade
     losses = [t.train().training_loss for t in (trainer, again)]
     assert losses[0] == losses[1]
     counts = [next(c.steps for c in t.callback_handler.callbacks if isinstance(c, Counting)) for t in (trainer, again)]
