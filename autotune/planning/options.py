@@ -169,7 +169,6 @@ class SearchOptions(WorkloadOptions):
 
     @property
     def fleet(self) -> Fleet:
-        """The places where trials run."""
         devices = self.devices if isinstance(self.devices, int) else 1
         return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)
 

@@ -63,7 +63,6 @@ class SearchPlan(Problem):
 
     @property
     def world_sizes(self) -> frozenset[int]:
-        """The numbers of devices over which trainings are spread."""
         named = self.space.parameters.get("parallelism.world_size")
         choices = named.choices if named is not None and named.choices != "lattice" else ()
         return frozenset({self.baseline.parallelism.world_size, *(c for c in choices if isinstance(c, int))})
@@ -171,7 +170,6 @@ class SearchState:
             self.take_in(result)
 
     def trials(self, config: TrainConfig, purpose: Purpose) -> list[TrialResult]:
-        """Return the trials of a configuration for a purpose."""
         return [r for r in self.results if r.request.purpose is purpose and r.request.config == config]
 
     def measured(self, config: TrainConfig) -> Measurement | None:
@@ -227,7 +225,6 @@ def reopened(
 
 
 def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
-    """Return words on the limits of a resumed search, and on the time and trials that it has spent."""
     searched = sum(r.request.purpose is Purpose.SEARCH for r in results)
     trials = "1 trial" if searched == 1 else f"{searched} trials"
     return (

@@ -124,12 +124,10 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
 
 
 def default_space(hardware: Hardware) -> str:
-    """Return the name of the built-in space that is searched if the user names none."""
     return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
 
 
 def described(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:
-    """Return what looking at the model and the data in a child process shows."""
     given = start.arguments
     own = {} if given is None else {"arguments": {**given.searched, **given.fixed}, "source": given.source}
     return ready().describe(DescribeRequest(workload=workload, **own))

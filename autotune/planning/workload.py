@@ -120,7 +120,6 @@ def _model_of(options: WorkloadOptions) -> tuple[ModelSpec, Task]:
 
 
 def check_recipe(options: WorkloadOptions) -> None:
-    """Refuse options that contradict the recipe, or that need one, or TRL."""
     given = {name: value for name, value in options if value is not None}
     if options.recipe is None:
         for name in ("prompt_len", "completion_len", "generations", "reward"):

@@ -101,7 +101,6 @@ class Explainer:
 
     @property
     def explanation(self) -> Explanation:
-        """The explanation by all trials so far."""
         found = explanation_of(self._result, [*self._searched, *self._own], self._refused)
         assert found is not None  # the winner isn't the baseline
         return found

@@ -49,7 +49,6 @@ class Pace:
         return sum(r.request.purpose is Purpose.SEARCH for r in self._finals.state.results)
 
     def trials_left(self) -> int:
-        """Return how many more trials the search may begin."""
         return self._plan.budget.max_trials - self.searched() - self.running
 
     def may_go_on(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import optuna
 from pydantic import Field
 
 from autotune.cost.model import CostModel
@@ -152,7 +153,6 @@ def wanted_file(output: str | Path | None) -> str | None:
 
 
 def deliver(result: ResultData | None, path: str | None) -> None:
-    """Write the answer, if there is one, to `path`, if there is one."""
     if result is not None and path is not None:
         with _told_of(path):
             result.save(path)
@@ -189,7 +189,6 @@ class Preview(Problem):
 
 
 def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
-    """Return what a search would do; `model`: None if nothing can be predicted."""
     sampler = CostModelSampler(plan, model)
     space, legal = sampler.space, sampler.space.legal
     refused: Counter[str] = Counter()
@@ -202,11 +201,12 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, value), reason in space.left_out.items():
         left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study, first = optuna.create_study(direction="maximize", sampler=sampler), list[ExpectedTrial]()
     # Six trials at most: what comes later depends on what these measure.
-    first = [
-        ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
-        for config in sampler.foreseen(min(6, plan.budget.max_trials + 1))
-    ]
+    while len(first) < min(6, plan.budget.max_trials + 1) and not sampler.is_done(study):
+        config = sampler.suggest(study.ask())
+        first.append(ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config)))
     return Preview(
         **plan.problem_fields(),
         budget=plan.budget,

@@ -114,17 +114,7 @@ class CostModelSampler(BaseSampler):
                 point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
         return self._converter.config(point)
 
-    def foreseen(self, most: int) -> list[TrainConfig]:
-        """Return the configurations of the first trials, at most so many, if each gives what is predicted."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(direction="maximize", sampler=self)
-        found: list[TrainConfig] = []
-        while len(found) < most and not self.is_done(study):
-            found.append(self.suggest(study.ask()))
-        return found
-
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
-        """Tell the study the result of a trial, and learn from it."""
         frozen = self._converter.frozen(result)
         for name, value in frozen.user_attrs.items():
             trial.set_user_attr(name, value)
@@ -133,7 +123,6 @@ class CostModelSampler(BaseSampler):
         study.tell(trial, values=frozen.value, state=frozen.state)
 
     def add(self, study: Study, result: TrialResult) -> None:
-        """Add a finished trial that the study has not begun, and learn from it."""
         study.add_trial(self._converter.frozen(result))
         self.learn(study)
 
@@ -162,7 +151,6 @@ class CostModelSampler(BaseSampler):
             self._candidates.observe(*results)
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
-        """Return the current prediction for a configuration; None if there is none."""
         return self._candidates.prediction(config) if self._candidates is not None else None
 
     @property

@@ -102,7 +102,6 @@ class Tuner:
         return result
 
     def _recover(self) -> None:
-        """Read the trials of earlier runs of this search."""
         results = self._directory.results()
         void = cut_short(self._plan, results)
         for result in results:

@@ -82,7 +82,6 @@ def spaces_directory() -> Path:
 
 
 def builtin_spaces() -> tuple[str, ...]:
-    """Return the names of the spaces that come with autotune."""
     return tuple(sorted(path.stem for path in spaces_directory().glob("*.yaml")))
 
 
@@ -101,7 +100,6 @@ def load_space(reference: str) -> SpaceFile:
 
 
 def read_space(path: Path) -> SpaceFile:
-    """Return the space in `path`."""
     try:
         document = yaml.load(read_named(path).decode(), Loader=_StrictLoader)
     except OSError as error:

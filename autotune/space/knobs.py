@@ -66,7 +66,6 @@ def valid(name: str, value: Scalar) -> Any:
 
 
 def make_point(config: TrainConfig) -> dict[str, Scalar]:
-    """Return the point of `config`: the inverse of `make_config`."""
     point: dict[str, Scalar] = {}
     for name in TrainConfig.model_fields:
         value = getattr(config, name)
@@ -134,8 +133,6 @@ SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.sho
 
 
 def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
-    """Return the changes of `config` against the baseline, in the order of the fields."""
-
     def words(value: Any) -> str:
         return "none" if value is None else value.shown if isinstance(value, Adapter) else str(value)
 
@@ -146,12 +143,10 @@ def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
 
 
 def with_changes(rows: Iterable[TrialRow], problem: Problem) -> tuple[TrialRow, ...]:
-    """Return rows of trials with the changes of their configurations."""
     return tuple(row.model_copy(update={"changes": changes(row.config, problem)}) for row in rows)
 
 
 def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
-    """Return the class of the deepest change of `config` against the baseline."""
     return deepest_class(allowance for *_, allowance in _differences(config, problem))
 
 
@@ -183,7 +178,6 @@ class KnobOption(NamedTuple):
 
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
-    """Return all knobs in the order of the fields."""
     fields: dict[str, tuple[str, FieldInfo]] = {}
     for name, (knob, field) in KNOBS.items():
         fields[name] = knob.short or name.replace("_", "-"), field

@@ -53,7 +53,6 @@ def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hard
 
 
 def accumulates(config: TrainConfig, workload: Workload) -> bool:
-    """Return whether an optimizer step has several micro-batches."""
     together = config.per_device_train_batch_size * config.parallelism.data_parallel
     return workload.global_batch_size is not None and workload.global_batch_size > together
 

@@ -23,12 +23,10 @@ _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its
 
 
 def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
-    """Return the reasons why `config` can't run; empty: it is legal."""
     return list(reasons(config, workload, facts, hardware))
 
 
 def reasons(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    """Yield the `refusals` one by one."""
     for rule in _RULES:
         if (reason := next(rule(config, workload, facts, hardware), None)) is not None:
             yield reason
@@ -364,21 +362,6 @@ def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
 
 
 _RULES: tuple[parallel_rules.Rule, ...] = (
-    _micro_batch,
-    _precision,
-    _tf32,
-    _attention,
-    _optimizer,
-    _checkpointing,
-    _compile,
-    _experts,
-    _gpu_alone,
-    _adapter,
-    _quantization,
-    _chunked_loss,
-    _sampling,
-    _packing,
-    _recipe,
-    _user_code,
-    *parallel_rules.RULES,
-)
+    _micro_batch, _precision, _tf32, _attention, _optimizer, _checkpointing, _compile, _experts, _gpu_alone, _adapter,
+    _quantization, _chunked_loss, _sampling, _packing, _recipe, _user_code, *parallel_rules.RULES,
+)  # fmt: skip

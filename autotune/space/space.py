@@ -123,7 +123,6 @@ class SearchSpace:
         return self._nested[nested].model_copy(update=plain)
 
     def point(self, config: TrainConfig) -> Point:
-        """Return the point of `config`."""
         return make_point(config)
 
     def complete(self, point: Point) -> Point:
@@ -169,7 +168,6 @@ class SearchSpace:
         return all(point.get(name) in values for name, values in dimension.when.items())
 
     def points(self) -> Iterator[Point]:
-        """Yield every legal point, each once."""
         return (point for point in self._grown(self.dimensions) if self.refusal(self.config(point)) is None)
 
     @functools.cached_property
@@ -183,7 +181,6 @@ class SearchSpace:
 
     @property
     def legal(self) -> list[TrainConfig]:
-        """The legal configurations of `judged`."""
         return [config for config, reason in self.judged if reason is None]
 
     @functools.cached_property
@@ -235,7 +232,6 @@ class History:
         self._ranking: list[TrialResult] | None = None
 
     def add(self, result: TrialResult) -> None:
-        """Add a finished trial."""
         config = result.request.config
         self.results.append(result)
         self._by_config[config] = result
@@ -258,7 +254,6 @@ class History:
         return self._by_config.get(config)
 
     def best(self) -> TrialResult | None:
-        """Return the completed trial with the highest throughput."""
         return next(iter(self.ranking()), None)
 
     def ranking(self) -> list[TrialResult]:
@@ -269,12 +264,10 @@ class History:
         return self._ranking
 
     def rate(self, result: TrialResult) -> float:
-        """Return the samples per second of a trial by the objective; 0 if it didn't complete."""
         return self._objective.rate(result.measurement) if result.measurement else 0.0
 
     @property
     def memory_bound(self) -> bool:
-        """Whether any trial has run out of memory."""
         return bool(self._shortages)
 
     def refusal(self, config: TrainConfig) -> str | None:

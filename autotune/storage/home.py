@@ -105,7 +105,6 @@ def rates_of(hardware: Hardware) -> Rates:
 
 
 def rates_path(hardware: Hardware) -> Path:
-    """Return the file of a device's measured rates, whether there are any or not."""
     return home() / "rates" / f"{hardware.fingerprint}.json"
 
 

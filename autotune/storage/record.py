@@ -94,7 +94,6 @@ class Record:
 
     @functools.cached_property
     def storage(self) -> BaseStorage:
-        """The storage, which is made if need be."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         if self._path is None:
             url = sa.make_url(self._url)
@@ -171,7 +170,6 @@ class Record:
             return whole
 
     def forget(self, searches: Sequence[RecordedSearch]) -> None:
-        """Delete searches with their trials."""
         wanted = {search.id for search in searches}
         with self._translated():
             for study in self.storage.get_all_studies():

@@ -208,11 +208,9 @@ class RunDirectory:
         return RunDirectory(path, whole=self.path)
 
     def explained(self) -> list[TrialResult]:
-        """Return the finished trials of `autotune explain`."""
         return RunDirectory(self.path / EXPLAIN_FOLDER).results()
 
     def write_plan(self, plan: Value) -> None:
-        """Write the plan of the search."""
         write_value(plan, self.path / PLAN_FILE)
         self._is_new, self._has_begun = False, True
 
@@ -224,7 +222,6 @@ class RunDirectory:
         write_value(result, directory / RESULT_FILE)
 
     def write_answer(self, result: ResultData) -> None:
-        """Write the best configuration so far."""
         write_value(result, self.path / ANSWER_FILE)
 
     def answer(self) -> ResultData | None:

@@ -192,7 +192,6 @@ class RecordWriter:
         self.write(directory.results())
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on; a trial that has ended is written first."""
         if isinstance(event, TrialEnded):
             self.write([event.result])
         self._observer(event)
@@ -213,7 +212,6 @@ class RecordWriter:
                 self._give_up(name, error)
 
     def end(self, result: ResultData) -> None:
-        """Write the answer down."""
         answer = {"verdict": result.verdict, "best_config_id": result.best.config.config_id}
         self._search = self._search.model_copy(update=answer)
         self.write([])

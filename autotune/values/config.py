@@ -88,7 +88,6 @@ class KnobField(NamedTuple):
     field: FieldInfo
 
     def filled(self, template: Template | None, value: Any) -> str | None:
-        """Return the text that one of the knob's templates gives for `value`, or None."""
         if callable(template):
             return template(value)
         return None if template is None or value == self.field.default else template.format(value)
@@ -187,7 +186,6 @@ class Parallelism(Value):
 
     @property
     def is_single(self) -> bool:
-        """Whether training is one process on one device, without sharding or offload."""
         return self == ONE_DEVICE
 
 

@@ -84,13 +84,11 @@ class Hardware(Value):
 
     @property
     def default_budget_bytes(self) -> int:
-        """The default memory budget: the free memory less a margin."""
         # Memory use of other processes varies, and the allocator fragments more in hours than in a trial of seconds.
         return int(self.free_bytes * (1 - 0.08))
 
     @property
     def is_cpu(self) -> bool:
-        """Whether training runs on the host's processor."""
         return self.kind == "cpu"
 
     def _computes_in(self, dtype: str) -> bool:
@@ -105,7 +103,6 @@ class Hardware(Value):
 
     @property
     def has_bf16(self) -> bool:
-        """Whether it computes in bf16: Ampere or newer, and every CPU."""
         return self.is_cpu or self._computes_in("bf16")
 
 
@@ -164,7 +161,6 @@ def detect(device: str = "auto") -> Hardware:
 
 
 def cuda_count() -> int:
-    """Return the number of visible NVIDIA devices, 0 without a driver."""
     try:
         return len(visible_indices())
     except pynvml.NVMLError:
@@ -208,7 +204,6 @@ def cuda_free_bytes(device: str) -> int | None:
 
 
 def allocator_settings() -> str | None:
-    """Return the settings that the user's environment has for torch's allocator."""
     return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))  # the older name
 
 
@@ -228,7 +223,6 @@ def keep_freed_blocks() -> None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages in `PACKAGES`."""
     found = {package: version for package in PACKAGES if (version := _version(package)) is not None}
     return {"python": platform.python_version(), **found}
 

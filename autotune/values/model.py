@@ -31,17 +31,14 @@ class Task(StrEnum):
 
     @classmethod
     def heads(cls) -> tuple[Task, ...]:
-        """Return the tasks for which models have heads."""
         return tuple(task for task in cls if task is not cls.OWN)
 
     @property
     def takes_text(self) -> bool:
-        """Whether the inputs are token ids."""
         return self not in (Task.IMAGE_CLASSIFICATION, Task.OWN) and not self.takes_audio
 
     @property
     def takes_audio(self) -> bool:
-        """Whether the inputs are waveforms or spectrograms."""
         return self in (Task.SPEECH_CTC, Task.SPEECH_SEQ2SEQ, Task.AUDIO_CLASSIFICATION)
 
     @property

@@ -61,7 +61,6 @@ class Objective(Value):
         return 0.0 if self.run_samples is None else cold_start_s(measurement) / self.run_samples
 
     def rate(self, measurement: Measurement) -> float:
-        """Return samples per second."""
         return 1.0 / (1.0 / measurement.samples_per_second + self.start_s_per_sample(measurement))
 
 
@@ -122,7 +121,6 @@ class Phase(StrEnum):
 
     @classmethod
     def of(cls, purpose: Purpose) -> Phase:
-        """Return the phase that trials of this purpose belong to."""
         return _PHASES.get(purpose, cls.CHECKING)
 
 

@@ -59,7 +59,6 @@ class Contender(Value):
 
     @property
     def allowance(self) -> Allowance:
-        """The class of its deepest change."""
         return deepest_class(c.allowance for c in self.changes)
 
     def rate(self, objective: Objective) -> float:
@@ -108,7 +107,6 @@ class TrialRow(Value):
 
     @classmethod
     def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
-        """Return the row of a trial."""
         measured, memory = trial.measurement, trial.outcome.memory
         return cls(
             number=trial.request.number,
@@ -145,7 +143,6 @@ def shown_rate(measured: Measurement, correction: float = 1.0) -> str:
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
-    """Return the rows of the trials of one search, in their order."""
     return [TrialRow.of(trial, ended_s) for trial, ended_s in zip(trials, ends_s(trials), strict=True)]
 
 
@@ -188,7 +185,6 @@ class ResultData(Value):
 
     @property
     def problem(self) -> Problem:
-        """The problem that the search solved."""
         fields = {name: getattr(self, name) for name in Problem.model_fields}
         return Problem(**{**fields, "baseline": self.baseline.config})
 
@@ -237,7 +233,6 @@ class Explanation(Value):
 
     @property
     def is_settled(self) -> bool:
-        """Whether further measurements would change no contribution."""
         return all(c.is_settled for c in self.contributions)
 
     @property

@@ -62,7 +62,6 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def relative_half_width(values: Sequence[float]) -> float:
-    """Return `half_width` as a share of the mean."""
     return half_width(values) / statistics.fmean(values) if len(values) >= 2 else math.inf
 
 

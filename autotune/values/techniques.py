@@ -38,7 +38,6 @@ RENAMED = (5, 23)
 
 
 def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) -> dict[str, object]:
-    """Return the TrainingArguments of a kind for a version of transformers."""
     name = "activation_checkpointing" if transformers >= RENAMED else "gradient_checkpointing"
     if kind == "none":
         return {name: False}
@@ -343,7 +342,6 @@ ADAPTERS: dict[str, type[Adapter]] = {kind.model_fields["kind"].default: kind fo
 
 
 def kinds_with(field: str) -> tuple[str, ...]:
-    """Return the kinds of adapters that have a field of that name."""
     return tuple(name for name, kind in ADAPTERS.items() if field in kind.model_fields)
 
 

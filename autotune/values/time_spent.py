@@ -51,7 +51,6 @@ class Spent(Value):
 
     @property
     def total_s(self) -> float:
-        """The sum of all parts."""
         return sum(self.parts.values())
 
     def shares(self) -> dict[str, float]:
@@ -123,7 +122,6 @@ class Stopwatch:
         self._lap, self._since = lap, now
 
     def elapsed_s(self) -> float:
-        """Return the seconds since its start."""
         return self._clock() - self.started_at
 
     def laps(self) -> dict[str, float]:

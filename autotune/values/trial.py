@@ -109,7 +109,6 @@ class Memory(Value):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is any figure."""
         return any(value is not None for value in dict(self).values())
 
     @property
@@ -122,7 +121,6 @@ class Memory(Value):
 
 
 def worst_memory(seen: Sequence[Memory]) -> Memory:
-    """Return the highest figure of each kind."""
     return Memory(**{field: highest(seen, field) for field in Memory.model_fields})
 
 
@@ -153,7 +151,6 @@ class Interval(Value):
         return self.low > 0 and self.high <= 2 * self.low
 
     def times(self, factor: float) -> Interval:
-        """Return the interval of `factor` times what this one is of."""
         return Interval(low=self.low * factor, high=self.high * factor)
 
 
@@ -222,12 +219,10 @@ class TrialResult(Value):
 
     @property
     def status(self) -> TrialStatus:
-        """How the trial ended."""
         return TrialStatus.COMPLETED if isinstance(self.outcome, Measurement) else self.outcome.status
 
     @property
     def measurement(self) -> Measurement | None:
-        """The measurement of a completed trial, otherwise None."""
         return self.outcome if isinstance(self.outcome, Measurement) else None
 
     @property

@@ -91,7 +91,6 @@ class OwnCode(Traits):
 
     @property
     def name(self) -> str:
-        """The name from which the run directory's name is made."""
         return PurePath(self.command[0]).stem if self.command else self.shown.rpartition(" ")[2]
 
     @property
@@ -174,7 +173,6 @@ class Recipe(Value):
 
     @property
     def kind(self) -> RecipeKind:
-        """What TRL's Trainer needs and does."""
         return RECIPES[self.name]
 
     def shown(self, samples: int) -> str:
@@ -197,7 +195,6 @@ class LengthProfile(Value):
 
     @property
     def shown(self) -> str:
-        """The profile in words."""
         return f"{self.samples:,} samples of {self.minimum} to {self.maximum} tokens, {self.mean:.0f} on average"
 
 

@@ -161,27 +161,24 @@ def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, ans
     assert notes[0].startswith("no prediction: tracing the model took more than ")
 
 
-def test_what_a_child_had_traced_when_it_died_is_used(notes, tmp_path):
+@pytest.mark.parametrize(
+    ("left", "traced", "said"),
+    [
+        (lambda folder: write_value(make_profile(FP32), folder / "profile-000.json"), True, None),
+        (lambda folder: (folder / "log.txt").write_text("MemoryError"), False, "tracing failed: see trace/log.txt"),
+    ],
+    ids=["a trace", "its log"],
+)
+def test_what_a_child_had_traced_when_it_died_is_used_and_its_log_is_named(notes, tmp_path, left, traced, said):
     class Dies(Asker):
         def ask(self, *args, **kwargs) -> Path:
             directory = super().ask(*args, **kwargs)
-            write_value(make_profile(FP32), directory / "profile-000.json")
+            left(directory)
             return directory
 
     model = cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text))
-    assert model is not None
-    assert set(model.profiles) == {FP32}
-
-
-def test_a_child_that_says_why_it_dies_is_read_in_its_log(notes, tmp_path):
-    class Dies(Asker):
-        def ask(self, *args, **kwargs) -> Path:
-            directory = super().ask(*args, **kwargs)
-            (directory / "log.txt").write_text("MemoryError")
-            return directory
-
-    assert cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text)) is None
-    assert notes == ["no prediction: tracing failed: see trace/log.txt"]
+    assert (model is not None and set(model.profiles) == {FP32}) == traced
+    assert said is None or notes == [f"no prediction: {said}"]
 
 
 def test_a_device_whose_rates_nobody_knows_has_no_model(predict, notes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from exporting import answer_of
@@ -29,7 +28,7 @@ from autotune.search.candidates import Candidates
 from autotune.search.run import backend_of, check, deliver, preview, wanted_file
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
-from autotune.tuning_result import TuningResult, load
+from autotune.tuning_result import load
 from autotune.units import GIB
 from autotune.values.config import Allowance
 from autotune.values.problem import Fleet
@@ -130,22 +129,6 @@ def test_an_answer_that_has_no_room_is_no_bad_input(tmp_path, monkeypatch):
     with pytest.raises(InfrastructureError, match=r"--output .*: can't be written: No space left on device"):
         deliver(answer_of(make_config(16)), str(tmp_path / "best.json"))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_pipe_or_a_link_is_written_to(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    result = answer_of(make_config(16))
-    pipe, link = wanted_file(tmp_path / "pipe"), wanted_file(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert not (tmp_path / "target").exists()
-    with ThreadPoolExecutor() as others:
-        read = others.submit((tmp_path / "pipe").read_text)
-        deliver(result, pipe)
-        assert TuningResult.model_validate_json(read.result()) == result
-    deliver(result, link)
-    assert load(tmp_path / "target") == result
-    assert (tmp_path / "link").is_symlink()
 
 
 # What a search would do: its knobs, what is refused and why, and its first trials.

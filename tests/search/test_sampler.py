@@ -345,18 +345,14 @@ def tried_by_a_plain_loop(table: Table, plan: SearchPlan, model) -> list[TrainCo
     return tried
 
 
-def test_a_plain_loop_tries_what_a_search_tries_without_a_model(tmp_path):
+@pytest.mark.parametrize(
+    ("seed", "most", "is_guided"),
+    [(2, 15, False), *(pytest.param(seed, 200, True, marks=pytest.mark.slow) for seed in (0, 1))],
+)
+def test_a_plain_loop_tries_what_a_search_tries_on_a_recorded_table(tmp_path, seed, most, is_guided):
     table = load_table(TABLE)
-    plan = plan_of(table, seed=2, max_trials=15)
-    assert tried_by_a_plain_loop(table, plan, None) == found(table, plan, None, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_plain_loop_finds_what_find_finds_on_a_recorded_table(tmp_path, seed):
-    table = load_table(TABLE)
-    plan = plan_of(table, seed=seed)
-    model = model_by_data_sheet(plan)
+    plan = plan_of(table, seed=seed, max_trials=most)
+    model = model_by_data_sheet(plan) if is_guided else None
     tried = tried_by_a_plain_loop(table, plan, model)
     assert tried == found(table, plan, model, tmp_path)
     assert len(tried) > 5

@@ -11,7 +11,7 @@ from tiny_models import TINY
 
 import autotune
 from autotune.storage.record import VARIABLE
-from autotune.tuning_result import TuningResult, load
+from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import TrialResult, TrialStatus
@@ -121,32 +121,3 @@ def test_a_second_search_measures_the_baseline_and_the_old_winner_and_ends_if_th
     assert len([note for note in second.notes if "the record knows" in note]) == 1
     refused = {t.config for t in second.trials if t.cause is not None and "(record)" in t.cause}
     assert not refused & set(explored(second))
-
-
-SPACE = """
-description: micro-batches and two kernels
-parameters:
-  per_device_train_batch_size: {choices: lattice}
-  attn_implementation: {choices: [sdpa, eager]}
-"""
-
-
-def test_a_search_that_was_over_goes_on_within_limits_that_it_keeps(autotune, tiny_llama, tmp_path):
-    (tmp_path / "space.yaml").write_text(SPACE)
-    run, answer = tmp_path / "run", tmp_path / "answer.json"
-    options = ("--effort", "quick", "--device", "cpu", "--seq-len", 32, "--global-batch", 4, "--space", "space.yaml")
-    first = autotune("find", "--model", tiny_llama, *options, "--max-trials", 1, "--run-dir", run, "-o", answer)
-    assert first.returncode == 0
-    before = len(load(answer).trials)
-    answer.unlink()
-    more = autotune("resume", run, "--max-trials", 3, "--max-time", "15m")
-    assert more.returncode == 0
-    assert "the limits are 15 min and 3 trials now; " in more.stderr
-    assert "1 trial are spent" in more.stderr
-    assert f"written: {answer}" in more.stdout
-    plan = json.loads((run / "search.json").read_text())
-    assert (plan["budget"]["max_trials"], plan["budget"]["max_time_s"]) == (3, 900)
-    assert len(load(answer).trials) > before
-    assert sum(trial.purpose == "search" for trial in load(answer).trials) <= 3
-    again = autotune("resume", run)
-    assert "no trial was run: the search is over" in again.stderr

@@ -1,9 +1,7 @@
 """The conductor of a search, with trials that take no time: what it runs, when it ends, what survives."""
 
 import itertools
-import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from factories import (
@@ -11,100 +9,36 @@ from factories import (
     OUT_OF_MEMORY,
     SEPARABLE,
     Clock,
-    ScriptedRunner,
     make_budget,
     make_config,
     make_facts,
     make_failure,
     make_measurement,
-    make_plan,
-    make_space_file,
     make_workload,
-    product_rate,
 )
 from factories import SEPARABLE_BEST as BEST
 from factories import separable_rate as rate
 from optuna.trial import TrialState
 from profiles import MB, make_family, make_model, make_profile, make_work
+from scripted_searches import Search
 
 from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, reopened
+from autotune.planning.plan import SEARCH_ACCUMULATION, reopened
 from autotune.search.candidates import SAME_FAILURES
-from autotune.search.tuner import SearchInterrupted, Tuner
+from autotune.search.tuner import SearchInterrupted
 from autotune.space.file import load_space
 from autotune.space.space import History
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_result
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort, LossCurve, Soaked
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Event, TrialEnded, TrialStarted, ignore
-from autotune.values.result import ResultData
+from autotune.values.problem import Event, TrialEnded, TrialStarted
 from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.values.workload import OwnCode
 
 BASE = make_config()
-
-
-@pytest.fixture(autouse=True)
-def _short_patience(monkeypatch):
-    """The sampler's attempts in a space that is exhausted take a second each; how many there are is tested once."""
-    monkeypatch.setattr("autotune.search.sampler.PATIENCE_DRAWS", 8)
-
-
-class Search:
-    """One search in one run directory, which can be stopped and gone on with."""
-
-    def __init__(
-        self,
-        directory: Path,
-        outcome: Callable[[TrialRequest], Outcome | float],
-        parameters: dict | None = None,
-        *,
-        duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
-        starting: dict[str, float] | None = None,
-        **plan,
-    ) -> None:
-        space = make_space_file(parameters or SEPARABLE)
-        defaults = {"space": space, "baseline": BASE, "budget": make_budget(max_trials=12)}
-        self.plan = make_plan(**{**defaults, **plan})
-        self.directory = directory
-        self.clock = Clock()
-        self.events: list[Event] = []
-        self._outcome = outcome
-        self._duration_s = duration_s
-        self._starting = starting
-        self.runner = ScriptedRunner(directory, outcome)
-
-    def run(self, *, stop_after: int | None = None) -> ResultData:
-        """Run the search with a new runner; a Ctrl-C comes in its trial number `stop_after`."""
-        runs = itertools.count()
-
-        def outcome(request: TrialRequest) -> Outcome | float:
-            if next(runs) == stop_after:
-                raise KeyboardInterrupt
-            return self._outcome(request)
-
-        self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
-        directory = RunDirectory(self.directory)
-        tuner = Tuner(
-            self.plan,
-            directory,
-            self.runner,
-            self.events.append,
-            clock=self.clock,
-            starting=self._starting,
-        )
-        self.study = tuner.study
-        return tuner.run()
-
-    @property
-    def finished(self) -> list[TrialRequest]:
-        return [r.request for r in RunDirectory(self.directory).results()]
-
-    def count(self, purpose: Purpose) -> int:
-        return sum(r.purpose is purpose for r in self.finished)
 
 
 @pytest.fixture
@@ -119,7 +53,7 @@ def test_a_baseline_whose_states_alone_exceed_the_budget_is_not_run(search):
     result = run.run()
     assert {r.config.optim for r in run.runner.requests if r.config.precision != "pure_bf16"} == {"adafactor"}
     assert BASE not in [r.config for r in run.runner.requests]
-    (baseline,) = [r for r in RunDirectory(run.directory).results() if r.request.purpose is Purpose.BASELINE]
+    (baseline,) = [r for r in run.results if r.request.purpose is Purpose.BASELINE]
     assert baseline.status is TrialStatus.OUT_OF_MEMORY
     assert "not run: weights, gradients and optimizer states alone take 29.80 GiB" in baseline.outcome.cause
     assert result.best.config != BASE
@@ -132,19 +66,6 @@ def test_experts_and_the_users_own_training_are_not_refused_by_arithmetic(search
     assert run.runner.requests[0].config == BASE
 
 
-def table(seed: int) -> dict[str, dict]:
-    """Factors of throughput per knob, no two of a knob within 4 %; the micro-batch has one peak."""
-    draw = random.Random(seed)
-    factors = [0.8, 0.9, 1.0, 1.1, 1.2]
-    sizes, peak = [1, 2, 4, 8, 16], draw.randrange(5)
-    return {
-        "precision": dict(zip(["fp32", "bf16", "pure_bf16"], draw.sample(factors, 3), strict=True)),
-        "attn_implementation": dict(zip(["sdpa", "eager"], draw.sample(factors, 2), strict=True)),
-        "optim": dict(zip(["adamw_torch_fused", "adamw_torch", "adafactor"], draw.sample(factors, 3), strict=True)),
-        "per_device_train_batch_size": {size: 10 * 0.8 ** abs(i - peak) for i, size in enumerate(sizes)},
-    }
-
-
 def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
     """Every trial crashes, each of a cause of its own, but those of `configs`."""
 
@@ -152,22 +73,6 @@ def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
         return 10.0 if request.config in configs else make_failure(cause=f"trial {request.number} broke")
 
     return outcome
-
-
-def best_of(plan: SearchPlan, rate: Callable[[TrialRequest], float], request: TrialRequest) -> TrainConfig:
-    """The optimum by trying everything."""
-    space = plan.search_space
-    configs = map(space.config, space.points())
-    return max(configs, key=lambda c: rate(request.model_copy(update={"config": c})))
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-def test_the_optimum_of_a_separable_throughput_is_found(search, seed):
-    factors = product_rate(table(seed))
-    run = search(factors, budget=make_budget(max_trials=20))
-    result = run.run()
-    assert result.best.config == best_of(run.plan, factors, run.finished[0])
-    assert len(list(run.plan.search_space.points())) == 90
 
 
 @pytest.mark.parametrize("trials", [1, 4])
@@ -179,15 +84,14 @@ def test_the_search_ends_at_its_number_of_trials(search, trials):
 
 
 @pytest.mark.slow
-def test_a_combination_beyond_single_steps_is_the_samplers(search, monkeypatch):
+def test_a_combination_beyond_single_steps_is_the_samplers(search):
     """Each change alone is worse than the baseline, both together are the best."""
-    monkeypatch.undo()  # the real patience
 
     def deceptive(request: TrialRequest) -> float:
         return (10.0, 9.0, 20.0)[(request.config.precision == "bf16") + (request.config.optim == "adafactor")]
 
     parameters = {"precision": ["fp32", "bf16"], "optim": ["adamw_torch_fused", "adafactor"]}
-    result = search(deceptive, parameters).run()
+    result = search(deceptive, parameters, patience=60).run()
     assert result.best.config == make_config(precision="bf16", optim="adafactor")
 
 
@@ -212,7 +116,7 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
     run = search(outcome, {**SEPARABLE, "checkpointing": ["none", "full"]}, budget=budget)
     result = run.run()
     space, history = run.plan.search_space, History()
-    for finished in RunDirectory(run.directory).results():
+    for finished in run.results:
         if finished.request.purpose is not Purpose.FINAL:
             history.add(finished)
     winner = history.best().request.config
@@ -342,7 +246,7 @@ def test_a_search_that_was_stopped_in_its_finals_does_only_the_rest_of_them(sear
 
 def given(run, **limits):
     """Give a search other limits, as its run directory has it then."""
-    run.plan = reopened(run.plan, RunDirectory(run.directory).results(), **limits)
+    run.plan = reopened(run.plan, run.results, **limits)
 
 
 def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_of_its_own(search):
@@ -685,7 +589,7 @@ def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search)
     assert any("the search ended first (its time was up, or it was stopped)" in note for note in result.proof_notes)
 
 
-def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(tmp_path):
+def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):
     """Eager attention, which needs a line of code, is predicted and found to be eight times as fast as sdpa."""
 
     def profile_of(kernel: str, precision: str):
@@ -695,13 +599,12 @@ def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(tmp_path):
 
     model = make_model([profile_of(*kind) for kind in itertools.product(("sdpa", "eager"), ("fp32", "bf16"))])
     own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
-    space = make_space_file({"attn_implementation": ["sdpa", "eager"], "precision": ["fp32", "bf16"]})
-    plan = make_plan(workload=make_workload(own_code=own), space=space, baseline=BASE)
-    runner = ScriptedRunner(tmp_path, lambda request: model.estimate(request.config).samples_per_second)
-    result = Tuner(plan, RunDirectory(tmp_path), runner, ignore, model=model).run()
+    knobs = {"attn_implementation": ["sdpa", "eager"], "precision": ["fp32", "bf16"]}
+    run = search(lambda request: model.estimate(request.config).samples_per_second, knobs, model=model, workload=make_workload(own_code=own))
+    result = run.run()
     leader, flags_alone = make_config(attn_implementation="eager", precision="bf16"), make_config(precision="bf16")
     assert result.best.config == leader
-    assert runner.searched[-1] == flags_alone
-    finals = [r.config for r in runner.requests if r.purpose is Purpose.FINAL]
+    assert run.runner.searched[-1] == flags_alone
+    finals = [r.config for r in run.runner.requests if r.purpose is Purpose.FINAL]
     assert {BASE, leader, flags_alone} <= set(finals)
     assert gain_of_flags(result).startswith("the flags alone have ")

@@ -33,6 +33,21 @@ def without(hardware, *packages: str):
     return hardware.model_copy(update={"versions": versions})
 
 
+ADAPTABLE = make_facts(
+    linear_modules=("q_proj", "v_proj", "down_proj"), biases=8, max_sequence_length=128, takes_prefix=True
+)
+FUSED = ADAPTABLE.model_copy(update={"expert_parameters": ("experts.gate_up_proj", "experts.down_proj")})
+
+
+def why_not(
+    kind, *, facts=ADAPTABLE, hardware=GPU, model_type="llama", task=Task.CAUSAL_LM, knobs: dict | None = None, **fields
+):
+    """Return the reasons against an adapter of a kind with `fields`."""
+    workload = make_workload(sequence_length=64, task=task, model=make_spec(model_type=model_type))
+    adapter = kind and {"kind": kind, **fields}
+    return why(hardware, workload=workload, facts=facts, precision="bf16", adapter=adapter, **(knobs or {}))
+
+
 LENGTHS = LengthProfile(samples=100, mean=40.0, minimum=8, median=32, p95=90, maximum=128)
 TEXTS = make_workload(lengths=LENGTHS)
 ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
@@ -49,7 +64,23 @@ GROUPED = {"train_sampling_strategy": "group_by_length"}
 LIGER_GPU, GALORE_GPU, LOMO_GPU = (with_packages(GPU, name) for name in ("liger-kernel", "galore-torch", "lomo-optim"))
 NO_BNB_GPU = without(GPU, "bitsandbytes")
 
+CODE = OwnCode(
+    kind="script",
+    shown="python train.py",
+    command=("train.py",),
+    directory="/",
+    held={"optim": Held(value="adamw_torch", reason="the script hands over an optimizer")},
+    barred=(Barred(knob="precision", value="pure_bf16", reason="it casts nothing"),),
+)
+HELD = {"hardware": CPU, "workload": make_workload(own_code=CODE)}
+
 ILLEGAL = [
+    (why(**HELD, optim="adafactor"), "optim stays as it is: the script hands over an optimizer"),
+    (why(**HELD, optim="adamw_torch", precision="pure_bf16"), "precision pure_bf16: it casts nothing"),
+    (
+        why(**HELD, optim="adamw_torch", parallelism=Parallelism(world_size=2)),
+        "a training of your own is one process on one device",
+    ),
     (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
     (why(**GROUPED), "grouping by length: all samples have one length"),
     (why(workload=ALIKE, **GROUPED), "grouping by length: all samples have one length"),
@@ -156,10 +187,34 @@ ILLEGAL = [
     (why(without(GPU, "triton"), **INDUCTOR), "inductor needs the package triton"),
     (why(CPU, torch_compile_backend="cudagraphs"), "cudagraphs does nothing on a CPU"),
     (why(facts=make_facts(linear_modules=()), adapter={}), "has no linear layers for lora"),
+    (why_not("dora", facts=make_facts(linear_modules=())), "has no linear layers for dora"),
+    (why_not("ia3", facts=make_facts(linear_modules=("in_x",))), "is known to ia3 as keys, values or feed-forward"),
+    (
+        why_not("lora", facts=make_facts(linear_modules=("in_x",)), target_modules="attention"),
+        "no layer of llama is known as a projection of attention; use all-linear",
+    ),
+    (why_not("loha", model_type="gpt2"), "peft's loha doesn't know the layers of gpt2; its lora does"),
+    (why_not("bitfit", facts=make_facts(biases=0)), "bitfit trains biases, and llama has none"),
+    (why_not("lora", target_modules="all-linear+experts"), "has no experts whose weights are fused; use"),
+    (why_not("dora", facts=FUSED), "peft's dora can't be put on the fused weights of experts (its lora can)"),
+    (why_not("vera", facts=FUSED, target_modules="all-linear+experts"), "peft's vera can't be put on the fused"),
+    (why_not("lora", facts=FUSED, dropout=0.1), "on the fused weights of experts has no dropout"),
+    (why_not("prompt", task=Task.MASKED_LM), "peft has no prompt for masked-lm"),
+    (why_not("p-tuning", virtual_tokens=65), "p-tuning: 64 tokens and 65 virtual ones are more than the 128"),
+    (why_not("prefix", facts=ADAPTABLE.model_copy(update={"takes_prefix": False})), "takes no keys and values"),
+    (why_not("prefix", knobs={"checkpointing": "full"}), "prefix needs the cache of keys and values"),
+    (why_not("prompt", task=Task.SEQUENCE_CLASSIFICATION), "finds the end of a sample by its token"),
+    (why_not(None, knobs={"quantization": "nf4"}), "can't be trained, only an adapter on them (--fix adapter=lora)"),
+    (why_not("loha", knobs={"quantization": "int8"}), "loha can't be trained on int8 weights; lora can"),
+    (why_not("bitfit", knobs={"quantization": "nf4"}), "bitfit can't be trained on nf4 weights; lora can"),
+    (why_not("lora", hardware=NO_BNB_GPU, knobs={"quantization": "nf4"}), "nf4 weights need the package bitsandbytes"),
 ]
 
 LEGAL = [
     why(CPU),
+    why(**HELD, optim="adamw_torch"),
+    why(**HELD, optim="adamw_torch", precision="bf16", checkpointing="full"),
+    why(CPU, optim="adafactor"),
     why(),
     why(micro_batch=16),
     why(micro_batch=3, workload=make_workload(global_batch_size=None)),
@@ -193,6 +248,10 @@ LEGAL = [
     why(torch_empty_cache_steps=4),
     why(CPU, facts=CHUNKED, chunked_loss=True),
     why(expandable_segments=True),
+    why_not("dora", facts=FUSED, target_modules="attention"),
+    why_not("vera", facts=FUSED),
+    why_not("lora", facts=FUSED, target_modules="all-linear+experts"),
+    why_not("prefix", virtual_tokens=64),  # as many as there are positions left
 ]
 
 
@@ -211,62 +270,6 @@ def test_every_reason_is_told():
     assert len(why(CPU, micro_batch=3, precision="fp16", tf32=True)) == 3
 
 
-CODE = OwnCode(
-    kind="script",
-    shown="python train.py",
-    command=("train.py",),
-    directory="/",
-    held={"optim": Held(value="adamw_torch", reason="the script hands over an optimizer")},
-    barred=(Barred(knob="precision", value="pure_bf16", reason="it casts nothing"),),
-)
-
-
-def refused(**fields):
-    config = make_config(**{"optim": "adamw_torch", **fields})
-    return refusals(config, make_workload(own_code=CODE), make_facts(), make_hardware())
-
-
-def test_what_is_not_held_may_change():
-    assert refused() == []
-    assert refused(precision="bf16", checkpointing="full") == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"optim": "adafactor"}, "optim stays as it is: the script hands over an optimizer"),
-        ({"precision": "pure_bf16"}, "precision pure_bf16: it casts nothing"),
-        ({"parallelism": Parallelism(world_size=2)}, "a training of your own is one process on one device"),
-    ],
-    ids=str,
-)
-def test_what_is_held_or_barred_is_refused_with_the_reason(fields, reason):
-    assert reason in refused(**fields)
-
-
-def test_without_own_code_there_is_nothing_to_hold():
-    config = make_config(optim="adafactor")
-    assert refusals(config, make_workload(), make_facts(), make_hardware()) == []
-
-
-ADAPTING = make_gpu(versions={**make_gpu().versions, "bitsandbytes": "0.50.2"})
-ADAPTABLE = make_facts(
-    linear_modules=("q_proj", "v_proj", "down_proj"), biases=8, max_sequence_length=128, takes_prefix=True
-)
-FUSED = ADAPTABLE.model_copy(update={"expert_parameters": ("experts.gate_up_proj", "experts.down_proj")})
-NO_BNB = make_gpu(versions={k: v for k, v in ADAPTING.versions.items() if k != "bitsandbytes"})
-
-
-def why_not(kind=None, *, facts=ADAPTABLE, hardware=ADAPTING, knobs=None, model=None, **fields):
-    """Return the reasons against an adapter of a kind with `fields`."""
-    workload = make_workload(**{"sequence_length": 64, **(fields.pop("workload", {}))})
-    if model is not None:
-        workload = workload.model_copy(update={"model": workload.model.model_copy(update=model)})
-    adapter = None if kind is None else {"kind": kind, **fields}
-    config = make_config(precision="bf16", adapter=adapter, **(knobs or {}))
-    return refusals(config, workload, facts, hardware)
-
-
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_every_kind_is_legal_somewhere(kind):
     assert why_not(kind) == []
@@ -276,44 +279,3 @@ def test_every_kind_is_legal_somewhere(kind):
 def test_adapters_can_be_put_on_quantized_weights(kind):
     for quantization in ("int8", "nf4", "nf4-double", "fp4", "fp4-double"):
         assert why_not(kind, knobs={"quantization": quantization}) == []
-
-
-@pytest.mark.parametrize(
-    ("reasons", "said"),
-    [
-        (why_not("dora", facts=make_facts(linear_modules=())), "has no linear layers for dora"),
-        (why_not("ia3", facts=make_facts(linear_modules=("in_x",))), "is known to ia3 as keys, values or feed-forward"),
-        (
-            why_not("lora", facts=make_facts(linear_modules=("in_x",)), target_modules="attention"),
-            "no layer of llama is known as a projection of attention; use all-linear",
-        ),
-        (why_not("loha", model={"model_type": "gpt2"}), "peft's loha doesn't know the layers of gpt2; its lora does"),
-        (why_not("bitfit", facts=make_facts(biases=0)), "bitfit trains biases, and llama has none"),
-        (why_not("lora", target_modules="all-linear+experts"), "has no experts whose weights are fused; use"),
-        (why_not("dora", facts=FUSED), "peft's dora can't be put on the fused weights of experts (its lora can)"),
-        (why_not("vera", facts=FUSED, target_modules="all-linear+experts"), "peft's vera can't be put on the fused"),
-        (why_not("lora", facts=FUSED, dropout=0.1), "on the fused weights of experts has no dropout"),
-        (why_not("prompt", workload={"task": Task.MASKED_LM}), "peft has no prompt for masked-lm"),
-        (why_not("p-tuning", virtual_tokens=65), "p-tuning: 64 tokens and 65 virtual ones are more than the 128"),
-        (why_not("prefix", facts=ADAPTABLE.model_copy(update={"takes_prefix": False})), "takes no keys and values"),
-        (why_not("prefix", knobs={"checkpointing": "full"}), "prefix needs the cache of keys and values"),
-        (why_not("prompt", workload={"task": Task.SEQUENCE_CLASSIFICATION}), "finds the end of a sample by its token"),
-        (why_not(knobs={"quantization": "nf4"}), "can't be trained, only an adapter on them (--fix adapter=lora)"),
-        (why_not("loha", knobs={"quantization": "int8"}), "loha can't be trained on int8 weights; lora can"),
-        (why_not("bitfit", knobs={"quantization": "nf4"}), "bitfit can't be trained on nf4 weights; lora can"),
-        (why_not("lora", hardware=NO_BNB, knobs={"quantization": "nf4"}), "nf4 weights need the package bitsandbytes"),
-    ],
-)
-def test_what_an_adapter_can_not_be_put_on_is_refused_with_the_reason(reasons, said):
-    assert len(reasons) == 1
-    assert said in reasons[0]
-
-
-def test_adapters_beside_the_experts_are_legal_where_peft_leaves_them_alone():
-    assert why_not("dora", facts=FUSED, target_modules="attention") == []
-    assert why_not("vera", facts=FUSED) == []
-    assert why_not("lora", facts=FUSED, target_modules="all-linear+experts") == []
-
-
-def test_virtual_tokens_may_fill_all_positions():
-    assert why_not("prefix", virtual_tokens=64) == []

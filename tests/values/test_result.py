@@ -92,13 +92,6 @@ def test_its_interval_holds_the_truth_where_all_parts_share_the_winner_s_trials(
     assert 0.93 <= held / cases <= 0.975
 
 
-@pytest.mark.parametrize("unsure", [None, math.inf])
-def test_it_has_no_interval_where_one_of_them_has_none(unsure):
-    open_end = part(2.0, 0.1)
-    open_end = open_end.model_copy(update={"interval": unsure and Interval(low=1.0, high=unsure)})
-    assert explained(4.0, open_end, part(2.0, 0.1), half=0.1).together_interval is None
-
-
 def test_it_is_settled_when_no_knob_could_be_measured_better():
     assert explained(4.0, part(2.0), part(None, basis="fails"), part(None, basis="slow")).is_settled
     assert not explained(4.0, part(2.0), part(2.0, basis="once")).is_settled
