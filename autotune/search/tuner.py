@@ -257,7 +257,6 @@ class Tuner:
             self._write_after = began + 10 * (time.perf_counter() - began)
 
     def _write(self) -> ResultData | None:
-        """Write the answer so far, if there is one, and return it."""
         result = verdict.assemble(self._finals, self._pace.spent_s(), self._starting)
         if result is None:  # nothing that was refused meanwhile is handed out
             (self._directory.path / ANSWER_FILE).unlink(missing_ok=True)

@@ -162,7 +162,6 @@ class SearchSpace:
             yield f"{beyond}: {why}" if split and why else beyond
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        """Return whether `dimension` exists at `point`: its `when` holds, and the kind of adapter has the field."""
         if not has_field(point.get("adapter"), dimension.name):
             return False
         return all(point.get(name) in values for name, values in dimension.when.items())
@@ -240,7 +239,6 @@ class History:
             self._shortages.append(result)
 
     def with_results(self, results: Iterable[TrialResult]) -> History:
-        """Return a history that holds `results` too; this one stays as it is."""
         other = History(self._objective)
         for result in (*self.results, *results):
             other.add(result)

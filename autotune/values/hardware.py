@@ -94,11 +94,10 @@ class Hardware(Value):
     def _computes_in(self, dtype: str) -> bool:
         if self.arithmetic is not None:
             return dtype in self.arithmetic
-        return self.capability is not None and self.capability >= (8, 0)
+        return self.capability is not None and self.capability >= (8, 0)  # Ampere
 
     @property
     def has_tf32(self) -> bool:
-        """Whether it computes in TensorFloat-32: Ampere (compute capability 8.0) or newer."""
         return self._computes_in("tf32")
 
     @property

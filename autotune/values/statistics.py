@@ -66,7 +66,6 @@ def relative_half_width(values: Sequence[float]) -> float:
 
 
 def rate_interval(step_times_s: Sequence[float], samples_per_step: int) -> Interval:
-    """Return the 95 % interval of samples per second from the times of single steps."""
     mean, half = statistics.fmean(step_times_s), half_width(step_times_s)
     low = samples_per_step / (mean + half) if math.isfinite(half) else 0.0
     return Interval(low=low, high=samples_per_step / (mean - half) if half < mean else math.inf)

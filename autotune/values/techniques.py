@@ -81,7 +81,6 @@ _REASONS = {
 
 
 def why_not(parameter: str, value: object) -> str | None:
-    """Return why a known value of a knob is not offered; None for other values."""
     if not isinstance(value, str):
         return None
     if parameter == "quantization" and "qat" in value.lower():

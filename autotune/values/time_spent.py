@@ -54,7 +54,6 @@ class Spent(Value):
         return sum(self.parts.values())
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each kind of work in the total, in descending order."""
         found = sorted(self.parts.items(), key=lambda part: -part[1])
         return {what: seconds / self.total_s for what, seconds in found if seconds > 0}
 

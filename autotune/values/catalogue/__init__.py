@@ -41,7 +41,6 @@ class CatalogueEntry(Value):
 
 @functools.cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Return the built-in models, ordered by family."""
     entries: list[CatalogueEntry] = []
     for file in sorted((_FOLDER / "models").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".json"):
@@ -58,7 +57,6 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 @functools.cache
 def entries_by_name() -> dict[str, CatalogueEntry]:
-    """Return the built-in models by each of their names, in lower case."""
     return {name.lower(): entry for entry in catalogue() for name in (entry.id, *entry.names)}
 
 
@@ -99,7 +97,6 @@ class Gpu(Value):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory in bytes."""
         return round(self.memory_gib * GIB)
 
     @property
@@ -109,13 +106,11 @@ class Gpu(Value):
 
     @property
     def peak_flops(self) -> dict[str, float]:
-        """Dense peak FLOP/s by dtype."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.peak_tflops.items()}
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """Return the table, ordered by vendor and age."""
     text = (_FOLDER / "gpus.json").read_text(encoding="utf-8")
     return tuple(Gpu(**gpu) for gpu in json.loads(text)["gpus"])
 
