@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import optuna
 from pydantic import Field
 
 from autotune.cost.model import CostModel
@@ -201,12 +200,11 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, value), reason in space.left_out.items():
         left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study, first = optuna.create_study(direction="maximize", sampler=sampler), list[ExpectedTrial]()
     # Six trials at most: what comes later depends on what these measure.
-    while len(first) < min(6, plan.budget.max_trials + 1) and not sampler.is_done(study):
-        config = sampler.suggest(study.ask())
-        first.append(ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config)))
+    first = [
+        ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
+        for config in sampler.foreseen(min(6, plan.budget.max_trials + 1))
+    ]
     return Preview(
         **plan.problem_fields(),
         budget=plan.budget,

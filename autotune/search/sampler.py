@@ -114,6 +114,15 @@ class CostModelSampler(BaseSampler):
                 point[dimension.name] = trial.suggest_categorical(dimension.name, dimension.choices)
         return self._converter.config(point)
 
+    def foreseen(self, most: int) -> list[TrainConfig]:
+        """Return the configurations of the first trials, at most so many, if each gives what is predicted."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(direction="maximize", sampler=self)
+        found: list[TrainConfig] = []
+        while len(found) < most and not self.is_done(study):
+            found.append(self.suggest(study.ask()))
+        return found
+
     def tell(self, study: Study, trial: Trial, result: TrialResult) -> None:
         frozen = self._converter.frozen(result)
         for name, value in frozen.user_attrs.items():

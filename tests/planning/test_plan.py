@@ -18,15 +18,7 @@ from factories import (
 from autotune.errors import MachineError
 from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import (
-    changed_files,
-    cut_short,
-    differences,
-    is_over,
-    limits_of,
-    reopened,
-    with_files,
-)
+from autotune.planning.plan import changed_files, cut_short, differences, is_over, limits_of, reopened, with_files
 from autotune.values.budget import Budget, Effort
 from autotune.values.trial import Purpose, TrialStatus
 

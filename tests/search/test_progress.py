@@ -1,15 +1,7 @@
 """What is told of a search: the leader beside the baseline."""
 
 import pytest
-from factories import (
-    OUT_OF_MEMORY,
-    Clock,
-    make_budget,
-    make_config,
-    make_measurement,
-    make_plan,
-    make_result,
-)
+from factories import OUT_OF_MEMORY, Clock, make_budget, make_config, make_measurement, make_plan, make_result
 
 from autotune.planning.plan import SearchState
 from autotune.search.progress import Pace, leader_of

@@ -8,15 +8,7 @@ import os
 
 import pytest
 from exporting import answer_of
-from factories import (
-    make_config,
-    make_facts,
-    make_gpu,
-    make_hardware,
-    make_plan,
-    make_space_file,
-    make_workload,
-)
+from factories import make_config, make_facts, make_gpu, make_hardware, make_plan, make_space_file, make_workload
 from predicted_space import GB, SPACE, make_model_of
 from profiles import make_model, make_profile
 

@@ -600,7 +600,12 @@ def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):
     model = make_model([profile_of(*kind) for kind in itertools.product(("sdpa", "eager"), ("fp32", "bf16"))])
     own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
     knobs = {"attn_implementation": ["sdpa", "eager"], "precision": ["fp32", "bf16"]}
-    run = search(lambda request: model.estimate(request.config).samples_per_second, knobs, model=model, workload=make_workload(own_code=own))
+    run = search(
+        lambda request: model.estimate(request.config).samples_per_second,
+        knobs,
+        model=model,
+        workload=make_workload(own_code=own),
+    )
     result = run.run()
     leader, flags_alone = make_config(attn_implementation="eager", precision="bf16"), make_config(precision="bf16")
     assert result.best.config == leader

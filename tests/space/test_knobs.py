@@ -227,10 +227,7 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["adapter=none", "adapter-rank=8"], "--fix adapter-rank=8: there is no adapter (--fix adapter=none)"),
         (["adapter=dorra"], "--fix adapter=dorra: expected lora, rslora, dora,"),
         (["adapter=prefix", "adapter-rank=8"], "--fix adapter-rank=8: prefix has none (--fix adapter=lora, rslora"),
-        (
-            ["adapter-virtual-tokens=8"],
-            "--fix adapter-virtual-tokens=8: lora has none (--fix adapter=prefix, prompt",
-        ),
+        (["adapter-virtual-tokens=8"], "--fix adapter-virtual-tokens=8: lora has none (--fix adapter=prefix, prompt"),
         (["quantization=int8-qat"], "--fix quantization=int8-qat: quantization-aware training is not offered"),
         (["quantization=nf5"], "--fix quantization=nf5: expected int8, nf4, nf4-double, fp4, fp4-double or none"),
     ],

@@ -45,9 +45,7 @@ def either(place) -> Record:
 
 def test_what_was_kept_is_read_again_to_the_last_digit(either, place):
     search = recorded_search(
-        recorded_trial(make_config(16), 1 / 3),
-        recorded_trial(make_config(4), OUT_OF_MEMORY),
-        model="modèle 💾",
+        recorded_trial(make_config(16), 1 / 3), recorded_trial(make_config(4), OUT_OF_MEMORY), model="modèle 💾"
     )
     large = search.trials[1].model_copy(update={"warnings": ("ünïcödé 💾 " * 20_000,)})
     search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2])})
