@@ -14,7 +14,7 @@ from pathlib import Path
 
 import autotune
 
-TARGETS = ("training-args", "python", "accelerate", "deepspeed", "fsdp", "trl")
+TARGETS = ("training-args", "python", "accelerate", "accelerate-loop", "deepspeed", "fsdp", "trl")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from answers import BASE, answer
 from factories import make_config, make_gpu, make_hardware, make_plan, make_spec, make_workload
 
-from autotune.exports.launch_files import Draft
+from autotune.exports.draft import Draft
 from autotune.exports.targets import draft
 from autotune.training.arguments import plan as mapped
 from autotune.tuning_result import TuningResult, with_methods
@@ -18,7 +18,7 @@ from autotune.values.result import Arguments
 
 GPU = make_gpu(cores=8)
 
-SCRIPTS = ("python", "trl")
+SCRIPTS = ("python", "accelerate-loop", "trl")
 
 # Another value of each knob that a configuration has, apart from those of other devices.
 EACH_KNOB = {

@@ -208,7 +208,7 @@ def explain(
         print_text(f"`autotune report {run_dir}` shows it")
 
 
-_KINDS = "training-args, python, accelerate, deepspeed, fsdp, trl"
+_KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl"
 
 
 @guarded

@@ -6,14 +6,13 @@ Everything is taken from the arguments that were measured (`training.arguments.p
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from autotune.errors import InputError
+from autotune.exports.draft import DEFAULTS
 from autotune.training.arguments import ZERO_STAGES, laid_over, parallel_variables, plan
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
@@ -45,28 +44,6 @@ _IN_CODE = {
     "activation_memory_budget": "torch._functorch.config.activation_memory_budget = {value}",
     "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",
 }
-
-
-class Draft(NamedTuple):
-    """The file of one target, before it is written."""
-
-    files: dict[str, str]  # one, by its name
-    launch: tuple[str, ...] = ()  # command lines, the preferred one first
-    lost: tuple[str, ...] = ()  # what the target can't express, a line each
-
-    def placed(self, path: PurePath) -> Draft:
-        """Return the draft under the path that its file is written to, which command lines and its text then name."""
-        ((name, text),) = self.files.items()
-        # A name that would have to be escaped within a script's docstring or a comment is left out of it.
-        if path.name.isprintable() and not set(path.name) & set('\\"'):
-            text = _renamed(text, name, shlex.quote(path.name))
-        return self._replace(
-            files={path.name: text}, launch=tuple(_renamed(line, name, shlex.quote(str(path))) for line in self.launch)
-        )
-
-
-def _renamed(text: str, name: str, other: str) -> str:
-    return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", lambda _: other, text)
 
 
 def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
@@ -146,7 +123,7 @@ def _deepspeed(result: ResultData) -> dict[str, Any] | None:
         "train_batch_size": workload.samples_per_step(config) if not parallel_variables(config) else "auto",
         "train_micro_batch_size_per_gpu": config.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.accumulation_steps(config),
-        "gradient_clipping": float(arguments.get("max_grad_norm", 1.0)),  # the default of TrainingArguments
+        "gradient_clipping": float(arguments.get("max_grad_norm", DEFAULTS["max_grad_norm"])),
         "zero_optimization": zero,
     }
 

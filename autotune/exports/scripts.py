@@ -1,4 +1,4 @@
-"""Training scripts with a plain Trainer and with TRL's Trainers.
+"""Training scripts with a plain Trainer and with TRL's Trainers, and the parts that the loop's script shares with them.
 
 Each is a Jinja template that reads as the script it makes; here its values are put together. The scripts need neither
 autotune nor a file beside them. They start with random samples of the size that was measured, for the user to replace;
@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from autotune.errors import InputError
 from autotune.exports import launch_files
-from autotune.exports.launch_files import Draft
+from autotune.exports.draft import EVALUATING, Draft, hyperparameter, lost_arguments, user_arguments
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
@@ -34,13 +34,6 @@ from autotune.values.result import ResultData
 from autotune.values.workload import Recipe
 
 TRL = "train_trl.py"
-
-# The user's arguments that a script doesn't take, with their defaults: it trains for `--steps`, and a Trainer refuses
-# the others without samples to evaluate on.
-_LEFT_OUT = {
-    "num_train_epochs": 3.0, "max_steps": -1, "eval_strategy": "no",
-    **dict.fromkeys(("eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"), False),
-}  # fmt: skip
 
 # Distinct samples, which take turns; of images and recordings few, since they are large.
 _TEXTS, _DENSE = 512, 8
@@ -74,7 +67,7 @@ def trl(result: ResultData) -> Draft:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
     sft |= {"max_length": result.workload.sequence_length, "padding_free": result.best.config.packing}
-    return trainer(result, TRL, "train_trl.py.j2", sft)
+    return trainer(result, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
 def trainer(
@@ -85,62 +78,11 @@ def trainer(
     **values: Any,
 ) -> Draft:
     """Return a script whose Trainer, a plain one by default, gets the measured arguments, laid over `defaults`."""
-    workload, config, adapter = result.workload, result.best.config, result.arguments.adapter
-    arguments = result.arguments.training_arguments
-    own = {name: arguments.get(name, value) for name, value in workload.fixed_arguments.items()}
-    steps = own.get("max_steps")
-    steps = steps if isinstance(steps, int) and steps > 1 else None  # the first is not timed
-    left_out = {name: value for name, value in own.items() if name in _LEFT_OUT and value != _LEFT_OUT[name]}
-    lost = [f"your own argument {n}={v!r}" for n, v in left_out.items() if n != "max_steps" or steps is None]
-    steps = steps or 100
-    trains_biases = adapter is not None and adapter.get("peft_type") == BITFIT
-    command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
-    if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
-        command = f"CUDA_VISIBLE_DEVICES=0 {command}"
-    spec, measured = workload.model, result.best.measurement
-    loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
-    rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"
-    versions = result.hardware.versions
-    found = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions)
-    devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""
-    per_step, is_causal = workload.samples_per_step(config), workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
-    known = {
-        "config": config,
-        "workload": workload,
-        "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
-        "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
-        "samples_per_step": per_step,
-        # Whether the loss leaves out the first label of each row. Adapters that put tokens with ignored labels before
-        # the sample leave something that predicts it.
-        "shifts_labels": is_causal and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
-        # The loss of a micro-batch may be a sum, so that those of a step simply add up.
-        "sums_its_loss": workload.task is Task.SPEECH_CTC and spec.config.get("ctc_loss_reduction", "sum") == "sum",
-        "trains_biases": trains_biases,
-        "launch": f"{command} --steps {steps}",
-        "steps": steps,
-        "head": HEADS[workload.task][0],
-        "model_arguments": _model_arguments(result),
-        "quantization": result.arguments.quantization,
-        "peft": None if trains_biases else adapter,
-        "heads": CLASSIFICATION_HEADS,
-        "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
-        "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and spec.kind == "decoder",
-        "count_by_loss_type": is_causal,
-        "vision_parts": sorted(VISION_PARTS) if spec.freeze_vision else None,
-        "training_arguments": {**(defaults or {}), **{n: v for n, v in arguments.items() if n not in _LEFT_OUT}},
-        "weighs": per_step > config.per_device_train_batch_size,
-        "measured": None if measured is None else round(measured.samples_per_second, 3),
-        "imports": functools.partial(_imported, result.arguments.quantization is not None),
-        "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
-        "activation_memory_budget": config.activation_memory_budget,
-        **dict(zip(("collator", "collate", "about_collator"), _collator(result), strict=True)),
-        "masked_share": 0.15,
-        "shown": None,
-        **_samples(result),
-        "lost": lost,
-    }
-    text = _environment().get_template(template).render(c={**known, **values})
-    return Draft({name: text}, (command,), tuple(lost))
+    # The script trains for `--steps`.
+    left_out = EVALUATING | {"num_train_epochs", "max_steps"}
+    arguments = {n: value for n, value in result.arguments.training_arguments.items() if n not in left_out}
+    lost = lost_arguments(result, {"seed", *arguments, *user_steps(result)})
+    return script(result, name, template, lost, training_arguments={**(defaults or {}), **arguments}, **values)
 
 
 def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
@@ -162,6 +104,67 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
         "file": path and ({".csv": "csv", ".parquet": "parquet"}.get(PurePath(path).suffix.lower(), "json"), path),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }
+
+
+def user_steps(result: ResultData) -> dict[str, int]:
+    """Return the user's own `max_steps`, if a script can train for as many: it times all but the first."""
+    steps = user_arguments(result).get("max_steps")
+    return {"max_steps": steps} if isinstance(steps, int) and steps > 1 else {}
+
+
+def script(result: ResultData, name: str, template: str, lost: list[str], **values: Any) -> Draft:
+    """Return the script `name` that a template makes of `values` and of those that every script needs, as `c`."""
+    workload, config, adapter = result.workload, result.best.config, result.arguments.adapter
+    trains_biases = adapter is not None and adapter.get("peft_type") == BITFIT
+    command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
+    if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
+        command = f"CUDA_VISIBLE_DEVICES=0 {command}"
+    steps, spec, measured = user_steps(result).get("max_steps", 100), workload.model, result.best.measurement
+    loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
+    rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"
+    versions = result.hardware.versions
+    found = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions)
+    devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""
+    per_step, is_causal = workload.samples_per_step(config), workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
+    known = {
+        "config": config,
+        "workload": workload,
+        "arguments": result.arguments.training_arguments,
+        "hyperparameter": functools.partial(hyperparameter, result),
+        "is_cpu": result.hardware.is_cpu,
+        "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
+        "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
+        "samples_per_step": per_step,
+        # Whether the loss leaves out the first label of each row. Adapters that put tokens with ignored labels before
+        # the sample leave something that predicts it.
+        "shifts_labels": is_causal and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
+        # The loss of a micro-batch may be a sum, so that those of a step simply add up.
+        "sums_its_loss": workload.task is Task.SPEECH_CTC and spec.config.get("ctc_loss_reduction", "sum") == "sum",
+        "trains_biases": trains_biases,
+        "launch": f"{command} --steps {steps}",
+        "steps": steps,
+        "head": HEADS[workload.task][0],
+        "model_arguments": _model_arguments(result),
+        "quantization": result.arguments.quantization,
+        "peft": None if trains_biases else adapter,
+        "heads": CLASSIFICATION_HEADS,
+        "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
+        "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and spec.kind == "decoder",
+        "count_by_loss_type": is_causal,
+        "vision_parts": sorted(VISION_PARTS) if spec.freeze_vision else None,
+        "weighs": per_step > config.per_device_train_batch_size,
+        "measured": None if measured is None else round(measured.samples_per_second, 3),
+        "imports": functools.partial(_imported, result.arguments.quantization is not None),
+        "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
+        "activation_memory_budget": config.activation_memory_budget,
+        **dict(zip(("collator", "collate", "about_collator"), _collator(result), strict=True)),
+        "masked_share": 0.15,
+        "shown": None,
+        **_samples(result),
+        "lost": lost,
+    }
+    text = _environment().get_template(template).render(c={**known, **values})
+    return Draft({name: text}, (command,), tuple(lost))
 
 
 def _model_arguments(result: ResultData) -> dict[str, Any]:

@@ -2,22 +2,137 @@
 
 A target is a function from the answer to a :class:`Draft`. What it can't express of the answer is listed in its
 files and in the draft; an answer that it can't train at all is refused.
+
+The script with a loop of its own takes the step of the Trainer with accelerate. Its optimizers are those of
+`trainer_optimizer.py` in transformers 5.23; a test compares each with what the Trainer has. Optimizers that project
+gradients, step inside the backward pass or schedule themselves are more than a class with arguments: :data:`STAND_IN`
+takes their place, and the script says so.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.errors import InputError, suggestion
 from autotune.exports import launch_files, scripts
-from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FILE_NAMES, FSDP, SCRIPT, Draft
+from autotune.exports.draft import Draft, hyperparameter, lost_arguments
+from autotune.exports.scripts import Code, literal
+from autotune.training.adapters import BITFIT
+from autotune.training.arguments import effective_tf32
 from autotune.value import save_bytes
 from autotune.values.result import ResultData
+from autotune.values.techniques import OPTIMIZERS
 
 ALL = "all"
+LOOP = "accelerate_loop.py"
+
+# In place of an optimizer that a loop can't make.
+STAND_IN = "adamw_torch_fused"
+
+
+def accelerate_loop(result: ResultData) -> Draft:
+    """Return a script with a loop of its own."""
+    spread = result.best.config.parallelism
+    if spread.sharding != "none" or spread.tensor_parallel > 1:
+        how = spread.sharding if spread.sharding != "none" else "a model in parts"
+        raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
+    config, arguments, of = result.best.config, result.arguments.training_arguments, partial(hyperparameter, result)
+    said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(result)}
+    said |= {"liger_kernel_config"} if config.use_liger_kernel else set()
+    said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
+    lost = lost_arguments(result, said)
+    if config.optim in NAMES and "optim_args" not in arguments:
+        optimizer = loop_optimizer(config.optim, of)
+    else:
+        given = f" with {arguments['optim_args']}" if arguments.get("optim_args") else ""
+        lost.append(f"optimizer {config.optim}{given}: it is more than a class to call; {STAND_IN} in its place")
+        optimizer = loop_optimizer(STAND_IN, of)
+    warmup, ddp, compiled, checkpointing = of("warmup_steps"), Code(""), Code(""), Code("")
+    if spread.world_size > 1:  # what the Trainer tells DDP (`_build_accelerator_args`)
+        adapter = result.arguments.adapter
+        looks = config.checkpointing == "none" or (adapter is not None and adapter.get("peft_type") != BITFIT)
+        options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
+        names = (name for name in ("bucket_cap_mb", "static_graph") if f"ddp_{name}" in arguments)
+        options |= {name: arguments[f"ddp_{name}"] for name in names}
+        ddp = Code(", ".join(f"{name}={literal(value)}" for name, value in options.items()))
+    if config.checkpointing != "none":  # the call that switches it on, with the Trainer's arguments
+        name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in arguments)
+        options = dict(arguments[f"{name}_kwargs"])
+        own = {key: options.pop(key) for key in ("every_n_layers", "offload") if key in options}
+        more = "".join(f", {key}={literal(value)}" for key, value in own.items())
+        checkpointing = Code(f"{name}_enable({literal(options)}{more})")
+    if config.torch_compile_backend is not None:
+        mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
+        compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
+    classes = ["Accelerator"] + ["DistributedDataParallelKwargs"] * bool(ddp)
+    utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
+    is_share = 0 < warmup < 1
+    return scripts.script(
+        result,
+        LOOP,
+        "accelerate_loop.py.j2",
+        lost,
+        accelerate_imports=Code(", ".join(classes)),
+        accelerate_utilities=Code(", ".join(utilities)),
+        tf32=effective_tf32(config, result.hardware),
+        mixed_precision=launch_files.mixed_precision(config),
+        compile=compiled,
+        ddp=ddp,
+        checkpointing=checkpointing,
+        liger_config=arguments.get("liger_kernel_config"),
+        scheduler_arguments=arguments.get("lr_scheduler_kwargs"),
+        warmup_share=is_share,
+        warmup=Code(f"math.ceil({literal(warmup)} * options.steps)") if is_share else int(warmup),
+        optimizer=optimizer,
+        weighs=False,
+        count_by_loss_type=False,  # it is the Trainer that counts labels by it
+    )
+
+
+class LoopOptimizer(NamedTuple):
+    """An optimizer in a loop."""
+
+    module: str
+    name: str
+    arguments: dict[str, Any]  # without the parameters
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether bitsandbytes keeps its states in 8 bits; those of embeddings stay in 32."""
+        return self.arguments.get("optim_bits") == 8
+
+
+# Optimizers that are a class with arguments.
+NAMES = tuple(
+    name
+    for name, facts in OPTIMIZERS.items()
+    if facts.class_name.startswith(("torch.optim.", "bitsandbytes.", "torchao.", "transformers.optimization."))
+)
+
+
+def loop_optimizer(name: str, of: Callable[[str], Any]) -> LoopOptimizer:
+    """Return one of `NAMES`; `of` gives a hyperparameter by its name in TrainingArguments."""
+    facts = OPTIMIZERS[name]
+    library, *_, class_name = facts.class_name.split(".")
+    betas = (of("adam_beta1"), of("adam_beta2"))
+    arguments: dict[str, Any] = {"lr": of("learning_rate")}
+    if class_name.startswith("AdamW"):
+        arguments |= {"betas": betas, "eps": of("adam_epsilon")}
+    elif class_name == "AdEMAMix":
+        arguments |= {"betas": (*betas, 0.9999), "alpha": 5.0, "eps": of("adam_epsilon")}
+    elif class_name == "Lion":
+        arguments |= {"betas": betas}
+    # The Trainer gives a library's classes arguments beside hyperparameters.
+    arguments |= {"scale_parameter": False, "relative_step": False} if library == "transformers" else {}
+    arguments |= {"block_size": 256, "bf16_stochastic_round": False} if library == "torchao" else {}
+    arguments |= {key: value for key, value in facts.attributes if value is not None}
+    if library == "bitsandbytes" and class_name != "RMSprop":  # which has no such argument
+        arguments.setdefault("is_paged", False)
+    return LoopOptimizer("transformers" if library == "transformers" else f"{library}.optim", class_name, arguments)
 
 
 class Exported(NamedTuple):
@@ -28,8 +143,23 @@ class Exported(NamedTuple):
     not_expressed: tuple[str, ...]  # what the target can't express of the answer, a line each
 
 
-_SCRIPTS: dict[str, Callable[[ResultData], Draft]] = {"python": scripts.trainer, "trl": scripts.trl}
-TARGETS = (ARGUMENTS, "python", ACCELERATE, DEEPSPEED, FSDP, "trl")
+def _launch_file(name: str, result: ResultData) -> Draft:
+    launch = (launch_files.accelerate_command(result),) if name == launch_files.ACCELERATE else ()
+    lost = launch_files.in_code(result) if name == launch_files.ARGUMENTS else ()
+    if lost and result.workload.own_code is not None and (gain := launch_files.gain_of_flags(result)):
+        lost = (*lost, gain)
+    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, result)}, launch, lost)
+
+
+TARGETS: dict[str, Callable[[ResultData], Draft]] = {
+    launch_files.ARGUMENTS: partial(_launch_file, launch_files.ARGUMENTS),
+    "python": scripts.trainer,
+    launch_files.ACCELERATE: partial(_launch_file, launch_files.ACCELERATE),
+    "accelerate-loop": accelerate_loop,
+    launch_files.DEEPSPEED: partial(_launch_file, launch_files.DEEPSPEED),
+    launch_files.FSDP: partial(_launch_file, launch_files.FSDP),
+    "trl": scripts.trl,
+}
 
 
 def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
@@ -38,24 +168,20 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         known = (*TARGETS, ALL)
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")
     made_by_user = result.workload.own_code is not None or result.workload.model.source == "own"
-    if made_by_user and target not in FILE_NAMES:
+    if made_by_user and target not in launch_files.FILE_NAMES:
         commands = launch_files.launch_commands(result, answer)
-        way = f"it trains by: {commands[0]}" if commands else f"--to {ARGUMENTS} writes its arguments"
+        way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
-    if result.workload.recipe is not None and target not in ("trl", ARGUMENTS):
+    if result.workload.recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
         raise InputError(
             f"{target}: {result.workload.recipe.kind.trainer} trained it; --to trl writes a script with it"
         )
-    if result.best.config.parallelism.sequence_parallel > 1 and target not in FILE_NAMES:
-        raise InputError(f"{target}: sequence parallel takes position_ids in each batch; {SCRIPT} is yours")
-    if target in _SCRIPTS:
-        return _SCRIPTS[target](result)
-    commands = launch_files.launch_commands(result, answer)
-    launch = (launch_files.accelerate_command(result),) if target == ACCELERATE else commands
-    lost = launch_files.in_code(result) if target == ARGUMENTS else ()
-    if lost and result.workload.own_code is not None and (gain := launch_files.gain_of_flags(result)):
-        lost = (*lost, gain)
-    return Draft({FILE_NAMES[target]: launch_files.text_of(target, result)}, launch, lost)
+    if result.best.config.parallelism.sequence_parallel > 1 and target not in launch_files.FILE_NAMES:
+        raise InputError(
+            f"{target}: sequence parallel takes position_ids in each batch; {launch_files.SCRIPT} is yours"
+        )
+    made = TARGETS[target](result)
+    return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
 def drafts(
@@ -102,14 +228,14 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
 
 def missing_script(result: ResultData, answer: str, made: Exported) -> str:
     """Return a remark on `train.py` in the command lines if it is none of the files written; '' if it is."""
-    if not any(SCRIPT in command.split() for command in made.launch):
+    if not any(launch_files.SCRIPT in command.split() for command in made.launch):
         return ""
-    if result.workload.own_code is not None or any(path.name == SCRIPT for path in made.paths):
+    if result.workload.own_code is not None or any(path.name == launch_files.SCRIPT for path in made.paths):
         return ""
     way = _writes_script(result, answer)
-    return f"{SCRIPT} is a script of yours that takes these arguments, or that of: {way}"
+    return f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {way}"
 
 
 def _writes_script(result: ResultData, answer: str) -> str:
     target = "python" if result.workload.recipe is None else "trl"
-    return f"autotune export {shlex.quote(answer)} --to {target} --output {SCRIPT}"
+    return f"autotune export {shlex.quote(answer)} --to {target} --output {launch_files.SCRIPT}"

@@ -46,7 +46,7 @@ def test_all_files_are_written_beside_the_commands(export, result, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "training_args.json", "accelerate.yaml", "deepspeed.json", "launch.txt", "train.py", "train_trl.py",
     }  # fmt: skip
-    assert set(told["left_out"]) == {"fsdp"}
+    assert set(told["left_out"]) == {"accelerate-loop", "fsdp"}
     assert json.loads((tmp_path / "out/training_args.json").read_text()) == result.arguments.training_arguments
 
 
@@ -105,20 +105,19 @@ def test_quiet_prints_the_names_of_the_files_alone(export, tmp_path):
 
 
 def test_what_is_not_expressed_is_told_beside_the_file(tmp_path):
-    own = make_workload(fixed_arguments={"num_train_epochs": 5.0})
-    answer_of(make_config(4), workload=own).save(tmp_path / ANSWER_FILE)
-    export = ["export", str(tmp_path), "--to", "python"]
-    line = "not expressed: your own argument num_train_epochs=5.0"
+    answer_of(make_config(4, torch_empty_cache_steps=4)).save(tmp_path / ANSWER_FILE)
+    export = ["export", str(tmp_path), "--to", "accelerate-loop"]
+    line = "not expressed: torch_empty_cache_steps=4"
     printed = CliRunner().invoke(app, export)
     assert line in printed.stderr
     compile(printed.stdout, "script", "exec")
-    assert line in CliRunner().invoke(app, [*export, "-o", str(tmp_path / "mine.py")]).stdout
+    assert line in CliRunner().invoke(app, [*export, "-o", str(tmp_path / "loop.py")]).stdout
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ("--to", "fsdp"), ("--to", "deepsped"), (), ("-o", "/proc/nowhere"),
+        ("--to", "fsdp"), ("--to", "deepsped"), (), ("-o", "/proc/nowhere"), ("--to", "accelerate-loop"),
         ("--to", "python", "--json"),
     ],
 )  # fmt: skip

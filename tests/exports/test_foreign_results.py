@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.exports.launch_files import Draft
+from autotune.exports.draft import Draft
 from autotune.exports.targets import drafts
 from autotune.training.arguments import plan
 from autotune.tuning_result import TuningResult, load
@@ -212,3 +212,14 @@ def test_what_no_search_makes_is_refused_in_one_line(path, value, reason, tmp_pa
     assert f"theirs.json: not a result of autotune (schema 1): {reason}" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.strip().isprintable()
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_grad_norm", "x"), ("warmup_steps", [1]), ("lr_scheduler_type", 1)])
+def test_a_hyperparameter_of_another_kind_is_refused_in_one_line(name, value, tmp_path):
+    document = json.loads(usual().model_dump_json())
+    document["workload"]["fixed_arguments"][name] = value
+    _follow(document)
+    (tmp_path / "theirs.json").write_text(json.dumps(document))
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "theirs.json"), "--to", "accelerate-loop"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"autotune: {name}: expected")

@@ -41,7 +41,7 @@ def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True "
 
 
-@pytest.mark.parametrize("target", ["python", "accelerate", "trl"])
+@pytest.mark.parametrize("target", ["python", "accelerate", "accelerate-loop", "trl"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_command_line_sets_the_variables_of_the_answer(target, world_size):
     answer = {"name": "meta-llama/Llama-3.2-1B", "parallelism": {"world_size": world_size}}
