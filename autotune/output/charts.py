@@ -1,4 +1,4 @@
-"""Charts of a report as SVG: throughput over memory, and best over time.
+"""Charts of a report as SVG: throughput over memory, best over time, and the contributions of a winner's knobs.
 
 Series have the colours of Okabe and Ito, some of them darker (Color Universal Design,
 https://jfly.uni-koeln.de/color/): distinguishable with the common kinds of colour blindness, and at a contrast of 3:1
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup, escape
 
+from autotune.output.table import contribution_rows, show_ratio
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.config import TrainConfig
-from autotune.values.result import RunReport, TrialRow
+from autotune.values.result import Explanation, RunReport, TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _LOOKS = {
     "winner": ("*", 17, "winner"), "failed": ("x", 8, "failed"), "final": ("D", 7, "front"),
 }  # fmt: skip
 
-_WIDTH, _HEIGHT = 540, 360  # pixels
+_WIDTH, _ROW = 540, 42  # pixels
 
 
 def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
@@ -67,8 +68,9 @@ def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
     _, _, body = file.getvalue().partition("</style>\n </defs>")
     body = re.sub(r"<g id=([\"'])tip:(.*?)\1>", r"<g><title>\2</title>", body)
     body = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", body).replace("xlink:href", "href")
+    size = f"0 0 {_WIDTH} {figure.get_figheight() * 72:g}"
     label = escape(visible(str(figure.get_label())))
-    return Markup(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{body.strip()}')
+    return Markup(f'<svg viewBox="{size}" role="img" aria-label="{label}">{body.strip()}')
 
 
 class Spot(NamedTuple):
@@ -174,11 +176,76 @@ def best_over_time(report: RunReport) -> Figure | None:
     return _with_legend(figure, axes)
 
 
-def _figure(label: str, below: str, above: str) -> tuple[Figure, Axes]:
+class Step(NamedTuple):
+    """A row of the waterfall: the throughput without and with a knob, in samples/s; None: not told."""
+
+    words: str
+    value: str
+    known: str
+    kind: str
+    start: float | None = None
+    end: float | None = None
+
+
+# Kinds of steps, with their opacity.
+_SURE, _WEAK, _REST = "measured in turn", "told by trials of the search, or not surely", "together"
+_OPACITY = {_SURE: 1.0, _WEAK: 0.35, _REST: 0.15}
+
+
+def waterfall_steps(explanation: Explanation) -> list[Step]:
+    """Return the rows from baseline to winner; without a baseline, each row ends at the winner."""
+    found = []
+    at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
+    for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
+        ratio, interval = part.ratio, part.interval
+        if ratio is None or winner is None:
+            found.append(Step(words, value, known, _WEAK))
+            continue
+        start = at if at is not None else winner / ratio
+        is_sure = part.basis == "in turn" and interval is not None and interval.is_narrow
+        found.append(Step(words, value, known, _SURE if is_sure else _WEAK, start, start * ratio))
+        at = start * ratio if at is not None else None
+    together = explanation.together
+    if together is not None and at is not None:
+        value, known = show_ratio(together, explanation.together_interval), "the total beyond the knobs' product"
+        found.append(Step("together", value, known, _REST, at, at * together))
+    return found
+
+
+def waterfall(found: Explanation | None) -> Figure | None:
+    """Return the waterfall from the baseline's throughput to the winner's."""
+    steps = waterfall_steps(found) if found is not None else []
+    if found is None or found.winner_samples_per_second is None or not any(step.end for step in steps):
+        return None
+    base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
+    ends = [Step(name, f"{show_rate(rate)} samples/s", "", name, rate, rate)
+            for name, rate in (("baseline", base), ("winner", winner)) if rate]  # fmt: skip
+    rows = [*ends[:-1], *steps, ends[-1]]
+    label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
+    figure, axes = _figure(label, "samples/s", "", height=_ROW * len(rows) + 90)
+    axes.set(ylim=(len(rows), 0), yticks=[])  # each row one unit high: a text, and a bar below it
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    for row, step in enumerate(rows):
+        axes.text(0, row + 0.25, textwrap.shorten(visible(step.words), 50, placeholder=" …"), **place)
+        axes.text(1, row + 0.25, step.value, ha="right", weight="bold", **place)
+        if step.start is None or step.end is None:
+            known = textwrap.shorten(visible(step.known), 72, placeholder=" …")
+            axes.text(0, row + 0.7, known, color=COLOURS["text"], **place)
+        elif step.kind in _LOOKS:
+            _mark(axes, step.kind, step.end, row + 0.7, f"{step.words}: {step.value}", "_")
+        else:
+            colour = COLOURS["winner" if step.end >= step.start else "failed"], _OPACITY[step.kind]
+            bar: dict[str, Any] = {"height": 0.34, "edgecolor": COLOURS["text"], "label": step.kind, "color": colour}
+            bar["gid"] = f"tip:{visible(f'{step.words}: {step.value}, {step.known}')}"
+            axes.barh(row + 0.7, step.end - step.start, left=step.start, **bar)
+    return _with_legend(figure, axes)
+
+
+def _figure(label: str, below: str, above: str, height: float = 360) -> tuple[Figure, Axes]:
     """Return a figure, which `label` describes, and its axes, with words below them and above at the left."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72), label=label, layout="constrained")
+    figure = Figure(figsize=(_WIDTH / 72, height / 72), label=label, layout="constrained")
     return figure, figure.add_subplot(xlabel=below, title=above)
 
 

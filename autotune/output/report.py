@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from autotune.exports import targets
-from autotune.output.charts import best_over_time, svg, throughput_against_memory
+from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
 from autotune.output.table import about, contribution_rows, remarks, show_config, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
@@ -42,6 +42,7 @@ def html_report(report: RunReport) -> str:
         "state": state(report),
         "against": against,
         "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
+        "waterfall": svg(lambda: waterfall(found), "waterfall"),
         "pareto": svg(lambda: throughput_against_memory(report), "pareto"),
         "progress": svg(lambda: best_over_time(report), "progress"),
         "contributions": contribution_rows(found) if found is not None else [],

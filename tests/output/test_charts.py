@@ -1,4 +1,4 @@
-"""Charts: who is on the front, where the budget is, the best so far; texts that stay texts."""
+"""Charts: who is on the front, where the budget is, the best so far, a waterfall; colours for every eye."""
 
 import re
 import warnings
@@ -8,6 +8,7 @@ import matplotlib as mpl
 import pytest
 from answers import BF16, BIG, answer, report_of
 from factories import make_budget, make_config
+from factories import make_contribution as part
 from finished_searches import BASE, BEST, make_report, outcome
 
 from autotune.output.charts import (
@@ -17,9 +18,12 @@ from autotune.output.charts import (
     spots,
     svg,
     throughput_against_memory,
+    waterfall,
+    waterfall_steps,
 )
 from autotune.units import GIB
-from autotune.values.trial import Purpose
+from autotune.values.result import Contribution, Explanation
+from autotune.values.trial import Interval, Purpose
 
 EVIL = '</text><script>"&$x^2$ \u202e \u6a21'
 
@@ -115,6 +119,42 @@ def test_where_nothing_completed_nothing_is_drawn(report):
     assert throughput_against_memory(empty) is None
     assert best_over_time(empty) is None
     assert svg(lambda: best_over_time(empty), "progress") == ""
+
+
+def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
+    return Explanation(
+        winner=make_config(),
+        winner_samples_per_second=30.0,
+        baseline_samples_per_second=baseline,
+        total=total,
+        contributions=parts,
+    )
+
+
+def test_a_waterfall_leads_from_baseline_to_winner():
+    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.2)))
+    assert [(round(s.start, 6), round(s.end, 6)) for s in steps] == [(10.0, 20.0), (20.0, 24.0), (24.0, 30.0)]
+    assert [s.words for s in steps] == ["precision a → b", "optim a → b", "together"]
+    back = waterfall_steps(explained(part("precision", 4.0, "once"), part("optim", 1.5)))
+    assert [s.kind.split()[0] for s in back] == ["told", "measured", "together"]
+    assert back[-1].end == pytest.approx(30.0)
+    bars = [
+        (bar.get_x(), bar.get_x() + bar.get_width()) for bar in waterfall(explained(part("a", 2.0))).axes[0].patches
+    ]
+    assert bars == [(10.0, 20.0)]
+
+
+def test_a_knob_whose_factor_is_not_sure_is_pale_and_without_one_has_words_for_a_bar():
+    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
+    assert (step.kind, step.value) == ("told by trials of the search, or not surely", "couldn't tell")
+    needed = waterfall_steps(explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory")))
+    assert (needed[1].value, needed[1].start, needed[1].known) == ("needed", None, "no memory")
+    assert waterfall(explained(part("precision", None, "unknown"), total=None)) is None
+
+
+def test_without_a_baseline_each_bar_ends_at_the_winner():
+    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.5), baseline=None, total=None))
+    assert [(s.start, s.end) for s in steps] == [(15.0, 30.0), (20.0, 30.0)]
 
 
 def drawn(words: str = "a mark"):

@@ -57,11 +57,11 @@ def text(report):
 
 def test_the_page_is_complete_of_one_piece_and_small(report, text):
     page = Page(text)
-    parts = {"against", "contributions", "pareto", "progress", "predicted", "memory", "time"}
+    parts = {"against", "waterfall", "pareto", "progress", "predicted", "memory", "time"}
     assert {*parts, "trials", "machine", "again"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     assert "allocated, optimizer step" in text
-    assert page.tags.count("figure") == page.tags.count("svg") == 2
+    assert page.tags.count("figure") == page.tags.count("svg") == 3
     assert len(text) < 200_000
     assert page.loaded == ["data:,"]
     assert not re.search(r"https?:|url\((?!#)|@import|fetch\(|XMLHttpRequest", text)

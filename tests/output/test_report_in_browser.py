@@ -88,7 +88,7 @@ def test_nothing_overlaps_and_nothing_has_to_be_pushed_aside(opened, name, width
 def test_charts_are_drawn_with_texts_that_can_be_read(opened):
     page = opened()
     wide = "[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width > 300)"
-    assert page.evaluate(wide) == [True] * 2
+    assert page.evaluate(wide) == [True] * 3
     heights = "[...document.querySelectorAll('figure text')].map(t => t.getBoundingClientRect().height)"
     assert min(page.evaluate(heights)) >= 11
 
