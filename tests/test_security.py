@@ -1,6 +1,6 @@
 """What SECURITY.md says of the code: no shell, no unsafe reader, nothing of a model folder run unasked, loopback."""
 
-import ipaddress
+import inspect
 import json
 import os
 import re
@@ -12,9 +12,11 @@ from exporting import answer_of
 from factories import make_config, make_plan, make_spec
 from typer.testing import CliRunner
 
+from autotune.cli import reports
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.execution.environment import ADDRESS, launcher_environment
+from autotune.integrations.dashboard import is_loopback
 from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory
 from autotune.training.resolve import resolve
@@ -59,7 +61,8 @@ def test_kernels_of_the_hub_need_the_users_word_wherever_a_config_names_them(tmp
 
 
 def test_what_listens_is_on_loopback_and_code_of_a_model_is_off_by_default():
-    assert ipaddress.ip_address(ADDRESS).is_loopback
+    assert is_loopback(ADDRESS)
+    assert is_loopback(inspect.signature(reports.dashboard).parameters["host"].default)
     assert SearchOptions(model="m").trust_remote_code is False
 
 
@@ -88,12 +91,13 @@ def test_a_script_is_not_run_where_an_option_would_be_passed_over(tmp_path, monk
 @pytest.mark.parametrize(
     ("words", "files"),
     [
+        (["dashboard", "run", "--host", "\u0130" * 70], {}),
         (["find", "--model", "gpt2", "--space", "s.yaml"], {"s.yaml": "seed: " + "9" * 5000}),
         (["find", "--model", "gpt2", "--space", "s" * 5000], {}),
         (["find", "--model", "gpt2", "--baseline", "pipe"], {}),
         (["find", "--model", "gpt2", "--fix", "x" * 5000 + "=1"], {}),
     ],
-    ids=["digits", "a name", "a pipe", "a knob"],
+    ids=["a host", "digits", "a name", "a pipe", "a knob"],
 )
 def test_an_odd_input_is_a_short_line(tmp_path, monkeypatch, words, files):
     monkeypatch.chdir(tmp_path)

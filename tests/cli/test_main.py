@@ -15,7 +15,8 @@ from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 
 COMMANDS = (
-    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "script",
+    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
+    "script",
 )  # fmt: skip
 
 FIND_OPTIONS = {

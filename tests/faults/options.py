@@ -109,12 +109,12 @@ LACKING = {
 # Whole command lines.
 COMMANDS = (
     *(f"{name} --nonsense" for name in ("find", "estimate", "resume", "report", "explain", "export", "script")),
-    *(f"{name} --nonsense" for name in ("doctor", "models", "gpus", "spaces", "history", "completion")),
-    *("find", "estimate", "resume", "report", "explain", "export", "script", "completion"),
+    *(f"{name} --nonsense" for name in ("dashboard", "doctor", "models", "gpus", "spaces", "history", "completion")),
+    *("find", "estimate", "resume", "report", "explain", "export", "script", "dashboard", "completion"),
     "nonsense", "--nonsense", "--json models", "report nowhere", "resume nowhere", "explain nowhere",
-    "export nowhere --to python", "report . --format x", "report . -o x.zzz",
+    "dashboard nowhere", "export nowhere --to python", "report . --format x", "report . -o x.zzz",
     "resume . --max-trials 0", "resume . --max-time x", "resume . --effort x", "explain . --max-time -1",
-    "doctor --device x", "history sync nowhere", "history prune",
+    "dashboard . --port 99999", "dashboard . --port x", "doctor --device x", "history sync nowhere", "history prune",
     "script -- python", "script -- python nowhere.py", "script -- torchrun x.py",
     "script --apply no.json -- python t.py",
     "find --model m --quiet --verbose", "report", "completion x",
