@@ -93,13 +93,6 @@ def test_trials_lie_apart_from_the_search_which_can_be_gone_on_with(explained):
     assert again.best == explained.result.best
 
 
-def test_nothing_is_measured_twice(explained):
-    first = explained.run()
-    second = explained.run()
-    assert explained.ran == []
-    assert second == first
-
-
 def test_where_nothing_has_to_be_run_no_machine_is_needed(explained, monkeypatch):
     known = explained.run()
     monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another CPU"))

@@ -47,16 +47,6 @@ def test_beside_a_baseline_that_did_not_complete_there_is_no_speedup(told):
     assert told.ended(FAST, 25.0).speedup is None
 
 
-def test_finals_outrank_what_the_search_saw(told):
-    told.ended(BASE, 10.0)
-    told.ended(FAST, 25.0)
-    for _ in range(2):
-        told.ended(BASE, 10.0, Purpose.FINAL)
-        leader = told.ended(FAST, 20.0, Purpose.FINAL)
-    assert leader.samples_per_second == pytest.approx(20.0)
-    assert leader.speedup == pytest.approx(2.0, rel=0.01)
-
-
 def test_the_best_is_revised_when_the_finals_put_it_lower(told):
     told.ended(BASE, 20.0)
     told.ended(FAST, 80.0)

@@ -235,15 +235,6 @@ def lose(run: Search, last: int) -> None:
         trial.rmdir()
 
 
-def test_a_search_that_was_stopped_in_its_finals_does_only_the_rest_of_them(search):
-    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
-    run.run()
-    last = run.finished[-1]
-    lose(run, 1)
-    run.run()
-    assert [r.config for r in run.runner.requests] == [last.config]
-
-
 def given(run, **limits):
     """Give a search other limits, as its run directory has it then."""
     run.plan = reopened(run.plan, run.results, **limits)
@@ -548,8 +539,8 @@ def test_where_everything_diverges_the_baseline_is_the_answer(search):
     assert checks_of(run)[-1] == (Purpose.SOAK, BASE)
 
 
-@pytest.mark.parametrize("lost", [1, 2, 3, 4])
-def test_a_search_that_was_stopped_in_its_checks_does_only_the_rest_of_them(search, lost):
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 6])
+def test_a_search_that_was_stopped_in_its_finals_or_checks_does_only_the_rest_of_them(search, lost):
     run = search(checked(), SMALL, **PROVEN)
     first = run.run()
     lose(run, lost)

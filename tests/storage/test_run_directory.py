@@ -351,10 +351,3 @@ def test_a_plan_that_does_not_validate_names_file_and_field(tmp_path, content, s
     with pytest.raises(RunDirectoryError, match=f"{tmp_path}: search.json can't be read: {said}") as caught:
         read_plan(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_full_disk_leaves_no_temporary_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda descriptor: fails(full()))
-    with pytest.raises(OSError, match="No space left"):
-        RunDirectory(tmp_path).write_plan(make_plan())
-    assert not list(tmp_path.iterdir())

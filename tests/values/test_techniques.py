@@ -24,7 +24,6 @@ from autotune.values.techniques import (
     checkpointing_arguments,
     checkpointing_of,
     is_new_weight,
-    kinds_with,
 )
 
 NEW, OLD = (5, 23), (5, 17)
@@ -123,11 +122,6 @@ def test_kinds_are_told_in_words_and_a_field_that_a_kind_has_not_is_refused():
     assert ADAPTERS["ia3"]().shown == "ia3"
     with pytest.raises(ValidationError, match="rank"):
         UNION.validate_python({"kind": "prefix", "rank": 8})
-
-
-def test_virtual_tokens_take_positions_and_weights_do_not():
-    lengths = {kind: adapter().prompt_length for kind, adapter in ADAPTERS.items()}
-    assert {kind for kind, length in lengths.items() if length} == set(kinds_with("virtual_tokens"))
 
 
 @pytest.mark.parametrize(
