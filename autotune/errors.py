@@ -9,7 +9,7 @@
     │   ├── RunDirectoryError     a run directory can't be written, is in use or holds another search
     │   └── RecordError           the lasting record can't be read or written
     ├── MachineError          3   this machine lacks something that was asked for
-    ├── InfrastructureError   4   the trial processes themselves could not be run
+    ├── InfrastructureError   4   the trial processes themselves could not be run, or the device failed
     ├── NothingFitsError      5   no configuration fits the memory budget
     └── NothingPassedError    6   configurations trained, but failed when they were measured again or checked
 
@@ -84,7 +84,7 @@ EXIT_MEANINGS = {
     EXIT_BUG: "a bug of ours",
     2: "bad input",
     3: "the machine lacks something that was asked for",
-    4: "infrastructure failed: trial processes can't be run",
+    4: "infrastructure failed: trial processes can't be run, or the device failed",
     5: "nothing fits, or the configuration to estimate doesn't, with the closest miss and what would make it fit",
     6: "nothing passed: what trained failed when it was measured again or checked, with the causes",
     EXIT_INTERRUPTED: "interrupted; the best so far is written",
@@ -126,7 +126,7 @@ class MachineError(AutotuneError):
 
 
 class InfrastructureError(AutotuneError):
-    """The processes that run trials could not be started or kept."""
+    """The processes that run trials could not be started or kept, or their device failed."""
 
     exit_code = 4
 

@@ -380,15 +380,17 @@ def train_usually(directory: Path) -> None:
     run_trial(directory)
 
 
-def have_another_hold(directory: Path, size: str) -> None:
-    """Have a process that isn't the trial's hold `size` bytes of the CUDA device, in Python, until the trial ends."""
+def have_another_hold(directory: Path, size: str) -> int:
+    """Have a process that isn't the trial's hold `size` bytes of the device, in Python; return its number."""
     held = directory / "held"
-    hold = f"import time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
-    hold = f"{hold}; open({str(held)!r}, 'w').close(); time.sleep(60)"
+    held.unlink(missing_ok=True)
+    hold = f"import os, time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
+    hold = f"{hold}; os.symlink(str(os.getpid()), {str(held)!r}); time.sleep(60)"
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the orphan is the launcher's, not the trial's
     subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, hold], check=True)
-    while not held.exists():
+    while not held.is_symlink():
         time.sleep(0.05)
+    return int(held.readlink().name)
 
 
 def see_another_take_memory(directory: Path) -> None:
@@ -399,6 +401,39 @@ def see_another_take_memory(directory: Path) -> None:
         before = guard.in_use_bytes()
         have_another_hold(directory, "1 << 30")
         (directory / "seen.json").write_text(json.dumps([before, guard.in_use_bytes()]))
+
+
+def see_another_begin_meanwhile(directory: Path) -> None:
+    """The same of a process that takes it while the guard makes its context."""
+    from autotune.execution.guard import CudaGuard
+    from autotune.values.hardware import cuda_used_bytes
+
+    seen, idle = [], cuda_used_bytes("cuda:0")
+
+    class Slow(CudaGuard):
+        def _make_context(self) -> None:
+            super()._make_context()
+            seen.append(cuda_used_bytes("cuda:0") - idle)
+            have_another_hold(directory, "1 << 30")
+
+    with Slow("cuda:0", 2 << 30) as guard:
+        (directory / "seen.json").write_text(json.dumps([*seen, guard.in_use_bytes()]))
+
+
+def see_untold_memory_come_and_go(directory: Path) -> None:
+    """The same where the driver names no process: another gives back what it had before, a third takes more."""
+    from autotune.execution import guard as guards
+
+    guards.own_used_bytes = lambda device: None
+    other = have_another_hold(directory, "2 << 30")
+    with guards.memory_guard("cuda:0", 2 << 30) as guard:
+        seen = [guard.in_use_bytes()]
+        os.kill(other, signal.SIGKILL)
+        time.sleep(0.5)
+        seen.append(guard.in_use_bytes())
+        have_another_hold(directory, "5 << 30")
+        guard.step_ended()
+        (directory / "seen.json").write_text(json.dumps([*seen, guard.in_use_bytes(), guard.peak().peak_bytes]))
 
 
 def be_crowded_out(directory: Path) -> None:

@@ -320,7 +320,7 @@ class CostModel:
         """Return a finished trial's measurements over the uncorrected prediction; None if it has none."""
         config, measured, failure = result.request.config, result.measurement, result.outcome
         profile = self.profile(config)
-        is_short = isinstance(failure, Failure) and failure.status is TrialStatus.OUT_OF_MEMORY
+        is_short = result.status is TrialStatus.OUT_OF_MEMORY and not result.is_excused
         if profile is None or (measured is None and (is_compiled(config) or not is_short)):
             return None
         # Another seed is the same work: what it measured takes the place of what was known.

@@ -83,7 +83,6 @@ def _answer(directory: Path, described: Callable[[], Description]) -> None:
 
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
-    """Run the code until it trains, and return what is found there; code that fails before is refused."""
     # TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
     laid = {**no_tf32, "output_dir": str(directory / "trainer")}
@@ -131,7 +130,6 @@ class Training:
             self.task = next((task for task in HEADS if name in class_names(kind, task)), Task.OWN)
 
     def described(self, data_directory: Path) -> Description:
-        """Return what the search must know of it; the lengths of its rows go to `data_directory`."""
         trainer, base, lengths = self.trainer, self.base, self.lengths
         recipe = self._recipe()
         tokens = row_lengths(trainer.train_dataset) if recipe is not None and self.batches is None else lengths

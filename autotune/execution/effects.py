@@ -61,7 +61,6 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hooks = ExitStack()  # taken away after the first step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Watch one layer, attention and the checkpointed calls, for the first step alone."""
         model = kwargs["model"]
         self._count(torch.cuda, "empty_cache")
         if self._config.torch_compile_backend is not None:  # hooks would change what is compiled
@@ -89,7 +88,6 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the hooks away."""
         self._hooks.close()
 
     def _count_checkpoints(self, model: nn.Module) -> None:
@@ -304,8 +302,6 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def attention_kernel(*args: Any, **kwargs: Any) -> str:
-    """Return the name of the kernel that torch chooses for a call of `scaled_dot_product_attention`."""
-
     def as_cast(value: Any) -> Any:  # rotary positions leave queries and keys in fp32, which autocast will cast
         device = value.device.type if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else None
         if device is None or not torch.is_autocast_enabled(device):

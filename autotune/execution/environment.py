@@ -145,14 +145,12 @@ def forget_unfinished(since: float) -> None:
 
 
 def operators_of(request: TrialRequest) -> tuple[str, ...]:
-    """Return the operators of DeepSpeed that a trial is going to need, by the names of their builders."""
     spread = request.config.parallelism
     builders = {"ShareMemCommBuilder": request.device == "cpu", "CPUAdamBuilder": spread.offload != "none"}
     return tuple(name for name, is_needed in builders.items() if is_needed and spread.sharding in ZERO_STAGES)
 
 
 def compile_operators(directory: Path) -> None:
-    """Compile what the trial of the request in `directory` needs; at once if that has been done."""
     remove_unused_locks()
     from deepspeed.accelerator import get_accelerator
 
@@ -176,7 +174,6 @@ def remove_unused_locks() -> None:
 
 
 def shared_files(directory: Path = SHARED_MEMORY) -> set[Path]:
-    """Return the libraries' files in shared memory."""
     try:
         return {file for file in directory.iterdir() if file.name.startswith(("torch_", "nccl-", "deepspeed_"))}
     except OSError:
@@ -184,7 +181,6 @@ def shared_files(directory: Path = SHARED_MEMORY) -> set[Path]:
 
 
 def remove_orphans(before: set[Path], directory: Path = SHARED_MEMORY) -> None:
-    """Remove the libraries' files that have come since `before`, except those of processes that live."""
     for file in shared_files(directory) - before:
         with contextlib.suppress(OSError):
             if is_unused(file):
@@ -252,7 +248,6 @@ def use_cores(cores: Sequence[int]) -> None:
 
 
 def own_rank() -> Rank:
-    """Return which rank this process is, by its environment; alone if it is none."""
     if "LOCAL_RANK" not in os.environ:
         return Rank()
     return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), is_launched=True)

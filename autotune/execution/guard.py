@@ -39,15 +39,20 @@ from autotune.values.conditions import own_used_bytes
 from autotune.values.hardware import (
     MMAP_THRESHOLD,
     OWN_MMAP_THRESHOLD,
-    cuda_free_bytes,
     cuda_used_bytes,
     keep_freed_blocks,
+    memory_of,
+    nvml_handle,
 )
 from autotune.values.trial import Memory, worst_memory
 
 # Of what CUDA's allocator may have, for what the first step loads before the rest is read again: a guess, since how
 # much that is differs by GPU and build. A step that loads more is over the budget until the cap is set again.
 _HELD_BACK_BYTES = 64 << 20
+
+# Most by which what lies beside the allocator grows from one look to the next, paged states aside: kernels of a step,
+# channels of NCCL. Where the driver doesn't tell processes apart, more is another's.
+_MOST_GROWTH_BYTES = 512 << 20
 
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
@@ -165,8 +170,9 @@ class CudaGuard(MemoryGuard):
     """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
 
     NVML has no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation when
-    it is read: of this process, where the driver tells that, otherwise of all since the trial began. The driver names
-    no process for paged states; they are added. What NCCL takes for several ranks is there before the cap is set.
+    it is read: of this process, where the driver tells that, otherwise of all since the trial began, less changes that
+    can't be this process's. The driver names no process for paged states; they are added. What NCCL takes for several
+    ranks is there before the cap is set.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
@@ -177,16 +183,17 @@ class CudaGuard(MemoryGuard):
         self._used_before: int | None = None
         self._known_beside: int | None = None
         self._capped_beside = 0  # when the cap was set
+        self._entered_beside = 0  # its context takes no less later on
+        self._seen_beside: int | None = None  # at the latest look, where the driver doesn't tell processes apart
         self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
-        self._used_before = cuda_used_bytes(self._device)
+        self._used_before, anothers = cuda_used_bytes(self._device), own_used_bytes(self._device)
         self._cuda.set_device(self._device)
         self._make_context()
-        now, own = cuda_used_bytes(self._device), own_used_bytes(self._device)
-        if now is not None and self._used_before is not None and own is not None:  # and not another's of that number
-            self._is_listed = abs(now - self._used_before - own) <= _HELD_BACK_BYTES
-        self._capped_beside = self._beside() or 0
+        # Seen from a container, a process of the host may have this one's number.
+        self._is_listed = anothers is None and bool(own_used_bytes(self._device))
+        self._seen_beside = self._entered_beside = self._capped_beside = self._beside() or 0
         room = self._budget_bytes - self._capped_beside
         self._cap(room - min(_HELD_BACK_BYTES, room // 16))
         self._cuda.reset_peak_memory_stats(self._device)
@@ -230,8 +237,8 @@ class CudaGuard(MemoryGuard):
         # Where it doesn't tell processes apart, all that came beside the allocator since the cap was set is others'.
         beside = (self._beside() if self._is_listed else None) or self._capped_beside
         left = self._budget_bytes - self._cuda.memory_reserved(self._device) - beside
-        free = cuda_free_bytes(self._device)
-        return free is not None and asked_bytes <= left and free + _HELD_BACK_BYTES < left
+        memory = memory_of(nvml_handle(self._device))
+        return memory.used is not None and asked_bytes <= left and memory.free + _HELD_BACK_BYTES < left
 
     def step_ended(self) -> None:
         """Set the cap by what lies beside the allocator by now; give back what the cache holds above it."""
@@ -266,12 +273,17 @@ class CudaGuard(MemoryGuard):
         """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
         if self._known_beside is not None:
             return self._known_beside
-        used = own_used_bytes(self._device) if self._is_listed else None
-        if used is not None:
-            if (functional := sys.modules.get("bitsandbytes.functional")) is not None:  # paged states
-                states = functional.GlobalPageManager.get_instance().paged_tensors
-                paging_bytes = 64 << 20  # of the driver, for managed memory: 68 and 84 MiB on an H200 (driver 580.159)
-                used += int(sum(state.nbytes for state in states)) + (paging_bytes if states else 0)
-        elif self._used_before is not None and (now := cuda_used_bytes(self._device)) is not None:
-            used = now - self._used_before
-        return None if used is None else max(0, used - self._cuda.memory_reserved(self._device))
+        paged, reserved = 0, self._cuda.memory_reserved(self._device)
+        functional = sys.modules.get("bitsandbytes.functional")
+        if functional is not None and (states := functional.GlobalPageManager.get_instance().paged_tensors):
+            # With what the driver takes for managed memory: 68 and 84 MiB on an H200 (driver 580.159).
+            paged = int(sum(state.nbytes for state in states)) + (64 << 20)
+        if self._is_listed and (own := own_used_bytes(self._device)) is not None:
+            return max(0, own - reserved) + paged
+        if self._used_before is None or (now := cuda_used_bytes(self._device)) is None:
+            return None
+        beside = max(0, now - self._used_before - reserved - paged)
+        if (seen := self._seen_beside) is not None and not self._entered_beside <= beside <= seen + _MOST_GROWTH_BYTES:
+            beside = seen  # others have taken or given back memory
+        self._seen_beside = beside
+        return beside + paged

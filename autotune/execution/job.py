@@ -75,7 +75,6 @@ class BoundedLog:
         self._head_left, self._tail, self._dropped_bytes = HEAD_BYTES, b"", 0
 
     def close(self) -> None:
-        """Write what is left."""
         if self._dropped_bytes:
             self._file.write(f"\n[... {self._dropped_bytes} bytes left out ...]\n".encode())
         self._file.write(self._tail)
@@ -148,7 +147,6 @@ class Jobs:
             self._selector.register(file, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Run jobs until no more can come."""
         while True:
             now = time.monotonic()
             limits_s = [each.deadline - now if each.job.ranks is None else _OUTCOMES_EVERY_S for each in self._running]
@@ -285,7 +283,6 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Have the kernel give this process the orphans among its descendants."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 

@@ -36,8 +36,8 @@ from unittest.mock import patch
 from autotune.errors import AutotuneError, InfrastructureError, NoEffectError
 from autotune.execution import environment
 from autotune.execution import job as jobs
+from autotune.execution import outcome as outcomes
 from autotune.execution.guard import MemoryGuard, memory_guard
-from autotune.execution.outcome import asked_bytes, first_line, is_out_of_memory, outcome_file, read_tail, shortage
 from autotune.execution.token_ring import Turns
 from autotune.value import open_own, read_value, write_text, write_value
 from autotune.values.hardware import allocator_settings, installed_versions
@@ -45,6 +45,9 @@ from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
 DEFAULT_ENTRY = "autotune.execution.launch:run_trial"
+
+TRY_DEVICES = "autotune.execution.launch:try_devices"
+FAULT_FILE = "fault.txt"  # of a child that tries devices: why they don't compute; empty: they do
 
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
@@ -83,7 +86,7 @@ class Launcher:
         with contextlib.suppress(TimeoutError):
             self.forkable = self.reply(min(limit_s, LAUNCHER_START_S))
         if self.forkable is None:
-            tail = read_tail(self._log_path, lines=1)
+            tail = outcomes.read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
 
     def send(self, job: jobs.Job) -> None:
@@ -104,11 +107,9 @@ class Launcher:
             return None
 
     def has_died(self) -> bool:
-        """Return whether it has ended by itself."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Kill the launcher and all that runs under it."""
         self._process.kill()
         self._process.wait()
         jobs.end_marked(self._mark, limit_s=jobs.END_LIMIT_S)
@@ -160,7 +161,7 @@ def import_failure(error: BaseException) -> str:
     """Return why libraries can't be imported: the first of a chain of errors, whose package it is, and what to do."""
     while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = cause
-    said = f"{type(error).__name__}: {first_line(error)}"
+    said = f"{type(error).__name__}: {outcomes.first_line(error)}"
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
     # Whose frames are innermost where another package's code fails to load.
     importing = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
@@ -245,7 +246,6 @@ def _survives_fork(device: str) -> bool:
 
 
 def run_trial(directory: Path) -> None:
-    """Run the request in `directory` under its memory budget and write the outcome beside it."""
     request = read_value(TrialRequest, directory / "request.json")
     if (turns := Turns.here(request.limits.timeout_s)) is not None:
         turns.begin()
@@ -278,7 +278,7 @@ def run_trial(directory: Path) -> None:
             outcome = _failure(error, guard, request.limits.memory_bytes)
     laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}
     outcome = outcome.model_copy(update={"phases": Phases(**laps)})
-    write_value(outcome, directory / outcome_file(rank))
+    write_value(outcome, directory / outcomes.outcome_file(rank))
 
 
 def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
@@ -286,17 +286,39 @@ def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure
     memory, in_use = None, None
     with contextlib.suppress(Exception):  # after a device error every question raises another
         memory, in_use = guard.peak(), guard.in_use_bytes()
-    if is_out_of_memory(error):
-        status, cause = TrialStatus.OUT_OF_MEMORY, shortage(error, in_use, budget_bytes)
+    is_short, torch = outcomes.is_out_of_memory(error), sys.modules.get("torch")
+    if is_short and torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except Exception as sticking:  # after which a library can't make its handle, as when memory is short
+            error, is_short = (error, True) if outcomes.is_out_of_memory(sticking) else (sticking, False)
+    if is_short:
+        status, cause = TrialStatus.OUT_OF_MEMORY, outcomes.shortage(error, in_use, budget_bytes)
         with contextlib.suppress(Exception):
-            if guard.is_crowded_out(asked_bytes(error)):
+            if guard.is_crowded_out(outcomes.asked_bytes(error)):
                 cause = f"other processes hold memory of the device that the budget counts on: {cause}"
                 return Failure(status=status, cause=cause, memory=memory, crowded_out=True)
-    elif isinstance(error, NoEffectError | AutotuneError):
+    elif isinstance(error, NoEffectError | AutotuneError) and not outcomes.is_of_device(error):
         status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     else:
-        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {first_line(error)}"
-    return Failure(status=status, cause=cause, memory=memory)
+        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {outcomes.first_line(error)}"
+    is_devices = status is TrialStatus.CRASHED and outcomes.is_of_device(error)
+    return Failure(status=status, cause=cause, memory=memory, device_failed=is_devices)
+
+
+def try_devices(directory: Path) -> None:
+    """Compute on each device of this process, which is a fresh one, and write down why one doesn't."""
+    import torch
+
+    fault = ""
+    try:
+        for index in range(max(1, torch.cuda.device_count())):
+            square = torch.ones(64, 64, device=f"cuda:{index}")
+            float((square @ square).sum())
+    except Exception as error:
+        # Where others fill it, it computes for them.
+        fault = "" if outcomes.is_out_of_memory(error) else outcomes.first_line(error)
+    write_text(fault, directory / FAULT_FILE)
 
 
 if __name__ == "__main__":

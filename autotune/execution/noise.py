@@ -123,10 +123,10 @@ def watch(device: str, *, ranks: bool = False) -> Watch:
         return HostWatch(ranks=ranks)
     import pynvml
 
-    from autotune.values.hardware import nvml_handle
+    from autotune.values.hardware import nvml_handle, whole_device
 
-    try:
-        return NvmlWatch(nvml_handle(device), pynvml, ranks=ranks)
+    try:  # of a MIG instance the driver tells neither temperature nor clocks
+        return NvmlWatch(whole_device(nvml_handle(device)), pynvml, ranks=ranks)
     except (pynvml.NVMLError, IndexError):
         return HostWatch(ranks=ranks)
 

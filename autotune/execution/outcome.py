@@ -25,36 +25,35 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune.errors import MachineError
 from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
-# What libraries say when an allocation fails, all seen under RLIMIT_DATA; CUDA has an exception class of its own.
-_ALLOCATION_MESSAGES = (
-    "defaultcpuallocator: can't allocate memory",
-    "could not execute a primitive",  # oneDNN hides the failed allocation of its scratchpad
-    "could not create a primitive",
-    "cuda out of memory",
-    "cuda error: out of memory",  # a library's own allocation, beside torch's
-    "cuda driver error: out of memory",  # of expandable segments
-    "triton error [cuda]: out of memory",
-    "cuda failure 2 'out of memory'",  # NCCL's
-    "cublas_status_alloc_failed",
-    "cublas_status_not_initialized",  # making a handle takes memory
-    "cudnn_status_alloc_failed",
-    "[errno 12]",
-    "cannot allocate memory",
-    "std::bad_alloc",
-    "memoryerror",  # wrapped by the compilers' own exceptions
+# What libraries say when an allocation fails: all of the host's were seen under RLIMIT_DATA. oneDNN hides that of its
+# scratchpad, compilers wrap Python's, CUDA's driver speaks for expandable segments, and making a handle takes memory.
+_ALLOCATION_FAILED = re.compile(
+    r"can't allocate memory|cannot allocate memory|\[errno 12\]|std::bad_alloc|memoryerror"
+    r"|could not (execute|create) a primitive|(cuda|cuda( driver)? error:|triton error \[cuda\]:) out of memory"
+    r"|cuda failure (2 )?'out of memory'|_alloc_failed|_allocation_failed|cublas_status_not_initialized",
+    re.IGNORECASE,
+)
+
+# Errors of CUDA (cudaGetErrorString) that tell of a device, its driver or other processes, whatever this one computes:
+# another process has the device to itself, it is lost (unknown error), or a client's fault has ended the server of MPS.
+_DEVICE_FAILED = re.compile(
+    "busy or unavailable|cuda error: unknown error|no cuda-capable device is detected|gpu is lost|mps (client|server)"
+    "|uncorrectable (ecc|nvlink) error|or a hardware error|system not yet initialized",
+    re.IGNORECASE,
 )
 
 # Last words of processes that end without raising, seen under the same limit.
-_FATAL_MESSAGES = (
-    "libgomp: thread creation failed: resource temporarily unavailable",
-    "cannot allocate memory for thread-local data: abort",
-    "terminate called after throwing an instance of 'std::bad_alloc'",
+_DIED_OF_MEMORY = re.compile(
+    "libgomp: thread creation failed: resource temporarily unavailable"
+    "|cannot allocate memory for thread-local data: abort|throwing an instance of 'std::bad_alloc'",
+    re.IGNORECASE,
 )
 
 # torch's CUDA allocator says '2.00 GiB', the one of the CPU '8388608 bytes', numpy 'Unable to allocate 2.00 GiB'.
@@ -63,17 +62,10 @@ _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)",
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 # What gloo, NCCL and torch say where the other end of a connection is gone.
-_LOST_PEER = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection was likely closed",
-    "connection refused",
-    "broken pipe",
-    "socket timeout",
-    "remote process exited",
-    "nccl communicator was aborted",
-    "distnetworkerror",
-    "distbackenderror",
+_LOST_PEER = re.compile(
+    "connection (closed by peer|reset by peer|was likely closed|refused)|broken pipe|socket timeout"
+    "|remote process exited|nccl communicator was aborted|distnetworkerror|distbackenderror",
+    re.IGNORECASE,
 )
 
 
@@ -89,17 +81,14 @@ class Ending(NamedTuple):
 
 
 def outcome_file(rank: int = 0) -> str:
-    """Return the name of the file that a rank writes its outcome to."""
     return f"rank-{rank}.json"
 
 
 def log_file(rank: int = 0) -> str:
-    """Return the name of the file that holds what a rank printed."""
     return f"log-{rank}.txt" if rank else "log.txt"
 
 
 def has_failed(outcome: Path, has_ended: bool) -> bool:
-    """Return whether a rank has failed, by its outcome file, or because its process has ended without one."""
     try:
         return bool(json.loads(outcome.read_bytes())["kind"] == "failure")
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -107,7 +96,6 @@ def has_failed(outcome: Path, has_ended: bool) -> bool:
 
 
 def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
-    """Return the outcome of a trial of one process or of several ranks."""
     if request.ranks is None:
         return outcome_of(directory, ending, request)
     outcomes = [outcome_of(directory, ending, request, rank=rank) for rank in range(request.ranks)]
@@ -118,8 +106,8 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank in failures}
 
     def is_consequence(rank: int) -> bool:  # it lost a peer, or was killed while it waited
-        text, has_crashed = failures[rank].cause.lower(), failures[rank].status is TrialStatus.CRASHED
-        return noticed[rank] is None or (has_crashed and any(words in text for words in _LOST_PEER))
+        has_crashed = failures[rank].status is TrialStatus.CRASHED
+        return noticed[rank] is None or (has_crashed and _LOST_PEER.search(failures[rank].cause) is not None)
 
     culprits = [rank for rank in failures if not is_consequence(rank)] or list(failures)
     rank = min(culprits, key=lambda rank: (math.inf if (at := noticed[rank]) is None else at, rank))
@@ -141,16 +129,14 @@ def recovered(directory: Path) -> TrialResult | None:
     if request.number != int(directory.name):  # a copy of another's folder
         return None
     outcome = merged_outcome(directory, Ending(), request)
-    if isinstance(outcome, Failure) and outcome.status is TrialStatus.CRASHED:
-        return None
-    return TrialResult(request=request, outcome=outcome, duration_s=max(0.0, ended - began), began=began)
+    result = TrialResult(request=request, outcome=outcome, duration_s=max(0.0, ended - began), began=began)
+    return None if result.status is TrialStatus.CRASHED or result.is_excused else result
 
 
 def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
-    """Return the outcome that a rank has written, or what its end without one means."""
     log = directory / log_file(rank)
     tail, deep = read_tail(log), read_tail(log, lines=1000, size=1 << 16)  # last words, which tracebacks may follow
-    out_of_memory = any(message in deep.lower() for message in _FATAL_MESSAGES)
+    out_of_memory = _DIED_OF_MEMORY.search(deep) is not None
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
@@ -159,7 +145,9 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
         if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
             cause = "it hung, and kept the others that ran in turn with it waiting; its log has its stack"
             return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
-        return _death(ending, code, request, tail, out_of_memory=out_of_memory)
+        death = _death(ending, code, request, tail, out_of_memory=out_of_memory)
+        is_devices = death.status is TrialStatus.CRASHED and _DEVICE_FAILED.search(deep) is not None
+        return death.model_copy(update={"device_failed": is_devices})
     except (OSError, ValidationError):
         return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
     if isinstance(outcome, Measurement):
@@ -197,7 +185,6 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
-    """Return the fields of a trial's `Measurement` that follow from the seconds of its steps."""
     samples, tokens = request.workload.samples_per_step(request.config), request.workload.tokens_per_sample
     rate = samples / statistics.fmean(step_times_s)
     return {
@@ -236,7 +223,6 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
 
 
 def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes the host's out-of-memory killer has ended since boot."""
     with contextlib.suppress(OSError):
         for line in vmstat.read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -244,19 +230,24 @@ def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     return 0
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error`, or one that caused it, is an allocation that failed."""
+def _chain(error: BaseException | None) -> list[BaseException]:
     chain: dict[int, BaseException] = {}
-    current: BaseException | None = error
-    while current is not None and id(current) not in chain:
-        chain[id(current)] = current
-        current = current.__cause__ or current.__context__
+    while error is not None and id(error) not in chain:
+        chain[id(error)] = error
+        error = error.__cause__ or error.__context__
+    return list(chain.values())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
     return any(
-        isinstance(one, MemoryError)
-        or type(one).__name__ == "OutOfMemoryError"
-        or any(message in str(one).lower() for message in _ALLOCATION_MESSAGES)
-        for one in chain.values()
+        isinstance(one, MemoryError) or type(one).__name__ == "OutOfMemoryError" or _ALLOCATION_FAILED.search(str(one))
+        for one in _chain(error)
     )
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Return whether `error`, or one that caused it, tells of the device, its driver or another process."""
+    return any(isinstance(one, MachineError) or _DEVICE_FAILED.search(str(one)) for one in _chain(error))
 
 
 def first_line(error: BaseException) -> str:
@@ -277,7 +268,6 @@ def asked_bytes(error: BaseException) -> int:
 
 
 def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) -> str:
-    """Return the cause of a trial that ran out of memory, with what was in use of the budget, if that is known."""
     said = first_line(error)
     if "budget" in said:
         return said

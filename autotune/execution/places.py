@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,8 @@ from pydantic import Field
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.units import GIB
 from autotune.value import Value
-from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices
+from autotune.values.conditions import computing_on
+from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices, sharing_of
 
 # Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
 LAUNCHER_BYTES = 512 << 20
@@ -94,8 +96,31 @@ def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
     return hardware.model_copy(update={"cores": hardware.cores // count, "free_bytes": free})
 
 
+def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
+    """Return how processes share GPUs, as far as it changes a search; MachineError: no trial could use one."""
+    notes = []
+    for device in devices:
+        sharing = sharing_of(device)
+        if "nobody" in sharing:
+            raise MachineError(f"{device}: its compute mode admits no process; `nvidia-smi -c 0` admits them")
+        if "MPS" in sharing:  # whose server has the device, where it is one process's
+            notes.append("MPS shares the GPU: a fault of one process ends all, so trials never run beside each other")
+        elif "one" in sharing:
+            if holders := computing_on(device):
+                who = "this very process" if os.getpid() in holders else f"process {min(holders)}"
+                raise MachineError(
+                    f"{device}: is in exclusive-process mode, and {who} has it, so that no trial can; end that one, or "
+                    "admit several with `nvidia-smi -c 0`"
+                )
+            notes.append("the GPU is in exclusive-process mode, so finals run one after the other, not in turn")
+        if "MIG" in sharing:
+            notes.append(
+                "the GPU is a MIG instance, whose idle time the driver doesn't tell: load of the host counts in full"
+            )
+    return tuple(dict.fromkeys(notes))
+
+
 def shared_note(workers: int, share: Hardware) -> str:
-    """Return what a user should know of `workers` trials that share a processor, each with its `share`."""
     cores = f"{share.cores} core{'s' if share.cores > 1 else ''}"
     return (
         f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They share "
@@ -166,7 +191,6 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk that 
 
 
 def check_disk(run_directory: Path) -> None:
-    """Raise InfrastructureError if `run_directory` is gone, or its disk is full."""
     try:
         free = shutil.disk_usage(run_directory).free
     except FileNotFoundError:
@@ -176,7 +200,6 @@ def check_disk(run_directory: Path) -> None:
 
 
 def full_disk(run_directory: Path) -> InfrastructureError:
-    """Return the error of a disk that is full where a run directory lies."""
     left = shutil.disk_usage(run_directory).free >> 10
     kept = any(run_directory.glob("trials/*/result.json"))
     rest = f"; finished trials are kept: `autotune resume {run_directory}` goes on then" if kept else ""

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution.places import kind_of
-from autotune.execution.runner import LocalRunner, Runner, trial_directory
+from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
 from autotune.value import write_value
 from autotune.values.hardware import Hardware, cuda_count, detect
 from autotune.values.problem import Allotment, Fleet
@@ -250,7 +250,9 @@ def run(search: str, slot: str, maker: str, text: str) -> Iterator[tuple[str, di
 
 
 def clean(search: str) -> None:
-    """Remove what a search has left on this node."""
+    """End and remove what a search has left on this node, where a worker that was killed has ended nothing."""
+    for slot in scratch(search).glob("*"):
+        end_left_behind(slot)
     shutil.rmtree(scratch(search), ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Collection, Sequence
@@ -19,19 +20,21 @@ from typing import NamedTuple, Self
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
-from autotune.errors import InfrastructureError
+from autotune.errors import InfrastructureError, MachineError
 from autotune.execution.environment import COMPILE, COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
 from autotune.execution.job import END_LIMIT_S, Job, end_marked
-from autotune.execution.launch import DEFAULT_ENTRY, LOG_FILE, MARK_FILE, Launcher
+from autotune.execution.launch import DEFAULT_ENTRY, FAULT_FILE, LOG_FILE, MARK_FILE, TRY_DEVICES, Launcher
 from autotune.execution.outcome import Ending, host_oom_kills, log_file, merged_outcome, read_tail
 from autotune.execution.places import Place, check_disk, whole
 from autotune.value import Value, write_value
-from autotune.values.hardware import Hardware
+from autotune.values.hardware import Hardware, sharing_of
 from autotune.values.trial import (
     DescribeAnswer,
     DescribeRequest,
     Description,
     ExamineRequest,
+    Measurement,
+    Outcome,
     Refusal,
     TrialRequest,
     TrialResult,
@@ -56,11 +59,9 @@ class Runner(abc.ABC):
     _begun: TrialRequest | None = None
 
     def free(self) -> int:
-        """Return how many more trials can be begun now."""
         return int(self._begun is None)
 
     def begin(self, request: TrialRequest) -> None:
-        """Begin a trial at a free place."""
         self._begun = request
 
     def wait(self) -> TrialResult:
@@ -79,20 +80,26 @@ class Runner(abc.ABC):
 
 
 def trial_directory(run_directory: Path, number: int) -> Path:
-    """Return the directory of trial `number`."""
     return run_directory / "trials" / f"{number:04d}"
+
+
+def end_left_behind(run_directory: Path) -> None:
+    """End what a search that was killed has left running."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
+        end_marked(str(json.loads((run_directory / MARK_FILE).read_text())["mark"]), limit_s=END_LIMIT_S)
 
 
 class _Running(NamedTuple):
     """A job that runs at a place."""
 
     job: Job
+    where: Place  # with those of its devices alone that the job uses
     requests: Sequence[TrialRequest]  # of its trials, if it is any
     started: float
     deadline: float
-    idle_bytes: Sequence[int]  # of each device of the place, before it began
+    idle_bytes: Sequence[int]  # of each device, before it began
     oom_kills: int
-    is_again: bool  # they ran before, when others had filled the device
+    again: str  # why they ran before in vain, if they did
 
 
 class LocalRunner(Runner):
@@ -105,13 +112,14 @@ class LocalRunner(Runner):
     `trials/NNNN` of the run directory, which nobody else uses meanwhile. Tests have a child run another `entry`.
     """
 
-    takes_turns = True
-
     def __init__(
         self, run_directory: Path, hardware: Hardware, *, entry: str = DEFAULT_ENTRY, places: Sequence[Place] = ()
     ) -> None:
         self._run_directory, self._hardware, self._entry = run_directory.resolve(), hardware, entry
         self._places = places or (whole(hardware),)
+        sharing = frozenset() if hardware.is_cpu else sharing_of(hardware.device)
+        self._is_by_mps = "MPS" in sharing  # the fault of one process ends all then
+        self.takes_turns = not sharing & {"one", "MPS"}
         self._launcher: Launcher | None = None
         self._running: dict[int, _Running] = {}  # by the number of the place
         self._endings: dict[int, Ending] = {}  # of jobs that have ended and were not asked for yet
@@ -120,46 +128,37 @@ class LocalRunner(Runner):
         self.ends_at = math.inf
 
     def __enter__(self) -> Self:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
-            mark = json.loads((self._run_directory / MARK_FILE).read_text())["mark"]
-            end_marked(str(mark), limit_s=END_LIMIT_S)
+        end_left_behind(self._run_directory)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the launcher and, with it, trials that still run."""
         self._running, self._endings = {}, {}
         if self._launcher is not None:
             self._launcher.end()
             self._launcher = None
 
     def free(self) -> int:
-        """Return how many places run no trial."""
         return len(self._places) - len(self._running)
 
     def begin(self, request: TrialRequest) -> None:
-        """Begin a trial at the first free place."""
         self._begin(next(place for place in range(len(self._places)) if place not in self._running), [request])
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next."""
         return self._ended()[0]
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial at the first place, while all others are idle."""
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        """Run trials of one process each at the first place, all alive at once and computing in turn."""
-        # They run again, once, if one of them finds that others have filled the device; then it tells nothing of
-        # memory.
+        # They run again, once, if one of them finds that others have filled the device, or that it has failed.
         assert not self._running, "trials that are run alone have to be alone"
         self._begin(0, requests)
         return self._ended()
 
-    def _begin(self, place: int, requests: Sequence[TrialRequest], *, is_again: bool = False) -> None:
+    def _begin(self, place: int, requests: Sequence[TrialRequest], *, again: str = "") -> None:
         """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
         check_disk(self._run_directory)
         self.ends_at = math.inf
@@ -174,19 +173,22 @@ class LocalRunner(Runner):
                 self.ask("operators", COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
                 if (self._run_directory / "operators" / COMPILED_FILE).exists():
                     self._compiled.update(needed)
-        self._send(place, directories, self._entry, timeout_s, requests=requests, is_again=is_again)
+        self._send(place, directories, self._entry, timeout_s, requests=requests, again=again)
 
     def _ended(self) -> list[TrialResult]:
         place, running, ending = self._wait_for(tuple(self._running))
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
-        warnings = self._wait_until_idle(place, running.idle_bytes)
+        fault, warnings = "", tuple[str, ...]()
+        try:
+            warnings = _wait_until_idle(running)
+        except MachineError as error:
+            fault = str(error)
         if ending.unkillable:
             held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
             warnings = (held, *warnings)
-        if running.is_again:
-            again = "it ran again: other processes held memory of the device that the budget counts on"
-            warnings = (*warnings, again)
-        results, is_crowded = [], False
+        if running.again:
+            warnings = (*warnings, f"it ran again: {running.again}")
+        again, outcomes, results = "", [], []
         common = {
             "duration_s": time.monotonic() - running.started,
             "began": _EPOCH_S + running.started,
@@ -198,17 +200,45 @@ class LocalRunner(Runner):
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
             if outcome.kind == "failure":
                 check_disk(self._run_directory)  # which would explain it
+                by_another = self._is_by_mps and outcome.status is TrialStatus.CRASHED and _may_be_the_devices(outcome)
+                if outcome.device_failed or by_another:
+                    again = "the device had failed" + ", or another process that shares it by MPS" * self._is_by_mps
                 # Others held what was free when the search began, so it tells nothing of memory.
-                if outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
-                    is_crowded = True
+                elif outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
+                    again = "other processes held memory of the device that the budget counts on"
                     outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
+            outcomes.append(outcome)
+        if not fault and any(map(_may_be_the_devices, outcomes)):
+            fault = self._fault_of(place, running)
+        for request, directory, outcome in zip(running.requests, running.job.directories, outcomes, strict=True):
             shutil.rmtree(directory / "trainer", ignore_errors=True)
             results.append(TrialResult(request=request, outcome=outcome, **common))
-            write_value(results[-1], directory / "result.json")
-        if is_crowded and not running.is_again:
-            self._begin(place, running.requests, is_again=True)
+            if not fault or outcome.kind == "measurement":  # what failed with the device will run again
+                write_value(results[-1], directory / "result.json")
+        if fault:
+            raise self._gone(running.where, fault)
+        if again and not running.again:
+            self._begin(place, running.requests, again=again)
             return self._ended()
         return results
+
+    def _fault_of(self, place: int, running: _Running) -> str:
+        """Return why a place's devices don't compute, tried in a fresh process; empty: they do."""
+        if (devices := running.where.devices)[0] == "cpu":
+            return ""
+        request, limit_s = running.requests[0], 120.0
+        directory = self.ask("device", TRY_DEVICES, request, timeout_s=limit_s, place=place, devices=len(devices))
+        try:
+            return (directory / FAULT_FILE).read_text()
+        except OSError:
+            return read_tail(directory / log_file(), lines=1) or f"a product took more than {limit_s:.0f} s"
+
+    def _gone(self, where: Place, fault: str) -> InfrastructureError:
+        devices, fault = ", ".join(where.devices), fault.partition("; ")[0]
+        return InfrastructureError(
+            f"{devices}: doesn't compute: {fault}; `nvidia-smi` and the kernel's log (Xid) may tell why. All measured "
+            f"trials are kept: `autotune resume {self._run_directory}` goes on once it computes"
+        )
 
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
         """Return what a child finds out about a workload, or raise what it raised: the workload can't be used.
@@ -234,15 +264,15 @@ class LocalRunner(Runner):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
-    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0) -> Path:
-        """Have a child that touches no device answer `request` by `entry` in directory `name`, which is returned."""
+    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0, devices: int = 1) -> Path:
+        """Have a child that trains nothing answer `request` by `entry` in directory `name`, which is returned."""
         check_disk(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
         limit_s = min(timeout_s, max(1.0, self.ends_at - time.perf_counter()))
-        self._send(place, [directory], entry, limit_s)
+        self._send(place, [directory], entry, limit_s, devices=devices)
         self._wait_for((place,))
         return directory
 
@@ -268,7 +298,6 @@ class LocalRunner(Runner):
         return launcher
 
     def check_time(self) -> None:
-        """Raise InfrastructureError if the time is over before the first trial has begun."""
         if time.perf_counter() > self.ends_at:
             raise InfrastructureError(
                 "the time of the search was over before its first trial: importing libraries and looking at the model "
@@ -283,18 +312,23 @@ class LocalRunner(Runner):
         timeout_s: float,
         *,
         requests: Sequence[TrialRequest] = (),
-        is_again: bool = False,
+        again: str = "",
+        devices: int = 1,
     ) -> None:
         """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
-        where, ranks, launcher = self._places[place], requests[0].ranks if requests else None, self.start()
-        seen = visible(where.devices[: ranks or 1])
+        ranks, launcher = requests[0].ranks if requests else None, self.start()
+        where = self._places[place]
+        where = where.model_copy(update={"devices": where.devices[: ranks or devices]})
         job = Job(
-            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s, ranks=ranks, visible=seen,
-            cores=where.cores,
+            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s, ranks=ranks,
+            visible=visible(where.devices), cores=where.cores,
         )  # fmt: skip
-        idle_bytes, started = where.used_bytes(), time.monotonic()
+        try:
+            idle_bytes, started = where.used_bytes(), time.monotonic()
+        except MachineError as error:
+            raise self._gone(where, str(error)) from None
         deadline = started + timeout_s + LAUNCHER_GRACE_S
-        self._running[place] = _Running(job, requests, started, deadline, idle_bytes, host_oom_kills(), is_again)
+        self._running[place] = _Running(job, where, requests, started, deadline, idle_bytes, host_oom_kills(), again)
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:
@@ -324,18 +358,26 @@ class LocalRunner(Runner):
         lost = {n: Ending(timed_out=each.deadline <= now, launcher_died=True) for n, each in running.items()}
         self._running, self._endings = running, {**lost, **endings}
 
-    def _wait_until_idle(self, place: int, idle_bytes: Sequence[int]) -> tuple[str, ...]:
-        deadline = time.monotonic() + IDLE_LIMIT_S
-        while True:
-            grown = (now - idle for now, idle in zip(self._places[place].used_bytes(), idle_bytes, strict=True))
-            if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
-                return ()
-            if time.monotonic() > deadline:
-                return (
-                    f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
-                    "another process took them, or the trial's memory was not given back",
-                )
-            time.sleep(0.1)
+
+def _wait_until_idle(running: _Running) -> tuple[str, ...]:
+    deadline = time.monotonic() + IDLE_LIMIT_S
+    while True:
+        grown = (now - idle for now, idle in zip(running.where.used_bytes(), running.idle_bytes, strict=True))
+        if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
+            return ()
+        if time.monotonic() > deadline:
+            return (
+                f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
+                "another process took them, or the trial's memory was not given back",
+            )
+        time.sleep(0.1)
+
+
+def _may_be_the_devices(outcome: Outcome) -> bool:
+    if isinstance(outcome, Measurement) or outcome.status not in (TrialStatus.CRASHED, TrialStatus.TIMED_OUT):
+        return False
+    # What Python raised is the configuration's, unless it speaks of the device.
+    return outcome.phases is None or re.search("cu(da|dnn|blas)|nccl|nvidia", outcome.cause, re.IGNORECASE) is not None
 
 
 def _make_empty(directory: Path) -> None:

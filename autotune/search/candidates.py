@@ -25,8 +25,9 @@ from autotune.cost.profile import Vector
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
+from autotune.training.arguments import building_device
 from autotune.units import show_memory, show_time
-from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.config import KNOBS, Precision, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
@@ -116,10 +117,13 @@ class Candidates:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return the reason why a configuration surely exceeds the memory of device or host, or None."""
-        host = self._model.host_bytes(config) * config.parallelism.world_size
-        if host > self._host_bytes:
+        of_rank, why = self._model.host_bytes(config), "offload is"
+        if building_device(config, "cuda", to_compare=False) == "cpu":  # each rank makes the whole model, for FSDP
+            whole = self._plan.facts.parameters * (2 if config.precision is Precision.PURE_BF16 else 4)
+            of_rank, why = max((of_rank, why), (whole, "the whole weights that each rank begins with are"))
+        if (host := of_rank * config.parallelism.world_size) > self._host_bytes:
             there = show_memory(self._host_bytes)
-            return f"offload is predicted to take {show_memory(int(host))} of the host's memory; it has {there}"
+            return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {there}"
         least = float(self._model.predict([config]).least_bytes[0])
         if least <= self._budget_bytes or math.isnan(least):
             return None

@@ -144,7 +144,7 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
     began = 0.0
     with contextlib.suppress(ValueError, OverflowError):  # of a damaged record
         began = datetime.datetime.fromisoformat(search.started).timestamp()
-    for trial in search.trials:
+    for trial in (trial for trial in search.trials if not trial.is_excused):
         request = trial.request
         if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue

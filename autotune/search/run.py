@@ -16,7 +16,7 @@ from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note
+from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note, sharing_notes
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
@@ -50,7 +50,6 @@ class Backend(NamedTuple):
 
 
 def check(options: SearchOptions) -> None:
-    """Refuse options that contradict `--workers` and `--engine`."""
     fleet = options.fleet
     for option, value in (("--address", fleet.address), ("--kind", fleet.kind)):
         if value is not None and fleet.engine == "local":
@@ -87,7 +86,8 @@ def backend_of(
 def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
     """Return the places of this machine, none if it is used as a whole, and the hardware of a trial at each."""
     if fleet.is_single:
-        return (), Allotment(hardware=planned or detect(device))
+        hardware = planned or detect(device)
+        return (), Allotment(hardware=hardware, notes=() if hardware.is_cpu else sharing_notes([hardware.device]))
     whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
     places = places_of(whole, workers, each=fleet.devices)
     hardware = hardware_of(whole, places)
@@ -99,7 +99,8 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
     if not hardware.is_cpu:
         where = ", ".join(place.shown for place in places)
         note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"
-        return places, Allotment(hardware=planned or hardware, notes=(note,))
+        shared = sharing_notes([device for place in places for device in place.devices])
+        return places, Allotment(hardware=planned or hardware, notes=(note, *shared))
     return places, Allotment(hardware=planned or hardware, is_shared=True, notes=(shared_note(workers, hardware),))
 
 

@@ -105,7 +105,7 @@ class Tuner:
         results = self._directory.results()
         void = cut_short(self._plan, results)
         for result in results:
-            if result.request.purpose.explores and result not in void:
+            if result.request.purpose.explores and result not in void and not result.is_excused:
                 self._sampler.add(self.study, result)
             else:
                 self._state.take_in(result, counts=False)
@@ -172,7 +172,6 @@ class Tuner:
             self._sampler.observe(*lessons)
 
     def _measure_again(self) -> None:
-        """Measure the leaders and the baseline in turn, then check the winner, or else the next."""
         self._pace.choose_finalists()
         finals = self._finals
         while True:
@@ -196,7 +195,6 @@ class Tuner:
         self._ended(result)
 
     def _run_in_turn(self, configs: Sequence[TrainConfig]) -> None:
-        """Run final trials, all alive at once and computing in turn if they are several, and add their results."""
         if len(configs) == 1:
             return self._run(configs[0], Purpose.FINAL)
         numbers = tuple(range(self._number + 1, self._number + 1 + len(configs)))

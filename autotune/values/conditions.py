@@ -27,6 +27,8 @@ WORTH_A_WARNING = 0.05
 # Share of the machine up to which other processes leave it quiet: what is measured then may be kept for later searches.
 QUIET_SHARE = 0.10
 
+POWER_CAP = "power cap"
+
 
 class Conditions(Value):
     """The machine while a trial's steps were measured. None: can't be read."""
@@ -38,6 +40,16 @@ class Conditions(Value):
     throttled: dict[str, float] = Field(default_factory=dict)  # GPU: share of samples in which it was, by reason
     temperature_c: float | None = None  # GPU: highest temperature
     idle_share: float | None = None  # GPU: share of the time without computation, waiting for data or kernel launches
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the GPU ran at its power limit for most of the time: it settles there under load."""
+        return self.throttled.get(POWER_CAP, 0.0) >= 0.5
+
+    @property
+    def slowed_by(self) -> dict[str, float]:
+        """The reasons in `throttled` that disturb."""
+        return {reason: share for reason, share in self.throttled.items() if reason != POWER_CAP}
 
     @property
     def taken_share(self) -> float:
@@ -57,10 +69,9 @@ class Conditions(Value):
         return self.model_copy(update={"idle_share": max(self.idle_share, data_wait_share or 0.0)})
 
     def warnings(self) -> tuple[str, ...]:
-        """Return the disturbances that deserve a warning, one line each."""
         lines = []
-        if self.throttled:
-            reasons = ", ".join(f"{name} ({share:.0%} of the time)" for name, share in self.throttled.items())
+        if self.slowed_by:
+            reasons = ", ".join(f"{name} ({share:.0%} of the time)" for name, share in self.slowed_by.items())
             heat = f", at {self.temperature_c:.0f} °C" if self.temperature_c is not None else ""
             lines.append(f"the GPU was slowed down by {reasons}{heat}")
         for share, what in (
@@ -73,7 +84,6 @@ class Conditions(Value):
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
-    """Return the worst conditions over the ranks of one trial, each on its own device; None without any."""
     if not ranks:
         return None
     reasons = sorted({reason for rank in ranks for reason in rank.throttled})
@@ -85,7 +95,6 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
 
 
 def highest(values: Sequence[Value], field: str) -> Any:
-    """Return the highest figure in a field; None: none has any."""
     return max((found for value in values if (found := getattr(value, field)) is not None), default=None)
 
 
@@ -95,7 +104,7 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
     The other bits (idle, application clocks, sync boost, display clocks) are settings that hold for every trial alike:
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
     """
-    names = {0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+    names = {0x04: POWER_CAP, 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
     return tuple(name for bit, name in names.items() if bits & bit)
 
 

@@ -195,13 +195,6 @@ def cuda_used_bytes(device: str) -> int | None:
         return memory_of(nvml_handle(device)).used
 
 
-def cuda_free_bytes(device: str) -> int | None:
-    """Return the bytes of a CUDA device that nobody uses; None, and raises, as `cuda_used_bytes` does."""
-    with driver_errors(device):
-        memory = memory_of(nvml_handle(device))
-    return None if memory.used is None else memory.free
-
-
 def allocator_settings() -> str | None:
     return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))  # the older name
 
@@ -288,13 +281,32 @@ def nvml_handle(device: str) -> object:
 
 
 def capability_of(handle: object) -> tuple[int, int]:
-    """Return a device's compute capability; a MIG instance has that of its device."""
     try:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     except pynvml.NVMLError:
-        whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole_device(handle))
     return major, minor
+
+
+def whole_device(handle: object) -> object:
+    """Return the handle of the device that a MIG instance is a part of; of another device its own."""
+    with contextlib.suppress(pynvml.NVMLError):
+        handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return handle
+
+
+def sharing_of(device: str) -> frozenset[str]:
+    """Return how processes share a GPU: 'nobody' may use it, 'one' at a time, by 'MPS', as instances of 'MIG'."""
+    found = set()
+    with contextlib.suppress(pynvml.NVMLError, IndexError):
+        handle = whole_device(nvml_handle(device))
+        of_mode = {pynvml.NVML_COMPUTEMODE_PROHIBITED: "nobody", pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "one"}
+        found |= {of_mode.get(pynvml.nvmlDeviceGetComputeMode(handle), "all")} - {"all"}
+        found |= {"MIG"} if pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE else set()
+    # Where it is, every process that begins to use CUDA becomes a client of the server.
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists():
+        found.add("MPS")
+    return frozenset(found)
 
 
 def memory_of(handle: object) -> DeviceMemory:
@@ -311,7 +323,6 @@ def memory_of(handle: object) -> DeviceMemory:
 
 @contextlib.contextmanager
 def driver_errors(device: str) -> Iterator[None]:
-    """Turn errors of NVML within the block into a `MachineError` about `device`."""
     try:
         yield
     except pynvml.NVMLError as error:

@@ -201,6 +201,7 @@ class Failure(Value):
     log_tail: str = ""
     memory: Memory | None = None  # peak seen before the failure
     crowded_out: bool = False  # whether other processes held memory of the device that the budget had left
+    device_failed: bool = False  # whether the device or its driver failed, whatever the configuration
     phases: Phases | None = None  # until it failed; None: the process wrote no outcome
 
 
@@ -224,6 +225,11 @@ class TrialResult(Value):
     @property
     def measurement(self) -> Measurement | None:
         return self.outcome if isinstance(self.outcome, Measurement) else None
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether the failure says nothing of the configuration: others held the memory, or the device failed."""
+        return isinstance(self.outcome, Failure) and (self.outcome.crowded_out or self.outcome.device_failed)
 
     @property
     def has_failed(self) -> bool:

@@ -260,6 +260,10 @@ def plain_notes(state: SearchState) -> tuple[str, ...]:
     baseline = history.known(plan.baseline)
     if baseline is not None and baseline.measurement is not None:
         notes += baseline.measurement.warnings
+    seen = [m.conditions.is_capped for r in results if (m := r.measurement) is not None and m.conditions is not None]
+    if any(seen):
+        trials = f"{sum(seen)} of {len(seen)} trials"
+        notes += (f"the GPU ran at its power limit in {trials}: there it settles under load, as in your training",)
     reference = largest_default(plan, history)
     if baseline is not None and baseline.status is TrialStatus.OUT_OF_MEMORY and reference is not None:
         size = f"{reference.request.config.per_device_train_batch_size} (trial {reference.request.number})"
@@ -321,7 +325,7 @@ def disturbance(finals: Finals) -> str | None:
             for who, share in takers.items()
             if share is not None and (conditions.could_cost(share) or 0.0) >= WORTH_A_WARNING
         ]
-        found += [(share, f"the GPU was slowed down by {why}") for why, share in conditions.throttled.items()]
+        found += [(share, f"the GPU was slowed down by {why}") for why, share in conditions.slowed_by.items()]
     times = [m.step_times_s for r in finals.trials(finals.plan.baseline) if (m := r.measurement)]
     if (change := drift(times)) >= 0.03:
         found.append((change, f"its speed drifted by {change:.0%} between trials of the baseline"))

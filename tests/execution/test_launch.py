@@ -6,7 +6,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 from benches import Asked
+
+from autotune.execution.guard import CpuGuard
+from autotune.execution.launch import _failure
+from autotune.values.trial import TrialStatus
 
 
 @pytest.fixture
@@ -55,3 +60,25 @@ def test_where_a_forked_child_cannot_use_the_device_every_trial_is_a_fresh_inter
     assert hindered.launcher.forkable is False
     _, directory = hindered.run("misbehaving:tell_what_is_imported")
     assert (directory / "log.txt").read_text().strip() == "torch was imported before: False"
+
+
+@pytest.mark.parametrize(
+    ("sticking", "status"),
+    [
+        ("CUDA error: an illegal memory access was encountered", TrialStatus.CRASHED),
+        ("CUDA error: out of memory", TrialStatus.OUT_OF_MEMORY),
+        (None, TrialStatus.OUT_OF_MEMORY),
+    ],
+    ids=str,
+)
+def test_a_handle_that_cannot_be_made_after_an_error_of_the_device_is_no_lack_of_memory(monkeypatch, sticking, status):
+    def synchronize() -> None:
+        if sticking is not None:
+            raise RuntimeError(sticking)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+    failure = _failure(error, CpuGuard(1 << 30), 1 << 30)
+    assert failure.status is status
+    assert ("illegal" in failure.cause) is (status is TrialStatus.CRASHED)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_failure, make_limits, make_measurement, make_request
 
+from autotune.errors import MachineError
 from autotune.execution.checking import CheckError
 from autotune.execution.outcome import (
     Ending,
     first_line,
     host_oom_kills,
+    is_of_device,
     is_out_of_memory,
     log_file,
     merged_outcome,
@@ -50,6 +52,7 @@ BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  
         (-9, {}, "", "crashed", "killed by SIGKILL"),
         (-9, {"host_oom": True}, "", "out of memory", "the host's out-of-memory killer"),
         (-11, {"host_oom": True}, "", "crashed", "killed by SIGSEGV"),
+        (-6, {}, "CUDA error: uncorrectable ECC error encountered\n", "crashed", "killed by SIGABRT"),
         (-9, {"timed_out": True}, "", "timed out", "no result within 90 s"),
         (None, {"timed_out": True, "unkillable": 1}, "", "timed out", "no result within 90 s"),
         (None, {"launcher_died": True}, "", "crashed", "the process that runs trials died with it"),
@@ -288,6 +291,7 @@ class InductorError(RuntimeError):
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("NCCL error: unhandled cuda error. Cuda failure 2 'out of memory'"),
+        RuntimeError("NCCL error: unhandled cuda error. Cuda failure 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         InductorError("MemoryError: "),
@@ -315,6 +319,23 @@ def test_a_failed_allocation_is_recognised(error):
 )
 def test_another_error_is_not(error):
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_devices"),
+    [
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (RuntimeError("CUDA error: unknown error"), True),
+        (RuntimeError("CUDA error: the MPS client has been terminated by the server"), True),
+        (raised(ValueError("a"), cause=MachineError("cuda:0: the NVIDIA driver doesn't report it: GPU is lost")), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA out of memory"), False),
+    ],
+    ids=str,
+)
+def test_an_error_of_the_device_is_told_from_the_configurations(error, is_devices):
+    assert is_of_device(error) == is_devices
 
 
 def test_errors_that_refer_to_each_other_are_looked_at_once():

@@ -9,7 +9,16 @@ from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.execution import places
-from autotune.execution.places import LAUNCHER_BYTES, Place, core_sets, hardware_of, kind_of, places_of, spread
+from autotune.execution.places import (
+    LAUNCHER_BYTES,
+    Place,
+    core_sets,
+    hardware_of,
+    kind_of,
+    places_of,
+    sharing_notes,
+    spread,
+)
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 
@@ -26,6 +35,29 @@ def cores(monkeypatch, tmp_path):
                 (tmp_path / f"{core}-{name}").write_text(f"{number}\n")
 
     return have
+
+
+@pytest.mark.parametrize(
+    ("sharing", "holders", "told"),
+    [
+        (set(), {7: 1 << 30}, []),
+        ({"one"}, {}, ["exclusive-process mode"]),
+        ({"one", "MPS"}, {7: 1 << 30}, ["MPS"]),  # it is the server's
+        ({"MIG"}, {}, ["MIG"]),
+        ({"one"}, {7: None}, "exclusive-process mode, and process 7 has it"),
+        ({"nobody"}, {}, "admits no process"),
+    ],
+    ids=str,
+)
+def test_how_processes_share_a_gpu_is_told_in_a_line_or_refused(monkeypatch, sharing, holders, told):
+    monkeypatch.setattr(places, "sharing_of", lambda device: frozenset(sharing))
+    monkeypatch.setattr(places, "computing_on", lambda device: holders)
+    if isinstance(told, str):
+        with pytest.raises(MachineError, match=told):
+            sharing_notes(["cuda:0", "cuda:1"])
+    else:
+        notes = sharing_notes(["cuda:0", "cuda:1"])
+        assert [word in note for word, note in zip(told, notes, strict=True)] == [True] * len(told)
 
 
 def test_one_place_is_the_whole_device():

@@ -236,6 +236,8 @@ def test_offload_is_refused_where_the_host_has_not_the_memory():
     hardware = search.plan.hardware.model_copy(update={"host_memory_bytes": 1000})
     small = Candidates(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
     assert re.match(r"offload is predicted to take .* of the host's memory; it has", small.refusal(config))
+    told = small.refusal(over_two(sharding="fsdp_full"))
+    assert re.match(r"the whole weights that each rank begins with are predicted to take .* of the host's", told)
 
 
 PARAMETERS = {

@@ -131,6 +131,13 @@ class TestMemory:
         assert earlier.refusal(make_config(4, precision="bf16"), None) is None
         assert earlier.refusal(make_config(16), None) is None, "of another kind"
 
+    @pytest.mark.parametrize("excuse", ["crowded_out", "device_failed"])
+    @pytest.mark.parametrize("outcome", [OUT_OF_MEMORY, CRASHED], ids=["memory", "crash"])
+    def test_what_others_or_the_device_brought_about_is_not_held_against_it(self, outcome, excuse):
+        excused = outcome.model_copy(update={excuse: True})
+        assert refused(FAST, kept(recorded_trial(FAST, excused)), now=[(BASE, 10.0)]) is None
+        assert refused(FAST, kept(recorded_trial(FAST, outcome)), now=[(BASE, 10.0)]) is not None
+
     def test_what_fitted_later_is_not_refused(self):
         shortage = recorded_trial(FAST, OUT_OF_MEMORY, began="2026-11-01T00:00:00+00:00")
         success = recorded_trial(FAST, 20.0, began="2026-11-02T00:00:00+00:00")

@@ -12,7 +12,7 @@ from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
 from autotune.execution.noise import HostWatch, watch
 from autotune.values.conditions import other_processes
-from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices
+from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices, sharing_of
 
 UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
 INSTANCES: dict[str, list[str]] = {}  # of devices in MIG mode
@@ -44,11 +44,14 @@ def driver(monkeypatch):
         "nvmlDeviceGetHandleByUUID": by_uuid,
         "nvmlDeviceGetUUID": lambda handle: handle if handle.startswith("MIG") else UUIDS[int(handle[-1])],
         "nvmlDeviceGetMigMode": lambda handle: [int(handle in INSTANCES), 0],
+        "nvmlDeviceGetComputeMode": lambda handle: {"gpu 0": 0, "gpu 1": 3}.get(handle, 2),
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, i: (
             INSTANCES[handle][i] if i < len(INSTANCES[handle]) else fail(pynvml.NVML_ERROR_NOT_FOUND)
         ),
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: "gpu 2",
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: (
+            "gpu 2" if handle.startswith("MIG") else fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        ),
         "nvmlDeviceGetMemoryInfo": lambda handle: part if handle.startswith("MIG") else memory,
         "nvmlDeviceGetName": lambda handle: f"name of {handle}",
         "nvmlDeviceGetCudaComputeCapability": no_instance,
@@ -196,6 +199,15 @@ def test_an_instance_has_its_own_memory_and_the_capability_of_its_device(monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77-0")
     found = detect("cuda")
     assert (found.memory_bytes, found.free_bytes, found.capability) == (10 << 30, 9 << 30, (8, 0))
+
+
+@pytest.mark.usefixtures("driver")
+def test_how_processes_share_a_device_is_asked_of_its_driver(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert [sharing_of(f"cuda:{index}") for index in range(4)] == [{*()}, {"one"}, {"nobody"}, {*()}]
+    monkeypatch.setitem(INSTANCES, "gpu 2", ["MIG-77-0"])
+    (tmp_path / "control").touch()
+    assert [sharing_of(f"cuda:{index}") for index in (0, 2)] == [{"MPS"}, {"MPS", "MIG", "nobody"}]
 
 
 def test_a_device_that_shares_the_hosts_memory_has_the_hosts(driver):

@@ -23,7 +23,7 @@ from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Phases, Purpose, TrialStatus
 from autotune.values.workload import OwnCode
 from autotune.verification.finals import Finals
-from autotune.verification.verdict import disturbance, nothing_found
+from autotune.verification.verdict import disturbance, nothing_found, plain_notes
 
 STEADY = (1.0, 1.01, 0.99)
 SLOWER = (1.12, 1.13, 1.11)
@@ -39,10 +39,11 @@ SLOWER = (1.12, 1.13, 1.11)
             "other processes took 60% of the cores' time",
         ),
         ([(STEADY, Conditions(stolen_share=0.1, throttled={"heat": 0.5}))], "the GPU was slowed down by heat"),
+        ([(STEADY, Conditions(throttled={"power cap": 1.0}))] * 3, None),
         ([(STEADY, None), (SLOWER, None)], "its speed drifted by 12% between trials of the baseline"),
         ([(STEADY, Conditions(others_share=0.06)), (SLOWER, None)], "its speed drifted by 12% between trials of the"),
     ],
-    ids=["unknown", "quiet", "others", "heat", "drift", "the worst"],
+    ids=["unknown", "quiet", "others", "heat", "power cap", "drift", "the worst"],
 )
 def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
     results = [
@@ -56,6 +57,13 @@ def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
     ]
     found = disturbance(Finals(SearchState(make_plan(baseline=BASE), results)))
     assert found is None if said is None else f"noise: the machine was disturbed: {said}" in found
+
+
+def test_a_power_limit_is_told_once():
+    seen = [Conditions(throttled={"power cap": share}) for share in (1.0, 0.9, 0.1)]
+    measured = [make_measurement().model_copy(update={"conditions": conditions}) for conditions in seen]
+    state = SearchState(make_plan(baseline=BASE), [make_result(BASE, m, number=n) for n, m in enumerate(measured)])
+    assert sum("at its power limit in 2 of 3 trials" in note for note in plain_notes(state)) == 1
 
 
 def test_a_gpu_whose_host_others_keep_busy_is_disturbed_as_far_as_it_waits():
