@@ -75,6 +75,10 @@ def environment(config: TrainConfig) -> dict[str, str]:
     return allocator | parallel_variables(config)
 
 
+def mixed_precision(config: TrainConfig) -> str:
+    return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
+
+
 def variables(config: TrainConfig) -> str:
     """Return what a command line has to begin with to set the environment variables of a configuration."""
     return "".join(f"{name}={value} " for name, value in environment(config).items())
@@ -141,7 +145,7 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "distributed_type": "MULTI_GPU" if spread.world_size > 1 else "NO",
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no"),
+        "mixed_precision": mixed_precision(config),
         "num_machines": 1,
         "num_processes": spread.world_size,
         "rdzv_backend": "static",
