@@ -14,7 +14,7 @@ from autotune.execution.environment import ENVIRONMENT
 from autotune.storage.home import rates_path, read_rates, writable, write_rates
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.conditions import OtherProcess, other_processes
+from autotune.values.conditions import other_processes
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, cuda_count, detect, why_untuned
 
@@ -96,7 +96,7 @@ def examine(device: str = "auto", *, measure: bool = False) -> Report:
     `autotune.values.hardware.detect` and `autotune.cost.rates.calibrate`; InputError: the rates can't be stored.
     """
     hardware = detect(device)
-    busy: list[OtherProcess] = []
+    busy: list[int] = []
     if measure:
         writable("rates")  # fails before the measurement rather than after it
         busy = other_processes(hardware)

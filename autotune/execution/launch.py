@@ -117,7 +117,6 @@ class Launcher:
 
 
 def main() -> None:
-    """Serve jobs until their connection ends, or run one job in this very process (``--one DIRECTORY``)."""
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
     parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
     parser.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
@@ -203,7 +202,6 @@ def _preload(device: str) -> bool:
 
 @contextlib.contextmanager
 def _capability_without_context() -> Iterator[None]:
-    """Have torch answer for a device's capability out of NVML."""
     # Importing bitsandbytes asks for it, and torch would make a context to answer.
     import pynvml
     import torch
@@ -224,7 +222,6 @@ def _capability_without_context() -> Iterator[None]:
 
 
 def _survives_fork(device: str) -> bool:
-    """Return whether a forked child can use the device: it is tried, since libraries may touch it unseen."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -98,26 +98,22 @@ def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
 
 def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
     """Return how processes share GPUs, as far as it changes a search; MachineError: no trial could use one."""
-    notes = []
+    found: set[str] = set()
     for device in devices:
-        sharing = sharing_of(device)
+        sharing, holders = sharing_of(device), computing_on(device)
         if "nobody" in sharing:
             raise MachineError(f"{device}: its compute mode admits no process; `nvidia-smi -c 0` admits them")
-        if "MPS" in sharing:  # whose server has the device, where it is one process's
-            notes.append("MPS shares the GPU: a fault of one process ends all, so trials never run beside each other")
-        elif "one" in sharing:
-            if holders := computing_on(device):
-                who = "this very process" if os.getpid() in holders else f"process {min(holders)}"
-                raise MachineError(
-                    f"{device}: is in exclusive-process mode, and {who} has it, so that no trial can; end that one, or "
-                    "admit several with `nvidia-smi -c 0`"
-                )
-            notes.append("the GPU is in exclusive-process mode, so finals run one after the other, not in turn")
-        if "MIG" in sharing:
-            notes.append(
-                "the GPU is a MIG instance, whose idle time the driver doesn't tell: load of the host counts in full"
-            )
-    return tuple(dict.fromkeys(notes))
+        if "one" in sharing and "MPS" not in sharing and holders:  # by MPS its server has it
+            who = "this very process" if os.getpid() in holders else f"process {min(holders)}"
+            what = f"is in exclusive-process mode, and {who} has it, so that no trial can"
+            raise MachineError(f"{device}: {what}; end that one, or admit several with `nvidia-smi -c 0`")
+        found |= sharing
+    notes = {
+        "MPS": "MPS shares the GPU: a fault of one process ends all, so finals run one after the other, not in turn",
+        "one": "the GPU is in exclusive-process mode, so finals run one after the other, not in turn",
+        "MIG": "the GPU is a MIG instance, whose idle time the driver doesn't tell: load of the host counts in full",
+    }
+    return tuple(note for how, note in notes.items() if how in found)
 
 
 def shared_note(workers: int, share: Hardware) -> str:
@@ -130,7 +126,6 @@ def shared_note(workers: int, share: Hardware) -> str:
 
 
 def core_sets(count: int) -> tuple[Place, ...]:
-    """Return places of equally many cores, those of a processor and of a physical core kept together."""
 
     def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
         found = [0, 0]

@@ -65,7 +65,6 @@ class Runner(abc.ABC):
         self._begun = request
 
     def wait(self) -> TrialResult:
-        """Block until one of the trials that were begun has ended, and return its result."""
         assert self._begun is not None, "no trial was begun"
         request, self._begun = self._begun, None
         return self.run(request)
@@ -159,7 +158,6 @@ class LocalRunner(Runner):
         return self._ended()
 
     def _begin(self, place: int, requests: Sequence[TrialRequest], *, again: str = "") -> None:
-        """Have trials run at a place; starting the launcher and compiling operators is no part of them."""
         check_disk(self._run_directory)
         self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
@@ -315,7 +313,6 @@ class LocalRunner(Runner):
         again: str = "",
         devices: int = 1,
     ) -> None:
-        """Have a child, or the ranks of a trial, run an entry in each directory, with as many devices as they are."""
         ranks, launcher = requests[0].ranks if requests else None, self.start()
         where = self._places[place]
         where = where.model_copy(update={"devices": where.devices[: ranks or devices]})

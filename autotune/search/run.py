@@ -219,7 +219,6 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
 
 
 def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each knob that has several among the configurations, in the order of the space."""
     options = {knob.parameter: knob.option for knob in knobs()}
     found = {}
     for dimension in space.dimensions:

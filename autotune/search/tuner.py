@@ -115,7 +115,6 @@ class Tuner:
             self._observer(Note(text=f"going on after {len(results)} finished trials"))
 
     def _search(self) -> None:
-        """Measure the baseline, then what is worth a trial, until the budget ends or finals had already begun."""
         if self._state.history.known(self._plan.baseline) is None:
             self._ask(Purpose.BASELINE)
         self._consult()

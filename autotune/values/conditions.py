@@ -1,6 +1,6 @@
 """Disturbances of a measurement: other processes, a throttled GPU; and which deserve a warning.
 
-`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here names the processes
+`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here finds the processes
 that keep a machine busy, `own_used_bytes` tells the memory of our own.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 import psutil
@@ -108,43 +107,25 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
     return tuple(name for bit, name in names.items() if bits & bit)
 
 
-class OtherProcess(Value):
-    """Another process that computes on the device."""
-
-    pid: int
-    name: str  # its command, shortened
-    used_bytes: int | None
-
-
-def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[OtherProcess]:
-    """Return the busy processes beside this one and those it started, the busiest first.
+def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
+    """Return the numbers of the busy processes beside this one and those it started.
 
     Within the time a busy one uses more than a tenth of a core. On a GPU only processes that have opened it count.
     """
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    watched = []
+    watched, busy = [], []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid not in own and (on_device is None or process.pid in on_device):
                 process.cpu_percent(None)
                 watched.append(process)
     time.sleep(within_s if watched else 0.0)
-    busy = []
     for process in watched:
         with contextlib.suppress(psutil.Error):
-            percent = process.cpu_percent(None)
-            if percent > 10.0:
-                used = process.memory_info().rss if on_device is None else on_device[process.pid]
-                busy.append((percent, OtherProcess(pid=process.pid, name=_command(process), used_bytes=used)))
-    return [process for _, process in sorted(busy, key=lambda found: -found[0])]
-
-
-def _command(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        if words := process.cmdline():
-            return " ".join([PurePath(words[0]).name, *words[1:]])[:60].strip()
-    return process.name()
+            if process.cpu_percent(None) > 10.0:
+                busy.append(process.pid)
+    return busy
 
 
 def computing_on(device: str) -> dict[int, int | None]:

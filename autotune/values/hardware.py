@@ -245,7 +245,6 @@ class DeviceMemory(NamedTuple):
 
 
 def visible_indices() -> list[str | int]:
-    """Return the NVML index or UUID of each device that CUDA_VISIBLE_DEVICES leaves visible."""
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

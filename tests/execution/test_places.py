@@ -42,7 +42,7 @@ def cores(monkeypatch, tmp_path):
     [
         (set(), {7: 1 << 30}, []),
         ({"one"}, {}, ["exclusive-process mode"]),
-        ({"one", "MPS"}, {7: 1 << 30}, ["MPS"]),  # it is the server's
+        ({"one", "MPS"}, {7: 1 << 30}, ["MPS", "exclusive-process mode"]),  # it is the server's
         ({"MIG"}, {}, ["MIG"]),
         ({"one"}, {7: None}, "exclusive-process mode, and process 7 has it"),
         ({"nobody"}, {}, "admits no process"),

@@ -133,6 +133,7 @@ def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path
 def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_launchers, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
     monkeypatch.setattr("autotune.execution.places.cuda_used_bytes", lambda device: None)
+    monkeypatch.setattr(LocalRunner, "_fault_of", lambda *_: "")  # there is no device to try after them
     places = (Place(devices=("cuda:0",)), Place(devices=("cuda:1", "cuda:2", "cuda:3")))
     (tmp_path / "run").mkdir()
     with LocalRunner(tmp_path / "run", make_gpu(), entry="misbehaving_ranks:tell_its_rank", places=places) as pool:

@@ -65,7 +65,7 @@ BURN = "import time\nprint(flush=True)\nwhile True: pass"
 def test_neither_this_process_nor_one_that_it_started_is_somebody_else():
     with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE) as own:
         own.stdout.readline()
-        found = [p.pid for p in other_processes(make_hardware())]
+        found = other_processes(make_hardware())
         own.kill()
     assert not {os.getpid(), own.pid} & {*found}
 
@@ -85,6 +85,6 @@ def strangers():
 def test_somebody_elses_process_is_busy_if_it_takes_processor_time(hardware, strangers, monkeypatch):
     computing, sleeping = strangers
     monkeypatch.setattr(conditions, "computing_on", lambda device: dict.fromkeys(strangers, 38 << 20))
-    found = [p.pid for p in other_processes(hardware, within_s=1.0)]
+    found = other_processes(hardware, within_s=1.0)
     assert computing in found
     assert sleeping not in found
