@@ -29,12 +29,11 @@ from published.rows import NotPredicted, Row, load_rows
 from published.setups import Setup, setup_of
 from published.software import as_of, context_bytes
 
-from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.memory import components
 from autotune.cost.profile import Profile
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import share_of
+from autotune.cost.sharding import NCCL_BYTES, share_of
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.units import GIB
 from autotune.values.hardware import detect

@@ -44,7 +44,6 @@ class AttentionCall(NamedTuple):
 
 
 def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "efficient", "math"]:
-    """Return the kernel that torch takes."""
     query, key, value = call.query, call.key, call.value
     width, half = query.shape[-1], query.dtype in _HALF
     trained = any(t.requires_grad for t in (query, key, value))
@@ -149,7 +148,6 @@ class FusedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, kernel: str, where: Any
     ) -> Any:
-        """Return an output; `where`: the generation of a CUDA device."""
         batch, heads, length, _ = query.shape
         ctx.recorder, ctx.causal, ctx.kernel, ctx.generation = recorder, causal, kernel, where
         ctx.flops = 4.0 * query.numel() * key.shape[2] * (0.5 if causal else 1.0)
@@ -172,7 +170,6 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Return the gradients, that of a mask where it is trained."""
         query, key, value, mask, output, _ = ctx.saved_tensors
         batch, heads, length, width = query.shape
         is_flash, is_efficient = ctx.kernel == "flash", ctx.kernel == "efficient"

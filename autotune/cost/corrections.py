@@ -153,7 +153,6 @@ class Corrections:
         self._time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
 
     def with_observations(self, *observations: Observation) -> Corrections:
-        """Return corrections that know more observations, each in place of an earlier one of the same kind."""
         latest = {o.key: o for o in observations}
         others = [o for o in self.observations if o.key not in latest]
         return Corrections((*others, *latest.values()), self._framework_bytes, self._time_spread)
@@ -164,7 +163,6 @@ class Corrections:
         return float(mean[0]), float(deviation[0])
 
     def memories(self, quantity: str, features: Sequence[Features]) -> tuple[Vector, Vector]:
-        """Return `memory` for many: factors and standard deviations."""
         mean, covariance = self._memory[quantity]
         rows = _columns(features, list(self._priors[quantity]))
         variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + _MEMORY_NOISE**2

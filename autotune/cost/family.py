@@ -79,12 +79,7 @@ class Shape(Value):
 
     @property
     def kind(self) -> RecipeKind | None:
-        """What TRL's Trainer of the recipe does."""
         return None if self.recipe is None else RECIPES[self.recipe]
-
-    def part(self, devices: int) -> Shape:
-        """Return the inputs of one of so many devices that share a sample's tokens."""
-        return self if devices == 1 else self.model_copy(update={"length": self.length // devices})
 
 
 def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None = None) -> Family:

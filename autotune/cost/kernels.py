@@ -70,7 +70,6 @@ class UpcastSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, recorder: Recorder, is_log: bool) -> torch.Tensor:
-        """Return an output in fp32, which is saved."""
         output = torch.empty_like(tensor, dtype=torch.float32)
         ctx.save_for_backward(output)
         ctx.recorder, ctx.dtype, ctx.is_log = recorder, tensor.dtype, is_log
@@ -79,7 +78,6 @@ class UpcastSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return a gradient in 16 bits."""
         (output,) = ctx.saved_tensors
         product = None if ctx.is_log else torch.empty_like(output)  # of gradient and output: `_softmax_backward`
         result = torch.empty_like(output, dtype=ctx.dtype)
@@ -93,7 +91,6 @@ class GroupedMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, recorder: Recorder) -> torch.Tensor:
-        """Return an output of (rows, out)."""
         ctx.save_for_backward(rows, matrices)
         ctx.recorder = recorder
         ctx.flops = 2.0 * rows.shape[0] * matrices.shape[1] * matrices.shape[2]
@@ -103,7 +100,6 @@ class GroupedMatmul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradients of rows and matrices, those that are needed."""
         rows, matrices = ctx.saved_tensors
         of_rows = of_matrices = None
         if ctx.needs_input_grad[0]:
@@ -120,7 +116,6 @@ class CtcLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_probabilities: torch.Tensor, labels: int, recorder: Recorder) -> torch.Tensor:
-        """Return a loss for the (frames, batch, vocabulary) of `log_probabilities`."""
         frames, batch, _ = log_probabilities.shape
         alpha = log_probabilities.new_empty((batch, frames, 2 * labels + 1))  # aten/src/ATen/native/LossCTC.cpp
         ctx.save_for_backward(log_probabilities, alpha)
@@ -139,7 +134,6 @@ class CtcLoss(torch.autograd.Function):
 
 
 def scratch_bytes(name: str, args: Any, out: Any) -> int:
-    """Return the bytes that an operator takes in addition to its inputs and results."""
     if name == "_softmax_backward_data":  # `softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output
         return int(args[0].nbytes)  # first; the logarithm's doesn't
     if name == "_safe_softmax":  # `_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score

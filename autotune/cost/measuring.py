@@ -77,7 +77,6 @@ class Stopwatch:
         return [self.block(work, runs) / runs for _ in range(5)]
 
     def block(self, work: Callable[[], object], runs: int) -> float:
-        """Return the seconds of so many runs of `work`, one after another."""
         self._wait()
         started, processor = time.perf_counter(), time.process_time()
         for _ in range(runs):
@@ -180,13 +179,11 @@ def launch_s(stopwatch: Stopwatch) -> float:
 
 
 def run_measure(directory: Path) -> None:
-    """Answer the request in `directory`."""
     keep_freed_blocks()
     write_value(timings_of(read_value(OperatorRequest, directory / "request.json")), directory / "answer.json")
 
 
 def timings_of(request: OperatorRequest) -> Timings:
-    """Return the seconds of the operators and optimizers that were measured within the time."""
     stopwatch = Stopwatch(torch.device(request.device))
     torch.manual_seed(0)
     beside = request.known

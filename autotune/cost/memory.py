@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost.communication import NCCL_BYTES
 from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import is_paged, optimizer, state_sizes
 from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_bytes
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
+from autotune.cost.sharding import NCCL_BYTES, ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Alive, Evaluation, PhaseName
 from autotune.values.hardware import Hardware
@@ -59,7 +58,6 @@ class Components:
 
     @property
     def allocated(self) -> float:
-        """The peak."""
         own = self.weights + self.gradients + self.optimizer_state + self.activations + self.temporaries
         return own + self.communication
 
@@ -220,7 +218,6 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
 
 
 def share(config: TrainConfig, profile: Profile, accumulation: float) -> Share:
-    """Return what one device holds of a configuration of the profile's family."""
     found = share_of(profile, config.optim, Spread.of(config), accumulated=accumulation > 1)
     kept = config.activation_memory_budget
     return found if kept is None else replace(found, kept=kept)
@@ -258,12 +255,10 @@ def phases(
 
 
 def _replayed(counted: Components, allocated: float) -> Components:
-    """Return components that come to what a replay found."""
     return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
 
 
 def _held(config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None) -> Held:
-    """Return what the allocator gives out and holds on one device, without buffers: scales of quantized weights."""
     return held_bytes(
         profile, config.optim, size, accumulated=accumulation > 1, expandable=config.expandable_segments,
         buckets=buckets_of(config, profile.family), evaluation=evaluation,

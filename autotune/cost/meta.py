@@ -99,7 +99,6 @@ def _results(out: Any, args: Any, kwargs: Any) -> _Results:
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in the arguments or results of an operator."""
     if isinstance(values, torch.Tensor):
         return [values]
     if isinstance(values, list | tuple):
@@ -129,7 +128,6 @@ def _positions(index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with each tensor in it changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     return type(value)(mapped(item, change) for item in value) if isinstance(value, list | tuple) else value
@@ -199,7 +197,6 @@ def runnable(call: str, device: torch.device) -> Callable[[], Any]:
 
 
 def bytes_of(call: str) -> float:
-    """Return the bytes of all tensors that a call is given."""
     found, pending = 0.0, list(json.loads(call)[1:])
     while pending:
         value = pending.pop()

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autotune.cost import memory
-from autotune.cost.communication import Network, network_of
 from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
-from autotune.cost.memory import Components, alive, communicators_bytes, framework_bytes
+from autotune.cost.memory import Components, communicators_bytes, framework_bytes
 from autotune.cost.profile import Profile, Vector
-from autotune.cost.sharding import Spread
+from autotune.cost.sharding import Network, Spread, network_of
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
@@ -75,7 +74,6 @@ class Predictions:
         return np.maximum(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
 
     def chance_to_fit(self, budget_bytes: float) -> Vector:
-        """Return how probable it is that each configuration stays within a budget."""
         chances = below((budget_bytes - self.needed_bytes) / self.needed_deviation)
         return np.where(self.surely_bytes > budget_bytes, 0.0, chances)
 
@@ -111,16 +109,13 @@ class CostModel:
         observations: Sequence[Observation] = (),
         experts: int = 0,
     ) -> CostModel:
-        """Return a model that knows `profiles` and what was observed."""
         corrections = Corrections(observations, framework_bytes(hardware), time_spread(rates, hardware))
         return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections, experts=experts)
 
     def profile(self, config: TrainConfig) -> Profile | None:
-        """Return the profile of a configuration's family, if it was traced."""
         return self.profiles.get(family_of(config, self.hardware, self.workload))
 
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
-        """Return the predictions for many configurations."""
         count = len(configs)
         seconds, allocated, outside, least = (np.full(count, np.nan) for _ in range(4))
         features: dict[int, dict[str, float]] = {}
@@ -232,7 +227,6 @@ class CostModel:
         )
 
     def host_bytes(self, config: TrainConfig) -> float:
-        """Return the memory of the host that one device's offloaded states take, 0 where nothing is known."""
         profile = self.profile(config)
         if profile is None or config.parallelism.offload == "none":
             return 0.0
@@ -244,12 +238,11 @@ class CostModel:
         return memory.share(config, profile, self.workload.accumulation_steps(config)).paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
-        """Return the predicted memory of a configuration by component."""
         parts, unused = self._parts(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         how = self.evaluation or (Evaluation(batch=own) if own else None)
         steps = self.workload.accumulation_steps(config)
-        counted = memory.phases(config, profile, self._largest(config), steps, how)
+        counted = memory.phases(config, profile, float(self._padded(config).largest[0]), steps, how)
         compiled = is_compiled(config)
         allocated, reserved = parts.allocated, parts.allocated + unused
         features = memory_features(parts, unused, compiled=compiled)
@@ -291,21 +284,17 @@ class CostModel:
         if profile is None:
             return ()
         parts, _ = self._parts(config, profile, self.evaluation)
-        accumulated = self.workload.accumulation_steps(config) > 1
-        return alive(profile, config, parts, samples=self._largest(config), accumulated=accumulated)
+        samples, accumulated = float(self._padded(config).largest[0]), self.workload.accumulation_steps(config) > 1
+        return memory.alive(profile, config, parts, samples=samples, accumulated=accumulated)
 
     def _parts(
         self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
     ) -> tuple[Components, float]:
         steps = self.workload.accumulation_steps(config)
-        return memory.parts(config, profile, self._largest(config), steps, evaluation)
+        return memory.parts(config, profile, float(self._padded(config).largest[0]), steps, evaluation)
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
-
-    def _largest(self, config: TrainConfig) -> float:
-        """Return the samples of full length of the largest micro-batch."""
-        return float(self._padded(config).largest[0])
 
     def observe(self, *results: TrialResult) -> CostModel:
         """Return a model that has learned from finished trials; the same one if there is nothing to learn."""

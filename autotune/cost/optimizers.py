@@ -69,10 +69,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "galore_adamw_8bit_layerwise": replace(_GALORE, width=1, in_backward=1),
     "galore_adafactor": replace(_FACTORED, projection="singular", loop_copies=3),
     "sgd": Optimizer(0, passes=1.0, kernels=2, cpu_cost=2.0),
-    "rmsprop": Optimizer(1, temporaries="foreach", loop_copies=1, passes=2.5, kernels=12, cpu_cost=5.0),
-    "adagrad": Optimizer(
-        1, temporaries="foreach", copies=2, loop_copies=1, from_start=True, passes=2.5, kernels=12, cpu_cost=5.0
-    ),
+    "rmsprop": replace(_ADAMW, states=1, loop_copies=1),
+    "adagrad": replace(_ADAMW, states=1, copies=2, loop_copies=1, from_start=True),
     "lomo": Optimizer(0, temporaries="loop", loop_copies=0, wide_copies=2, in_backward=2),
     "adamw_8bit": Optimizer(2, width=1, cpu_cost=32.0),
     "adamw_bnb_8bit": Optimizer(2, width=1, cpu_cost=32.0),
@@ -93,10 +91,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch_4bit": replace(_TORCHAO, width=0.5),
     # On a GPU its states wait in host memory, copied there and back for each weight: counted as if they stayed.
     "grokadamw": Optimizer(3, temporaries="loop", passes=4.0, kernels=20, cpu_cost=8.0),
-    "schedule_free_adamw": Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0),
-    "schedule_free_radam": Optimizer(2, passes=2.5, kernels=12, cpu_cost=5.0),
-    "schedule_free_sgd": Optimizer(1, passes=2.5, kernels=12, cpu_cost=5.0),
-    "stable_adamw": Optimizer(2, compensates=True, passes=2.5, kernels=12, cpu_cost=5.0),
+    "schedule_free_adamw": _ADAMW,
+    "schedule_free_radam": replace(_ADAMW, temporaries="none"),
+    "schedule_free_sgd": replace(_ADAMW, states=1, temporaries="none"),
+    "stable_adamw": replace(_ADAMW, temporaries="none", compensates=True),
 }
 
 
@@ -141,12 +139,10 @@ def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[flo
 
 
 def is_paged(name: str, group: ParameterGroup) -> bool:
-    """Return whether a parameter's states live beyond the allocator."""
     return optimizer(name).paged and group.elements >= 100_000
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
-    """Return the bytes that a step takes at its peak in addition to weights, gradients and states."""
     row, trained, sizes = optimizer(name), [g for g in groups if g.trained], [0.0]
     if row.temporaries == "foreach" and not on_cpu:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std

@@ -54,7 +54,6 @@ class ParameterGroup(Value):
 
     @property
     def elements(self) -> int:
-        """Elements of one parameter."""
         return math.prod(self.shape)
 
 
@@ -65,7 +64,6 @@ class Line(Value):
     per_sample: float
 
     def at(self, samples: float) -> float:
-        """Return the quantity for a micro-batch of `samples`."""
         return self.constant + self.per_sample * samples
 
 
@@ -106,7 +104,6 @@ class Storages(Value):
 
     @property
     def rows(self) -> Vector:
-        """The rows, which can't be changed."""
         return _unpacked(self.packed)
 
     @property
@@ -142,7 +139,6 @@ class Generation(Value):
     words: int = Field(description="of the vocabulary")
 
     def cached_bytes(self, tokens: float) -> float:
-        """Return the bytes that a sample of so many tokens has cached."""
         return self.cache_bytes * sum(layers * min(tokens, most) for layers, most in self.caches)
 
 
@@ -157,7 +153,7 @@ class Profile(Value):
     storages: Storages = Field(description="of a micro-step")
     work: tuple[Work, ...]
     needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
-    traced_by: TracedBy
+    traced_by: TracedBy = "meta"
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
@@ -172,12 +168,10 @@ class Profile(Value):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all weights and buffers."""
         return int(total_bytes(self.parameters)) + self.buffers_bytes
 
     @property
     def made(self) -> list[ParameterGroup]:
-        """The group of each parameter, in the order they are made."""
         return [self.parameters[at] for at in self.order]
 
     def needed(self, samples: float, attended: float) -> float:
@@ -189,7 +183,6 @@ class Profile(Value):
 
     @property
     def gradients_bytes(self) -> int:
-        """Bytes of the gradients of all trained weights."""
         return int(total_bytes(self.parameters, trained=True))
 
     def work_arrays(self) -> dict[str, NDArray[np.float64]]:

@@ -1,8 +1,7 @@
 """Traces a family of configurations and returns its profile.
 
-Tensors are those of the meta device; of a model that can't run there fake tensors, and where operators depend on values
-real ones, on the CPU. The model is traced with few layers and extended to its full depth, or whole where its layers
-don't repeat.
+Tensors are those of the meta device. The model is traced with few layers and extended to its full depth, or whole where
+its layers don't repeat.
 
 A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
 layers therefore agree but for one stretch in the forward and one in the backward pass, which is repeated. A storage of
@@ -32,14 +31,11 @@ from autotune.cost.profile import ForwardPass, Line, ParameterGroup, Profile, St
 from autotune.cost.tape import Tape
 from autotune.cost.time import as_line, attends
 from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
-from autotune.cost.traced_model import Change, Untraceable, build, tensors_of, weight_of
+from autotune.cost.traced_model import Change, Untraceable, build, weight_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
-from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING, is_new_weight
-
-WAYS: tuple[TracedBy, ...] = ("meta", "fake", "run")
 
 
 class NotLinear(Exception):
@@ -62,15 +58,13 @@ class Pass(NamedTuple):
     def work(self) -> Counter[tuple[Any, ...]]:
         """Return how often each operator runs: kind, whether in 16 bits, lines of FLOP and bytes, its two calls."""
         lines = np.concatenate([self.lines("flops"), self.lines("moved_bytes")], axis=1).tolist()
-        tape = self.low
-        rows = zip(tape.kinds.tolist(), tape.half.tolist(), map(tuple, lines), tape.calls, self.high.calls, strict=True)
-        return Counter(rows)
+        kinds, halves = self.low.kinds.tolist(), self.low.half.tolist()
+        return Counter(zip(kinds, halves, map(tuple, lines), self.low.calls, self.high.calls, strict=True))
 
     def needed_flops(self) -> Vector:
         """Return the work of all contractions but those that run again."""
-        needed = self.low.products & ~self.low.recomputed
-        total: Vector = self.lines("flops")[needed].sum(axis=0)
-        return total
+        found: Vector = self.lines("flops")[self.low.products & ~self.low.recomputed].sum(axis=0)
+        return found
 
 
 def joined(samples: tuple[int, int], low: Tape, high: Tape) -> Pass:
@@ -92,7 +86,7 @@ class Shallow(NamedTuple):
     buffers_bytes: int
 
 
-# What was traced, by family, depths and kind of tensors.
+# What was traced, by family and depths.
 Known = dict[tuple[object, ...], Shallow]
 
 
@@ -111,28 +105,21 @@ def profile(
     model the one that is trained, before the adapter is put on, as for libraries of another time. What was traced of
     this model and shape before is in `known`, which is used and added to.
     """
-    reasons = []
-    shape = shape.part(family.sequence_parallel)
-    known = {} if known is None else known
-    for way in WAYS:
-        try:
-            return _Profiler(spec, family, shape, change, way, known).profile(parameters)
-        except Exception as error:  # fake and real tensors may raise anything where meta tensors could not run
-            if way == "meta" and not isinstance(error, NotLinear | Untraceable):
-                raise
-            reasons.append(one_line(error))
-    raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {reasons[0]}")
+    shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
+    try:
+        return _Profiler(spec, family, shape, change, {} if known is None else known).profile(parameters)
+    except (NotLinear, Untraceable) as error:
+        raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {one_line(error)}") from error
 
 
 @dataclass(frozen=True)
 class _Profiler:
-    """Traces one family with one kind of tensors."""
+    """Traces one family."""
 
     spec: ModelSpec
     family: Family
     shape: Shape
     change: Change | None
-    way: TracedBy
     known: Known
 
     def profile(self, parameters: int | None) -> Profile:
@@ -176,7 +163,6 @@ class _Profiler:
             work=work,
             needed_flops=needed,
             attention=deep.step.low.attention,
-            traced_by=self.way,
             layer=layer,
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
@@ -206,19 +192,17 @@ class _Profiler:
         return scored(traced, kind, work, needed, storages)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
-        family = self.family
-        rest = (tuple(depth.items()), self.way)
-        if (family, *rest) not in self.known:
+        family, depths = self.family, tuple(depth.items())
+        if (family, depths) not in self.known:
             others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
-            like = next((found for other in others if (found := self.known.get((other, *rest)))), None)
-            self.known[family, *rest] = self._shallow(shallower(config, depth), like)
-        return self.known[family, *rest]
+            like = next((found for other in others if (found := self.known.get((other, depths)))), None)
+            self.known[family, depths] = self._shallow(shallower(config, depth), like)
+        return self.known[family, depths]
 
     def _shallow(self, config: Any, like: Shallow | None) -> Shallow:
         """Trace the model of a config; `like`: what differs in checkpointing, which no evaluation has."""
-        device = "meta" if self.way == "meta" else "cpu"
-        with warnings.catch_warnings(action="ignore"), tensors_of(self.way):
-            model = build(self.spec, config, self.family, self.shape, self.change, device=device)
+        with warnings.catch_warnings(action="ignore"):
+            model = build(self.spec, config, self.family, self.shape, self.change)
             step = self._pass(model, micro_step)
             evaluation = None if like is None else like.evaluation
             with contextlib.suppress(NotLinear, Untraceable):

@@ -166,12 +166,10 @@ class Held(NamedTuple):
 
     @property
     def allocated(self) -> int:
-        """Bytes that are given out at the most."""
         return max(self.micro_steps, self.optimizer_steps, self.evaluation)
 
     @property
     def unused(self) -> int:
-        """Bytes that are reserved at the most beyond those that are allocated at the most."""
         return self.reserved - self.allocated
 
 

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from autotune.cost import meta
@@ -185,17 +184,19 @@ class Semantics(TorchFunctionMode):
             return func(tensor.float(), *args[1:], **{k: v for k, v in kwargs.items() if k != "dtype"})
         return UpcastSoftmax.apply(tensor, self._recorder, func.__name__ == "log_softmax")  # type: ignore[no-untyped-call]
 
+    def _casts_half(self, tensor: torch.Tensor) -> bool:
+        return self._device == "cuda" and self._casting and tensor.dtype in (torch.float16, torch.bfloat16)
+
     def _sum(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a sum in fp32 of 16 bits: autocast on CUDA asks the operator for it, nothing is converted first."""
-        half = args[0].dtype in (torch.float16, torch.bfloat16)
-        if self._device == "cpu" or not self._casting or not half or kwargs.get("dtype") is not None:
+        if not self._casts_half(args[0]) or kwargs.get("dtype") is not None:
             return NotImplemented
         return func(*args, **{**kwargs, "dtype": torch.float32})
 
     def _cross_entropy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the loss of 16 bits: their log-probabilities too are of 16 bits, and a copy is made in fp32."""
         logits = args[0]
-        if self._device == "cpu" or not self._casting or logits.dtype not in (torch.float16, torch.bfloat16):
+        if not self._casts_half(logits):
             return NotImplemented
         # `cross_entropy_loss` asks `log_softmax` for the type of its input (aten/src/ATen/native/LossNLL.cpp), which
         # autocast leaves as it is; `nll_loss` is computed in fp32.
@@ -236,7 +237,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
 
 def _is_valueless(value: Any) -> bool:
     """Return whether `value` is a tensor that can't be asked for its values."""
-    return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def _is_traced(value: torch.Tensor) -> bool:

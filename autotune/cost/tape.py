@@ -72,7 +72,6 @@ class Tape:
 
     @property
     def products(self) -> NDArray[np.bool_]:
-        """Whether each operator is a product, whose FLOP a model needs."""
         return np.isin(self.kinds, PRODUCTS)
 
     @property
@@ -188,7 +187,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.accumulated = len(self._operators)
 
     def tape(self) -> Tape:
-        """Return what was written down."""
         after = len(self._operators) + 1  # whatever is still there
         storages = []
         for storage in self._storages:

@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.communication import ALONE, Network, exposed_seconds, host_seconds
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
-from autotune.cost.sharding import ONE_DEVICE, Spread, stepped
-from autotune.values.config import Parallelism, Precision
+from autotune.cost.sharding import ALONE, ONE_DEVICE, Network, Spread, exposed_seconds, host_seconds, stepped
+from autotune.values.config import Precision
 from autotune.values.estimate import Arithmetic, Rates
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
@@ -82,24 +81,20 @@ class StepCost:
 
     def waiting(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
         """Return the seconds of a step that the device waits for others or for the host."""
-        if self.parallelism.is_single:
+        parallelism, network = self.spread.parallelism, self.network
+        if parallelism.is_single:
             return np.zeros_like(samples)
         micro = self._micro(samples, attended)
-        waiting = exposed_seconds(self.profile, self.parallelism, self.network, micro, samples, accumulation)
-        if self.parallelism.offload == "none" or self.network.on_cpu:
+        waiting = exposed_seconds(self.profile, parallelism, network, micro, samples, accumulation)
+        if parallelism.offload == "none" or network.on_cpu:
             return waiting
-        per_step, per_micro = host_seconds(self.profile, self.parallelism, self._rates, self.network.devices_per_node)
+        per_step, per_micro = host_seconds(self.profile, parallelism, self._rates, network.devices_per_node)
         return waiting + per_step + accumulation * per_micro
-
-    @property
-    def parallelism(self) -> Parallelism:
-        """The degrees."""
-        return self.spread.parallelism
 
     @property
     def _rates(self) -> Rates:
         """The rates that one device has while all compute."""
-        share, rates = self.parallelism.world_size if self.network.on_cpu else 1, self.rates
+        share, rates = self.spread.parallelism.world_size if self.network.on_cpu else 1, self.rates
         if share == 1:
             return rates
         products = {arithmetic: flops / share for arithmetic, flops in rates.matmul_flops.items()}
@@ -132,10 +127,10 @@ class StepCost:
 
     def _stepping(self) -> float:
         """Return the seconds of the optimizer's step, of which a device does its part where states are dealt out."""
-        if self.parallelism.offload != "none" and not self.network.on_cpu:
+        if self.spread.parallelism.offload != "none" and not self.network.on_cpu:
             return 0.0
         part = self.profile
-        if not self.parallelism.is_single:
+        if not self.spread.parallelism.is_single:
             part = part.model_copy(update={"parameters": stepped(part, self.spread)})
         return optimizer_seconds(part, self._rates, self.optim)
 
@@ -148,15 +143,13 @@ def micro_step_seconds(
     count, attends = work["count"], work["attends"] > 0
     attended = micro_batches if attended is None else attended
     launched = COMPILED_SHARE if compiled else 1.0
+    busy = functools.partial(_busy, profile, rates, work, tf32=tf32, compiled=compiled)
     if timings is None:
-        rest, attending = (
-            _busy(profile, rates, work, sizes, tf32=tf32, compiled=compiled) for sizes in (micro_batches, attended)
-        )
-        total: Vector = count @ np.where(attends[:, None], attending, rest)
+        total: Vector = count @ np.where(attends[:, None], busy(attended), busy(micro_batches))
         host = float(count[work["kind"] != VIEW].sum()) * launched * rates.launch_s
         trainer = TRAINER_S
     else:
-        seconds = expected = _busy(profile, rates, work, np.array(SIZES, dtype=float), tf32=tf32, compiled=compiled)
+        seconds = expected = busy(np.array(SIZES, dtype=float))
         if not compiled:
             texts = tuple(w.call for w in profile.work)
             calls = [_calls_at(texts, size) for size in SIZES]
@@ -259,13 +252,11 @@ def attends(kind: int, low: str, high: str) -> bool:
 
 
 def _sizes(args: Any) -> list[list[int]]:
-    """Return the sizes of the tensors that a call is given, lists of tensors included."""
     flat = [inner for value in args for inner in (value if isinstance(value, list) else [value])]
     return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
 
 
 def at(call: str, samples: int) -> str:
-    """Return a call for a micro-batch of `samples`."""
     return _LINE.sub(lambda m: str(int(m[1]) + int(m[2]) * samples), call)
 
 

@@ -72,9 +72,9 @@ def _recording(
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
     known = [*model.parameters(), *model.buffers()]
     sequences = batch * (shape.kind.sequences if shape.kind else 1)
-    inputs = make_inputs(model.config, shape, sequences, device=known[0].device)
+    inputs = make_inputs(model.config, shape, sequences)
     on_cuda = family.device == "cuda"
-    shows = shape.task is Task.IMAGE_TEXT_TO_TEXT and known[0].is_meta
+    shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
     scratch = scratch_bytes if on_cuda else None
     recorder = Recorder([*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel)
     autocast = getattr(torch, family.autocast) if family.autocast else None

@@ -15,9 +15,8 @@ outliers of LLM.int8(), which random inputs hardly have.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -33,7 +32,6 @@ from autotune.training.build import build_model
 from autotune.training.loss import chunk_loss
 from autotune.training.random_weights import quantized_layers, replace_layers
 from autotune.values.config import Precision
-from autotune.values.estimate import TracedBy
 from autotune.values.model import ModelSpec, Task
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -42,28 +40,18 @@ Change = Callable[[Any], Any]
 
 
 class Untraceable(Exception):
-    """The model doesn't run with this kind of tensors."""
+    """The model doesn't run on the meta device."""
 
 
-def build(
-    spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None, *, device: str = "meta"
-) -> Any:
-    """Return the model on a device, its adapter put on; Untraceable if it is too large for real tensors."""
+def build(spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None) -> Any:
+    """Return the model on the meta device, its adapter put on."""
     flash = (family.attn_implementation or "").startswith("flash_attention")
-    if device != "meta" and not is_fake():
-        parameters = list(build(spec, config, family, shape, change).parameters())
-        nbytes = sum(p.numel() * p.element_size() for p in parameters)
-        # 4 samples, and for each token each weight once in the forward pass and twice in the backward pass.
-        flops = 6.0 * sum(p.numel() for p in parameters) * 4 * max(1, shape.length)
-        if nbytes > 2 << 30 or flops > 1e12:  # a step of Llama-3.2-1B with few layers, 1e13, took two cores ten minutes
-            much = f"{nbytes / 2**30:.1f} GiB and {flops:.0e} operations"
-            raise Untraceable(f"it can't be traced without values, and {much} are too much for a real run")
     model = build_model(
         spec,
         shape.task,
         dtype=family.dtype,
         attn_implementation="sdpa" if flash else family.attn_implementation,
-        device=device,
+        device="meta",
         experts_implementation=family.experts_implementation,
         config=config,
         **routing_fields(family.experts_per_token, family.expert_capacity),
@@ -76,14 +64,10 @@ def build(
     if family.tensor_parallel > 1:
         keep_part(model, family.tensor_parallel)
     if family.quantization is not None:
-        if device != "meta":
-            raise Untraceable(f"layers of {family.quantization} weights are traced on the meta device alone")
         _pack(model, family, shape.task)
     if family.adapter is not None:
-        # Of weights without values new ones need none either; filling them takes longer than a trace.
-        meta = torch.device("meta") if device == "meta" else contextlib.nullcontext()
         try:
-            with meta:
+            with torch.device("meta"):
                 model = put_on(model, adapter_arguments(family.adapter, shape.task))
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
@@ -145,23 +129,6 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return gradient[..., : ctx.width].clone(memory_format=torch.contiguous_format), None, None
-
-
-@contextlib.contextmanager
-def tensors_of(way: TracedBy) -> Iterator[None]:
-    """Have models made of fake tensors, if that is the way."""
-    if way != "fake":
-        yield
-        return
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
-
-
-def is_fake() -> bool:
-    """Return whether tensors that are made now are fake."""
-    return torch._guards.detect_fake_mode() is not None
 
 
 def _pack(model: Any, family: Family, task: Task) -> None:

@@ -7,7 +7,6 @@ of the Python API. The notes of a report name every default that was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
@@ -41,7 +40,7 @@ RANKED = (
     "QLoRA as adapter=lora,quantization=nf4) is estimated when it is given (--fix)"
 )
 
-# The parameters for which the notes name the values that no shown configuration has.
+# The parameters for which the notes name the values that are not ranked.
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
 
@@ -101,9 +100,7 @@ def estimate(
     forecast = Question.of(asked, workload).forecast(target, network=network)
     _check_possible(forecast, config)
     found = forecast.estimate(config)
-    return found.model_copy(
-        update={"notes": (*target.notes, *said, *forecast.basis(config, found.traced_by), *found.notes)}
-    )
+    return found.model_copy(update={"notes": (*target.notes, *said, *forecast.basis(config), *found.notes)})
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
@@ -133,7 +130,6 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         of_knobs.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
         of_knobs.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
-    basis = forecast.basis(config, found.traced_by)
     return reports.ConfigReport(
         workload=plan.workload,
         device=device,
@@ -142,19 +138,17 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         would_fit=change,
         alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found),
-        notes=(*filter(None, [of_evaluation]), *notes, *of_knobs, *basis, *found.notes),
+        notes=(*filter(None, [of_evaluation]), *notes, *of_knobs, *forecast.basis(config), *found.notes),
     )
 
 
 def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.RankingReport:
-    """Return the best predicted configurations of a device."""
     plan, device = forecast.plan, forecast.device
     configs = plan.every_config()
     best, fitting = forecast.fastest(configs, BEST)
     if not best:
         raise nothing_fits(forecast, configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
-    basis = forecast.basis(rows[0].config, rows[0].traced_by)
     return reports.RankingReport(
         workload=plan.workload,
         device=device,
@@ -164,29 +158,17 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> r
         baseline=plan.baseline,
         best=rows,
         run=question.run(rows[0]),
-        notes=(*notes, RANKED, *ranking_notes(plan.search_space, best), *basis, *rows[0].notes),
+        notes=(*notes, RANKED, *left_out(plan.search_space), *forecast.basis(best[0]), *rows[0].notes),
     )
 
 
-def ranking_notes(space: SearchSpace, best: Sequence[TrainConfig]) -> tuple[str, ...]:
-    """Return lines that name the values of the ranked space which none of the `best` configurations has, and why."""
+def left_out(space: SearchSpace) -> tuple[str, ...]:
+    """Return lines that name the values which the ranked space leaves out, and why."""
     reasons: dict[str, list[str]] = {}
     for (name, value), reason in space.left_out.items():
         if name in _PARAMETERS:
             reasons.setdefault(reason, []).append(in_words(name, value))
-    refused = [f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items()]
-    points = [make_point(config) for config in best]
-    behind = [
-        in_words(dimension.name, value)
-        for dimension in space.dimensions
-        if dimension.name in _PARAMETERS
-        for value in dimension.choices
-        # Of two configurations that differ in tf32 alone only the better is shown, so a missing False says nothing.
-        if value is not False and all(point.get(dimension.name) != value for point in points)
-    ]
-    if not behind:
-        return tuple(refused)
-    return (*refused, f"predicted too, but slower than these or too large: {', '.join(behind)}")
+    return tuple(f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items())
 
 
 def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:

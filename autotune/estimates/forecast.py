@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, ValidationError
 
-from autotune.cost.communication import Network
 from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
+from autotune.cost.sharding import Network
 from autotune.errors import InputError
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
@@ -37,7 +37,7 @@ from autotune.storage.home import read_observations, read_trace, write_trace
 from autotune.training.build import describe
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.estimate import CostEstimate, TracedBy
+from autotune.values.estimate import CostEstimate
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
@@ -45,12 +45,6 @@ if TYPE_CHECKING:
     from autotune.cost.profiler import Shallow
 
 TRACING = "autotune.estimates.forecast:run_trace"
-
-_HOW_TRACED: dict[TracedBy, str] = {
-    "meta": "operators traced on the meta device, without memory or arithmetic",
-    "fake": "operators traced with fake tensors",
-    "run": "operators seen in a run of a small batch, as they depend on values",
-}
 
 
 class Profiles(Mapping[Family, Profile]):
@@ -173,13 +167,11 @@ class Question:
 
     @classmethod
     def of(cls, options: EstimateOptions, workload: Workload) -> Question:
-        """Return the question of a workload, of which nothing is traced yet."""
         facts = describe(workload.model, workload.task)
         return cls(options, workload, facts, Profiles(workload, facts.parameters))
 
     @property
     def allowance(self) -> Allowance:
-        """The deepest class of change that a ranking may make."""
         return self.options.allow or Allowance.OPTIMIZER
 
     def forecast(self, target: Target, *, network: Network | None = None) -> Forecast:
@@ -211,7 +203,6 @@ class Forecast:
     estimates: dict[TrainConfig, CostEstimate] = dataclasses.field(default_factory=dict)  # so far
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
-        """Return the prediction for a configuration."""
         if config not in self.estimates:
             found = self.model.estimate(config)
             if found is None:
@@ -221,39 +212,31 @@ class Forecast:
         return self.estimates[config]
 
     def predicted(self, config: TrainConfig) -> Predicted:
-        """Return the prediction for a configuration in the form of a report."""
         return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
 
-    def basis(self, config: TrainConfig, traced_by: TracedBy) -> tuple[str, ...]:
-        """Return lines that say what a prediction is based on: the way of tracing, and earlier measurements."""
-        lines = [_HOW_TRACED[traced_by]]
-        if config.quantization is not None and self.plan.facts.expert_parameters:
-            lines.append(
-                f"the fused weights of experts are no linear layers, so {config.quantization} packs none of them"
-            )
+    def basis(self, config: TrainConfig) -> tuple[str, ...]:
+        """Return lines that say what a prediction is based on: the trace, and earlier measurements."""
+        lines = ["operators traced on the meta device, without memory or arithmetic"]
+        if (kind := config.quantization) is not None and self.plan.facts.expert_parameters:
+            lines.append(f"the fused weights of experts are no linear layers, so {kind} packs none of them")
         if learned := len(self.model.corrections.observations):
             lines.append(f"corrected by {learned} trial{'s' if learned > 1 else ''} of earlier searches")
         return tuple(lines)
 
     def device_bytes(self, config: TrainConfig) -> int:
-        """Return the predicted peak of device memory in bytes."""
         return self.estimate(config).memory.device_peak_bytes
 
     def fits(self, config: TrainConfig) -> bool:
-        """Return whether the predicted peak of a configuration is within the device's memory."""
         return self.device_bytes(config) <= self.device.memory_bytes
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
         """Return the largest micro-batch that fits with the other knobs of `config`; None if none does."""
         if self.plan.workload.global_batch_size is None:  # memory rises with the micro-batch
-            return (
-                bisect.bisect_left(
-                    range(1, (1 << 20) + 1),
-                    True,
-                    key=lambda size: not self.fits(config.model_copy(update={MICRO_BATCH: size})),
-                )
-                or None
-            )
+
+            def is_too_large(size: int) -> bool:
+                return not self.fits(config.model_copy(update={MICRO_BATCH: size}))
+
+            return bisect.bisect_left(range(1, (1 << 20) + 1), True, key=is_too_large) or None
         # Memory need not rise here: without accumulation, no gradients are held while the next are computed.
         configs = with_micro_batches(config, self.plan.workload)
         least = self.model.predict(configs).least_bytes.tolist()

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.cost.communication import Network, network_of
-from autotune.cost.sharding import WAYS
+from autotune.cost.sharding import WAYS, Network, network_of
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, larger_device, miss
@@ -76,7 +75,6 @@ def nodes_of(devices: int, nodes: int | None) -> int:
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    """Return the network that joins so many devices."""
     return network_of(
         target.device.hardware,
         devices,
@@ -117,13 +115,13 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             needed = chosen.host_bytes * (devices // nodes)
             fits = host_memory_bytes is None or needed <= host_memory_bytes
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
-        # By rate; of those that don't fit by memory.
-        fitting = [row for row in rows if row.fits_at_all]
-        others = [row for row in rows if not row.fits_at_all]
-        return [
-            *sorted(fitting, key=lambda row: -row.predicted.samples_per_second),
-            *sorted(others, key=lambda row: row.predicted.memory.device_peak_bytes),
-        ]
+
+        def order(row: SpreadRow) -> tuple[bool, float]:
+            if row.fits_at_all:
+                return False, -row.predicted.samples_per_second
+            return True, row.predicted.memory.device_peak_bytes
+
+        return sorted(rows, key=order)
 
     rows = compared(found, point)
     if not rows:

@@ -72,7 +72,6 @@ class Predicted(Cost):
 
     @property
     def samples_per_second(self) -> float:
-        """The predicted throughput; 0 if only the memory of the device is known."""
         return self.speed.samples_per_second if self.speed is not None else 0.0
 
 
@@ -176,7 +175,6 @@ Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
-    """Return the estimate of a configuration in the form of a report."""
     rate, interval = estimate.samples_per_second, estimate.samples_per_second_interval
     tokens, mfu = estimate.tokens_per_second, estimate.mfu
     share = None if mfu is None else interval.times(mfu / rate)
@@ -242,9 +240,11 @@ def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, paramet
     """Return the cost of training on `tokens`, source and target together, with a configuration."""
     tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
     hours = interval = None
-    speed = predicted.speed
-    if speed is not None and speed.tokens_per_second is not None and speed.tokens_per_second_interval is not None:
-        rates = speed.tokens_per_second_interval
+    if (
+        (speed := predicted.speed) is not None
+        and speed.tokens_per_second
+        and (rates := speed.tokens_per_second_interval)
+    ):
         hours = tokens / speed.tokens_per_second / 3600
         interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
     devices = predicted.config.parallelism.world_size

@@ -6,9 +6,8 @@ Options that can't be used are refused by an InputError, before the model is tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import PositiveFloat, PositiveInt, ValidationError
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
@@ -35,7 +34,7 @@ from autotune.storage.home import rates_of
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue import Gpu, counted_gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
 from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import detect
@@ -68,19 +67,6 @@ class EstimateOptions(WorkloadOptions):
     explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
     fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
 
-    @model_validator(mode="before")
-    @classmethod
-    def _count_devices(cls, given: Any) -> Any:
-        """Make `--gpu "4x A6000"` `--gpu A6000 --devices 4`."""
-        if not isinstance(given, dict) or not isinstance(given.get("gpu"), str):
-            return given
-        (count, name), devices = counted_gpu(given["gpu"]), given.get("devices")
-        if count is None:
-            return given
-        if str(devices) not in ("None", "1", str(count)):  # 1 is what the command line has where nothing is said
-            raise InputError(f"--gpu {given['gpu']}: says {count} devices, and --devices {devices}; drop one")
-        return {**given, "gpu": name, "devices": count}
-
     @property
     def point(self) -> dict[str, Scalar]:
         """The knobs that are given, by the names of search spaces; several devices are one of them."""
@@ -105,7 +91,6 @@ class Target(Value):
 
 
 def check(options: EstimateOptions) -> None:
-    """Refuse options that contradict each other."""
     workloads.check_recipe(options)
     if options.gpu is not None and options.device != "auto":
         raise InputError(f"--device {options.device}: is of this machine, --gpu {options.gpu} of the table; drop one")
@@ -145,8 +130,7 @@ def target_of(options: EstimateOptions) -> Target:
         notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
     by_sheet = "rates as data sheets let expect; autotune doctor --calibrate measures them"
     notes.append("rates as measured on this device" if rates.source == "measured" else by_sheet)
-    gpu = gpu_of(hardware.name)
-    name = gpu.name if gpu else hardware.name
+    name = gpu.name if (gpu := gpu_of(hardware.name)) else hardware.name
     device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
     return Target(device=device, rates=rates, notes=tuple(notes))
 
@@ -219,7 +203,6 @@ def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Al
 
 
 def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
-    """Return the configuration with the knobs of `point` and the Trainer's defaults for all others."""
     try:
         config = make_config({**make_point(plan.baseline), **point})
     except ValidationError as error:

@@ -45,7 +45,7 @@ class Rates(Value):
     timings: Timings | None = None  # of single operators; None: none were measured
 
 
-TracedBy = Literal["meta", "fake", "run"]
+TracedBy = Literal["meta", "fake", "run"]  # the latter two by earlier versions
 
 
 # What a training does: the peak of memory is that of the largest.

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.cost.communication import network_of
 from autotune.cost.corrections import Process, TimeSpread, Z, known_by, time_process
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
+from autotune.cost.sharding import network_of
 from autotune.cost.time import StepCost
 from autotune.values.catalogue import hypothetical
 from published.rows import NotPredicted, Row

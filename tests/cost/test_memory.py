@@ -259,11 +259,6 @@ def test_modules_are_named_and_equal_layers_are_together(profile_of):
     assert all(row.tensors % 8 == 0 for row in saved)
 
 
-def test_the_logits_are_found(profile_of):
-    rows = model_of(profile_of, "llama", CONFIGS["mixed"]).alive(CONFIGS["mixed"])
-    assert any(row.module == "lm_head" and row.kind == "activations" for row in rows)
-
-
 def test_a_knob_is_named_that_there_is(profile_of):
     known = {knob.option for knob in knobs()}
     for config in CONFIGS.values():

@@ -1,6 +1,7 @@
 """Every kind of model is traced, and what comes out is that model's."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -171,43 +172,25 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
     assert len(evaluated) == 4  # two depths with two micro-batches
 
 
-def freeze_all_but_the_head(model):
-    model.bert.requires_grad_(False)
+BODIES = [f"bert.encoder.layer.*.{part}" for part in PRODUCTS]
+FROZEN = {  # by the names of parameters: what is frozen, its paths, and how many layers differ
+    "all but the head": (r"bert\.", ("bert",), 0, "cpu"),
+    "the first layers": (
+        r"bert\.(embeddings|encoder\.layer\.[012]\.)",
+        ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda",
+    ),
+    "all but norms": (r"(?!.*(LayerNorm|classifier))", (*EMBEDDINGS, *BODIES, "bert.pooler"), 0, "cuda"),
+    "the last layers": (r"bert\.encoder\.layer\.[67]\.", ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8, "cpu"),
+}  # fmt: skip
 
 
-def freeze_the_first_layers(model):
-    model.bert.embeddings.requires_grad_(False)
-    model.bert.encoder.layer[:3].requires_grad_(False)
-
-
-def freeze_all_but_norms(model):
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("LayerNorm" in name or "classifier" in name)
-
-
-def freeze_the_last_layers(model):
-    model.bert.encoder.layer[-2:].requires_grad_(False)
-
-
-@pytest.mark.parametrize(
-    ("freeze", "named", "layers", "device"),
-    [
-        (freeze_all_but_the_head, ("bert",), 0, "cpu"),
-        (freeze_the_first_layers, ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda"),
-        (
-            freeze_all_but_norms,
-            (*EMBEDDINGS, *(f"bert.encoder.layer.*.{part}" for part in PRODUCTS), "bert.pooler"),
-            0,
-            "cuda",
-        ),
-        (freeze_the_last_layers, ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8, "cpu"),
-    ],
-)
-def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(freeze, named, layers, device):
+@pytest.mark.parametrize(("frozen", "named", "layers", "device"), FROZEN.values(), ids=list(FROZEN))
+def test_frozen_weights_are_named_and_traced_from_few_layers_as_whole(frozen, named, layers, device):
     config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=8, num_attention_heads=2, intermediate_size=64)
     with torch.device("meta"):
         model = BertForSequenceClassification(config)
-    freeze(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not re.match(frozen, name))
     paths = frozen_paths(model)
     assert paths == named
     assert frozen_layers(paths) == layers
@@ -242,22 +225,25 @@ def test_the_loss_of_smoothed_labels_holds_the_logits_once_more(spec_of, model, 
     assert at[1].allocated - at[0].allocated == pytest.approx(8 * length * 512 * 4, rel=0.05)
 
 
-def test_what_is_in_no_layer_is_outside():
-    names = ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"]
-    found = layers_of(names, [make_group(n) for n in (5, 3, 3, 7)])
-    assert found == ((make_group(3),), (make_group(5), make_group(7)), 2)
-
-
-def test_the_first_number_of_a_name_counts_layers_and_a_later_one_experts():
-    names = [f"layers.0.experts.{i}.weight" for i in range(4)]
-    assert layers_of(names, [make_group(3)] * 4) == ((make_group(3, count=4),), (), 1)
-
-
-def test_a_model_without_numbers_has_no_layers():
-    assert layers_of(["weight"], [make_group(3)])[2] == 0
-
-
 def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):
     traces = Traces(profiles=(profile_of("llama", device="cuda", autocast="bfloat16"),))
     write_value(traces, tmp_path / "answer.json")
     assert read_value(Traces, tmp_path / "answer.json") == traces
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "found"),
+    [
+        (
+            ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"],
+            (5, 3, 3, 7),
+            ((make_group(3),), (make_group(5), make_group(7)), 2),
+        ),
+        # A later number counts experts.
+        ([f"layers.0.experts.{i}.weight" for i in range(4)], (3,) * 4, ((make_group(3, count=4),), (), 1)),
+        (["weight"], (3,), ((), (make_group(3),), 0)),
+    ],
+    ids=["layers", "experts", "no numbers"],
+)
+def test_the_first_number_of_a_name_counts_layers_and_the_rest_is_outside(names, sizes, found):
+    assert layers_of(names, [make_group(size) for size in sizes]) == found

@@ -14,7 +14,6 @@ from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
 from autotune.training.build import build_config
 from autotune.training.inputs import image_text
-from autotune.training.recipes import checked_data
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare
 from autotune.units import GIB
@@ -147,25 +146,3 @@ def of_recipe(workload, name, length):
     recipe = Recipe(name=name, prompt_length=length, completion_length=length, generations=4 if kind.generates else 1)
     sizes = {"sequence_length": 2 * length, "global_batch_size": 16}
     return workload.model_copy(update={"model": model, "task": kind.task, "recipe": recipe, **sizes})
-
-
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
-@pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_on_rows_of_a_file_takes_the_predicted_peak_and_less_where_rows_are_shorter(
-    runner, run_directory, workload, tmp_path, name, alike
-):
-    """It is predicted of the longest rows together, which a few random batches of unlike rows don't bring."""
-    pytest.importorskip("trl")
-    columns = RECIPES[name].columns
-    rows = [
-        {c: c[0] * (40 if alike else 8 + n) for c in columns} | ({"label": n % 2 == 0} if "label" in columns else {})
-        for n in range(40)
-    ]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trained = of_recipe(workload, name, 128).model_copy(update={"dataset": str(file)})
-    lengths, _ = checked_data(trained, run_directory / "data")
-    trained = trained.model_copy(update={"lengths": lengths})
-    number = 400 + 10 * alike + list(RECIPES).index(name)
-    assert_peak_is_predicted(runner, trained, {}, number, below=0.05 if alike else 0.15)

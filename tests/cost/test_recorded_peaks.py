@@ -55,42 +55,27 @@ def held_against(recorded: Recorded) -> tuple[float, float]:
     return found.allocated_peak_bytes / recorded.allocated, found.reserved_peak_bytes / recorded.reserved
 
 
-@pytest.mark.parametrize(
-    "recorded",
-    [
-        Recorded(
-            "gpt2", 512, 4, {"precision": "bf16"}, 10_072_520_192, 13_377_732_608, Evaluation(batch=32)
-        ),
-        Recorded(
-            "meta-llama/Llama-3.2-1B", 1024, 1,
-            {"precision": "pure_bf16", "checkpointing": "full", "optim": "adamw_bnb_8bit"},
-            11_838_450_176, 15_896_412_160, Evaluation(batch=4),
-        ),
-        Recorded(
-            "bert-base-uncased", 512, 8, {"precision": "bf16", "optim": "adamw_torch_fused"},
-            13_849_799_168, 33_149_681_664, Evaluation(batch=16, kept_samples=100), Task.MASKED_LM,
-        ),
-    ],
-    ids=["large logits", "after checkpointing", "kept logits"],
-)  # fmt: skip
-def test_blocks_of_an_evaluation_are_reserved_beside_those_of_training(recorded):
-    fields = {"attn_implementation": "sdpa", **recorded.fields}
-    allocated, reserved = held_against(recorded._replace(fields=fields))
-    assert allocated == pytest.approx(1, abs=0.005)
-    assert reserved == pytest.approx(1, abs=0.03)
+BF16 = {"attn_implementation": "sdpa", "precision": "bf16"}
+RECORDED = {
+    "large logits": Recorded("gpt2", 512, 4, {}, 10_072_520_192, 13_377_732_608, Evaluation(batch=32)),
+    "an evaluation after checkpointing": Recorded(
+        "meta-llama/Llama-3.2-1B", 1024, 1,
+        {"precision": "pure_bf16", "checkpointing": "full", "optim": "adamw_bnb_8bit"},
+        11_838_450_176, 15_896_412_160, Evaluation(batch=4),
+    ),
+    "kept logits": Recorded(
+        "bert-base-uncased", 512, 8, {"optim": "adamw_torch_fused"},
+        13_849_799_168, 33_149_681_664, Evaluation(batch=16, kept_samples=100), Task.MASKED_LM,
+    ),
+    "states before the first step": Recorded("gpt2", 512, 8, {"optim": "adagrad"}, 7_016_918_528, 7_602_176_000),
+    "FSDP: GELU without autocast": Recorded("gpt2", 512, 8, FSDP, 5_547_096_064, 6_836_715_520),
+    "FSDP: norms without autocast": Recorded("facebook/opt-125m", 512, 8, FSDP, 4_343_135_232, 5_593_104_384),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "recorded",
-    [
-        Recorded("gpt2", 512, 8, {"optim": "adagrad"}, 7_016_918_528, 7_602_176_000),
-        Recorded("gpt2", 512, 8, FSDP, 5_547_096_064, 6_836_715_520),
-        Recorded("facebook/opt-125m", 512, 8, FSDP, 4_343_135_232, 5_593_104_384),
-    ],
-    ids=["states before the first step", "FSDP: GELU without autocast", "FSDP: norms without autocast"],
-)
-def test_peaks_of_a_step_without_an_evaluation(recorded):
-    fields = {"attn_implementation": "sdpa", "precision": "bf16", **recorded.fields}
-    allocated, reserved = held_against(recorded._replace(fields=fields))
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_peaks_are_those_predicted(name):
+    recorded = RECORDED[name]
+    allocated, reserved = held_against(recorded._replace(fields={**BF16, **recorded.fields}))
     assert allocated == pytest.approx(1, abs=0.005)
     assert reserved == pytest.approx(1, abs=0.03)

@@ -228,14 +228,3 @@ ANSWERS = {
 def test_questions_about_data_are_answered(name):
     compute, options, answer = ANSWERS[name]
     assert run(compute, **options)[0] == answer
-
-
-# Products of experts
-
-
-def test_a_grouped_product_costs_each_row_one_expert():
-    rows, matrices = meta(64, 16, dtype=BF16), meta(4, 16, 8, dtype=BF16)
-    offsets = torch.ones(4, device="meta", dtype=torch.int32)
-    result, tape = run(lambda: torch.nn.functional.grouped_mm(rows, matrices, offs=offsets), known=[rows, matrices])
-    assert tuple(result.shape) == (64, 8)
-    assert tape.flops.sum() == 2 * 64 * 16 * 8

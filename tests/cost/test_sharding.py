@@ -1,14 +1,31 @@
-"""What one of several devices holds: published figures of ZeRO and FairScale, and what the libraries' code says."""
+"""What one of several devices holds, and waits for: published figures of ZeRO and FairScale, and what libraries do."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from profiles import MB, make_family, make_group, make_profile, make_storages
+from factories import make_hardware
+from profiles import MB, make_family, make_group, make_profile, make_rates, make_storages
 
 from autotune.cost.memory import components
-from autotune.cost.sharding import WAYS, Share, Spread, share_of
+from autotune.cost.sharding import (
+    ADAPTER_GB_S,
+    NETWORK_SHARE,
+    NVLINK_SHARE,
+    PCIE_SHARE,
+    WAYS,
+    Network,
+    Share,
+    Spread,
+    exposed_seconds,
+    host_seconds,
+    layer_seconds,
+    network_of,
+    share_of,
+)
 from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.units import GIB
+from autotune.values.catalogue import gpu_named, hypothetical
 from autotune.values.config import Parallelism
 
 GB = 1e9
@@ -32,6 +49,11 @@ def of_size(parameters: float, *, layers: int = 40, element_bytes: float = 2, **
     )
 
 
+def share(model, *args, optim: str = "adamw_torch_fused", accumulated: bool = False, **fields) -> Share:
+    """What one device holds of a model; the rest is of `spread`."""
+    return share_of(model, optim, spread(*args, **fields), accumulated=accumulated)
+
+
 def states(share: Share) -> float:
     """Bytes of weights, gradients and optimizer states: what ZeRO's authors call model states."""
     return share.weights + share.gradients + share.states
@@ -41,25 +63,19 @@ def states(share: Share) -> float:
 def test_120_gb_of_states_over_64_devices(sharding, published):
     """arXiv:1910.02054, figure 1: 7.5 billion parameters, mixed-precision Adam; 120 GB where nothing is dealt out."""
     model = of_size(7.5e9)
-    assert states(share_of(model, "adamw_torch_fused", spread(sharding), accumulated=False)) / GB == pytest.approx(
-        published, rel=0.02
-    )
-    alone = share_of(model, "adamw_torch_fused", spread(sharding, 1), accumulated=False)
-    assert states(alone) / GB == pytest.approx(120, rel=0.01)
-
-
-@pytest.mark.parametrize(("sharding", "times"), [("zero_1", 4), ("zero_2", 8)])
-def test_with_many_devices_states_alone_save_4_times_and_with_gradients_8_times(sharding, times):
-    model = of_size(1e9)
-    alone, many = (
-        states(share_of(model, "adamw_torch_fused", spread(sharding, n), accumulated=False)) for n in (1, 4096)
-    )
-    assert alone / many == pytest.approx(times, rel=0.01)
+    assert states(share(model, sharding)) / GB == pytest.approx(published, rel=0.02)
+    assert states(share(model, sharding, 1)) / GB == pytest.approx(120, rel=0.01)
 
 
 @pytest.mark.parametrize("sharding", ["zero_2", "fsdp_grad_op"])
 def test_fairscale_on_8_a100s_saves_over_55_percent_and_up_to_15_gib(sharding):
     """Lightning's figures of sharded training: states and gradients dealt out, weights in fp32 on every device."""
+
+    def peak(parameters: float, sharding: str) -> float:
+        model = of_size(parameters, element_bytes=4)
+        held = share(model, sharding, 8, mixed=False)
+        return components(model, "adamw_torch_fused", 1, 1, held).allocated
+
     whole, sharded = (peak(1.2e9, way) for way in ("none", sharding))
     assert 1 - sharded / whole > 0.55
     assert (whole - sharded) / GIB == pytest.approx(15, rel=0.1)
@@ -67,51 +83,39 @@ def test_fairscale_on_8_a100s_saves_over_55_percent_and_up_to_15_gib(sharding):
     assert peak(2e9, sharding) < whole
 
 
-def peak(parameters: float, sharding: str) -> float:
-    model = of_size(parameters, element_bytes=4)
-    share = share_of(model, "adamw_torch_fused", spread(sharding, 8, mixed=False), accumulated=False)
-    return components(model, "adamw_torch_fused", 1, 1, share).allocated
-
-
 @pytest.mark.parametrize("sharding", WAYS)
 def test_more_devices_never_hold_more(sharding):
     model = of_size(1e9)
-    peaks = [
-        components(model, "adamw_torch", 1, 1, share_of(model, "adamw_torch", spread(sharding, n), accumulated=False))
-        for n in (2, 4, 8, 64)
-    ]
-    allocated = [p.allocated for p in peaks]
-    assert allocated == sorted(allocated, reverse=True)
+    held = [share(model, sharding, n, optim="adamw_torch") for n in (2, 4, 8, 64)]
+    peaks = [components(model, "adamw_torch", 1, 1, one).allocated for one in held]
+    assert peaks == sorted(peaks, reverse=True)
 
 
 def test_ddp_keeps_everything_and_a_copy_of_the_gradients_in_its_buckets():
     model = of_size(1e8, element_bytes=4)
-    share = share_of(model, "adamw_torch_fused", spread(ranks=2, mixed=False), accumulated=False)
-    assert share.weights == model.weights_bytes
-    assert share.forward_buffers == share.step_buffers == model.gradients_bytes
+    found = share(model, ranks=2, mixed=False)
+    assert found.weights == model.weights_bytes
+    assert found.forward_buffers == found.step_buffers == model.gradients_bytes
 
 
 @pytest.mark.parametrize(("ranks", "mixed"), [(2, False), (4, True)])
 def test_fsdp_peaks_at_10_bytes_a_parameter_over_the_devices_and_at_20_with_fp32_shards(ranks, mixed):
     """Measured: Mistral-7B, foreach AdamW, two A100s in pure bf16 and four by the Trainer's bf16 flag: 36.23 GB."""
     mistral = of_size(7.2417e9, layers=32)
-    share = share_of(mistral, "adamw_torch", spread("fsdp_full", ranks, mixed=mixed), accumulated=False)
-    assert components(mistral, "adamw_torch", ranks, 1, share).allocated / GB == pytest.approx(36.23, rel=0.005)
+    held = share(mistral, "fsdp_full", ranks, mixed=mixed, optim="adamw_torch")
+    assert components(mistral, "adamw_torch", ranks, 1, held).allocated / GB == pytest.approx(36.23, rel=0.005)
 
 
 def test_fsdp_that_accumulates_holds_whole_gradients_until_the_last_micro_batch():
     model = of_size(1e9)
-    once, often = (
-        share_of(model, "adamw_torch_fused", spread("fsdp_full", 8), accumulated=some) for some in (False, True)
-    )
+    once, often = (share(model, "fsdp_full", 8, accumulated=some) for some in (False, True))
     assert once.gradient_share == pytest.approx(2 / 8)  # fp32 shards of 16-bit gradients
     assert (often.gradient_share, often.accumulated) == (1.0, model.gradients_bytes)
 
 
 def test_grad_op_gathers_the_whole_model_and_full_two_layers_of_it():
     model = of_size(1e9, layers=10)
-    ways = ("fsdp_grad_op", "fsdp_full")
-    grad_op, full = (share_of(model, "sgd", spread(way, 8, mixed=False), accumulated=False) for way in ways)
+    grad_op, full = (share(model, way, 8, mixed=False) for way in ("fsdp_grad_op", "fsdp_full"))
     layer = model.weights_bytes / 10
     assert grad_op.forward_buffers == pytest.approx(10 * layer)
     assert full.backward_buffers == pytest.approx((2 + 2) * layer)  # weights, and gradients on their way
@@ -122,63 +126,172 @@ def test_embeddings_are_not_gathered_with_the_head_unless_they_are_tied():
     layer = (make_group(8, 8),)
     for outside in ((table, head), (table,)):
         model = make_profile(parameters=(*layer, *outside), layer=layer, outside=outside)
-        share = share_of(model, "sgd", spread("fsdp_full", 2, mixed=False), accumulated=False)
-        assert share.forward_buffers == 4 * (800 + 64)
+        assert share(model, "fsdp_full", 2, mixed=False).forward_buffers == 4 * (800 + 64)
 
 
 def test_uneven_rows_are_the_first_ranks():
     model = make_profile(parameters=(make_group(10, 3),))
-    share = share_of(model, "sgd", spread("fsdp_full", 4, mixed=False), accumulated=False)
-    assert share.weights == 4 * 3 * 3  # three of ten rows
+    assert share(model, "fsdp_full", 4, mixed=False).weights == 4 * 3 * 3  # three of ten rows
 
 
 def test_packed_weights_stay_packed_beside_fp32_shards():
     packed, adapter = make_group(64, 64, element_bytes=0.5, trained=False), make_group(64, 4)
     model = make_profile(parameters=(packed, adapter))
-    share = share_of(model, "sgd", spread("fsdp_full", 2), accumulated=False)
-    assert share.weights == 64 * 64 / 2 / 2 + 4 * 64 * 4 / 2
+    assert share(model, "fsdp_full", 2).weights == 64 * 64 / 2 / 2 + 4 * 64 * 4 / 2
 
 
 def test_deepspeed_has_messages_of_gradients_and_stage_3_leaves_a_billion_weights_gathered():
     model = of_size(7e9)
-    two, three = (share_of(model, "adamw_torch_fused", spread(s, 8), accumulated=False) for s in ("zero_2", "zero_3"))
+    two, three = (share(model, sharding, 8) for sharding in ("zero_2", "zero_3"))
     assert (two.forward_buffers, two.backward_buffers) == (0, 2 * 2 * ZERO_BUCKET_ELEMENTS)
     assert three.backward_buffers == pytest.approx(2 * ZERO_BUCKET_ELEMENTS + 2e9, rel=0.001)
 
 
 def test_offloaded_optimizer_states_are_the_hosts():
     model = of_size(1e9)
-    here, there = (
-        share_of(model, "adamw_torch_fused", spread("zero_2", 4, offload=kind), accumulated=False)
-        for kind in ("none", "optimizer")
-    )
+    here, there = (share(model, "zero_2", 4, offload=kind) for kind in ("none", "optimizer"))
     assert (there.states, there.gradients, there.stepping) == (0, 0, 0)
     assert there.weights == here.weights
     assert there.host == pytest.approx(16e9 / 4, rel=0.01)  # fp32 weights, two states, gradients
 
 
-def test_offloaded_parameters_leave_only_what_is_gathered():
-    model = of_size(1e9)
-    for sharding in ("zero_3", "fsdp_full"):
-        share = share_of(model, "adamw_torch_fused", spread(sharding, 4, offload="parameters"), accumulated=False)
-        assert (share.weights, share.states) == (0, 0)
-        assert share.backward_buffers > 0
-        assert share.host >= 16e9 / 4 * 0.99
+@pytest.mark.parametrize("sharding", ["zero_3", "fsdp_full"])
+def test_offloaded_parameters_leave_only_what_is_gathered(sharding):
+    found = share(of_size(1e9), sharding, 4, offload="parameters")
+    assert (found.weights, found.states) == (0, 0)
+    assert found.backward_buffers > 0
+    assert found.host >= 16e9 / 4 * 0.99
 
 
 def test_gradients_on_their_way_are_there_in_the_backward_pass_only():
     activations, gradient = (0, 3, 0, MB), (2, 3, 1, 0, True)
     matrix = make_group(100, 100)
-    model = make_profile(parameters=(matrix,), layer=(matrix,), storages=make_storages(activations, gradient))
-    share = share_of(model, "sgd", spread("fsdp_full", 2, mixed=False), accumulated=False)
-    assert share.backward_buffers > share.forward_buffers
-    assert components(model, "sgd", 50, 1, share).communication == share.backward_buffers
-    early = make_profile(parameters=(matrix,), layer=(matrix,), storages=make_storages(activations))
-    assert components(early, "sgd", 50, 1, share).communication == share.forward_buffers
+    late, early = (
+        make_profile(parameters=(matrix,), layer=(matrix,), storages=make_storages(*rows))
+        for rows in ((activations, gradient), (activations,))
+    )
+    held = share(late, "fsdp_full", 2, mixed=False)
+    assert held.backward_buffers > held.forward_buffers
+    assert components(late, "sgd", 50, 1, held).communication == held.backward_buffers
+    assert components(early, "sgd", 50, 1, held).communication == held.forward_buffers
 
 
 def test_a_frozen_layer_sends_no_gradients():
     frozen = make_group(100, 100, trained=False)
     model = make_profile(parameters=(frozen, make_group(4)), layer=(frozen,))
-    share = share_of(model, "sgd", spread("fsdp_full", 2, mixed=False), accumulated=False)
-    assert share.backward_buffers == 2 * 40_000
+    assert share(model, "fsdp_full", 2, mixed=False).backward_buffers == 2 * 40_000
+
+
+# What is sent, how long it takes, and how much of it hides behind computing
+
+PSI = 1_000_000 * 2  # bytes of weights and of gradients, in 16 bits
+NVLINK = Network(devices_per_node=8, link=1e9, node=1e8)
+IDLE, LONG = np.zeros(1), np.full(1, 3e6)  # seconds of a micro-batch
+ONE = np.ones(1)
+
+
+def sent_model(**fields):
+    matrix = make_group(1000, 100, element_bytes=2)
+    return make_profile(
+        make_family(dtype="bfloat16", **fields),
+        parameters=(matrix.model_copy(update={"count": 10}),),
+        layer=(matrix,),
+        layers=10,
+        hidden_bytes=1e6,
+    )
+
+
+def seconds(sharding: str = "none", *, micro=IDLE, accumulation: float = 1, network=NVLINK, world: int = 8, **fields):
+    spread = Parallelism(world_size=world, sharding=sharding, **fields)
+    return float(exposed_seconds(sent_model(), spread, network, micro, ONE, accumulation * ONE)[0])
+
+
+@pytest.mark.parametrize(
+    ("sharding", "times"),
+    [("none", 2), ("zero_1", 3), ("zero_2", 3), ("zero_3", 3), ("fsdp_grad_op", 2), ("fsdp_full", 3)],
+)
+def test_a_step_sends_so_many_times_the_weights(sharding, times):
+    """arXiv:1910.02054, section 7; DeepSpeed's stages 1 and 2 reduce for all ranks, so that theirs is 3 and not 2."""
+    one_node = Network(devices_per_node=10**6, link=1.0, node=1.0)  # where bytes are seconds
+    assert seconds(sharding, network=one_node, world=10**6) == pytest.approx(times * PSI, rel=1e-3)
+    two = seconds(sharding, network=one_node, world=2)
+    assert two == pytest.approx(times * PSI / 2, rel=1e-3)  # a ring sends the less the fewer devices there are
+
+
+@pytest.mark.parametrize("sharding", WAYS)
+def test_the_network_is_slower_than_a_node(sharding):
+    assert seconds(sharding, world=16) > seconds(sharding, world=8)
+
+
+def test_weights_after_the_step_hide_behind_nothing():
+    assert seconds("zero_1", micro=LONG) >= PSI * 7 / 8 / NVLINK.link
+
+
+def test_on_a_cpu_nothing_is_hidden():
+    gloo = Network(devices_per_node=8, link=1e9, node=1e8, on_cpu=True)
+    assert seconds("fsdp_full", network=gloo, micro=LONG) == pytest.approx(seconds("fsdp_full", network=gloo))
+
+
+def test_ddp_waits_for_the_last_micro_batch_while_stage_2_reduces_each():
+    ddp, two = ((seconds(s, accumulation=4), seconds(s)) for s in ("none", "zero_2"))
+    assert ddp[0] == pytest.approx(ddp[1])
+    assert two[0] > two[1]
+
+
+# Of a layer, with the share of the layers whose forward pass runs again.
+PASSES = [("none", 2), ("full", 3), ("offload", 3), ("every-2nd", 2.5), ("every-4th", 2.25)]
+
+
+# Two all-reduces, each twice through the link (arXiv:1909.08053, section 3); four tensors (arXiv:2309.14509, 3.2).
+@pytest.mark.parametrize(("way", "times"), [("tensor_parallel", (2, 2)), ("sequence_parallel", (4, 1))])
+@pytest.mark.parametrize(("checkpointing", "passes"), PASSES)
+def test_hidden_states_are_exchanged_in_each_layer_and_pass(way, times, checkpointing, passes):
+    profile, spread = sent_model(checkpointing=checkpointing), Parallelism(world_size=4, **{way: 4})
+    count, factor = times
+    each = factor * 3 / 4 * 1e6 / 1e9 + NVLINK.channel(4, stride=1)[1]
+    assert float(layer_seconds(profile, spread, NVLINK, ONE)[0]) == pytest.approx(count * passes * 10 * each)
+
+
+def test_those_that_share_a_sample_share_the_weights_as_well():
+    shared = Parallelism(world_size=4, sharding="zero_3", sequence_parallel=4)
+    without = Parallelism(world_size=4, sharding="zero_3")
+    found, expected = (exposed_seconds(sent_model(), s, NVLINK, LONG, ONE, ONE) for s in (shared, without))
+    assert found == pytest.approx(expected + layer_seconds(sent_model(), shared, NVLINK, ONE))
+
+
+def waits(offload: str, *, ranks: int = 4, per_node: int = 4, **fields) -> tuple[float, float]:
+    spread = Parallelism(world_size=ranks, sharding="zero_3", offload=offload, **fields)
+    return host_seconds(make_profile(), spread, make_rates(), per_node)
+
+
+def test_the_optimizers_states_cost_a_step_and_weights_each_micro_batch():
+    optimizer, parameters = waits("optimizer"), waits("parameters")
+    assert optimizer[0] == parameters[0] > 0
+    assert optimizer[1] == 0
+    assert parameters[1] > 0
+
+
+H100 = hypothetical(gpu_named("h100-80gb"))
+
+
+@pytest.mark.parametrize(
+    ("members", "stride", "gb_s", "expected"),
+    [
+        (8, 1, None, 450e9 * NVLINK_SHARE),  # in one node a device's own link
+        (4, 2, None, 450e9 * NVLINK_SHARE),
+        (64, 1, None, 8 * ADAPTER_GB_S * 1e9 * NETWORK_SHARE),  # all devices of all nodes share a node's adapters
+        (64, 1, 50, 50e9 * NETWORK_SHARE),
+        (8, 8, 400, 50e9 * NETWORK_SHARE),  # beside tensor parallel 8 each data-parallel group has an eighth of them
+    ],
+)
+def test_a_group_has_the_slowest_link_between_its_ranks(members, stride, gb_s, expected):
+    network = network_of(H100, 64, nodes=8, gb_s=gb_s, host_bandwidth=5e10)
+    assert network.channel(members, stride=stride)[0] == pytest.approx(expected)
+
+
+def test_a_device_that_the_table_lacks_has_the_link_to_its_host_and_a_cpu_its_cores():
+    unknown = H100.model_copy(update={"name": "Some GPU"})
+    assert network_of(unknown, 2, host_bandwidth=1e10).link == 1e10 * PCIE_SHARE
+    cores = network_of(make_hardware(), 2, host_bandwidth=1e10)
+    assert cores.on_cpu
+    assert cores.channel(2, stride=1)[0] < 1e10

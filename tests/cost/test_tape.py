@@ -102,12 +102,6 @@ def test_a_fresh_gradient_ends_where_it_would_be_added_to_an_earlier_one():
     assert not (tape.live[:, FRESH] > tape.live[:, GRADIENT]).any()
 
 
-def test_gradients_of_two_uses_are_added_in_place():
-    """Of the two summands and the sum no more than two are there at any time."""
-    tape = tape_of(lambda w: (w * 2).sum() + (w * 3).sum(), weight())
-    assert tape.live.sum(axis=1).max() == pytest.approx(2 * BYTES, abs=16)
-
-
 def test_autograd_really_adds_in_place():
     places = []
     root = torch.ones(100, requires_grad=True)

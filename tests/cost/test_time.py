@@ -7,11 +7,10 @@ import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 
-from autotune.cost.communication import Network
 from autotune.cost.family import Shape
 from autotune.cost.profile import ELEMENTWISE
 from autotune.cost.profiler import profile
-from autotune.cost.sharding import Spread
+from autotune.cost.sharding import Network, Spread
 from autotune.cost.time import (
     ADDING,
     CLIPPING,

@@ -1,4 +1,4 @@
-"""One device's part of a model; a trace is the same on the meta device and of real tensors, or refused in one line."""
+"""One device's part of a model; what has no trace is refused in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 
 from autotune.cost import profiler
 from autotune.cost.family import Family, Shape
-from autotune.cost.memory import components
 from autotune.cost.profile import ACTIVATION, total_bytes
-from autotune.cost.traced_model import is_fake, keep_part
+from autotune.cost.traced_model import keep_part
 from autotune.errors import InputError
 from autotune.training.build import build_config, build_model, shallower, stacks
 from autotune.training.random_weights import put_apart
@@ -57,50 +56,13 @@ def spec(tmp_path_factory):
     return resolve(str(directory))
 
 
-@pytest.fixture
-def only(monkeypatch):
-    def leave(*ways):
-        monkeypatch.setattr(profiler, "WAYS", ways)
-
-    return leave
-
-
-def test_real_tensors_give_what_the_meta_device_gives(spec, only):
-    meta = profiler.profile(spec, FAMILY, SHAPE)
-    only("run")
-    run = profiler.profile(spec, FAMILY, SHAPE)
-    assert (meta.traced_by, run.traced_by) == ("meta", "run")
-    for accumulation in (1, 2):
-        assert components(run, "sgd", 3, accumulation) == components(meta, "sgd", 3, accumulation)
-    assert run.needed_flops == meta.needed_flops
-
-
-def test_fake_tensors_serve_where_the_meta_device_does_not(spec, monkeypatch):
-    on_meta = profiler.micro_step
-
-    def fails_on_meta(model, *args):
-        if next(model.parameters()).is_meta and not is_fake():
-            raise NotImplementedError("no meta kernel")
-        return on_meta(model, *args)
-
-    monkeypatch.setattr(profiler, "micro_step", fails_on_meta)
-    assert profiler.profile(spec, FAMILY, SHAPE).traced_by == "fake"
-
-
-def test_a_model_that_no_way_serves_is_refused_with_the_first_reason(spec, monkeypatch):
+def test_a_model_that_has_no_trace_is_refused_with_the_reason(spec, monkeypatch):
     def fails(*args):
         raise NotImplementedError("no kernel\nfor this")
 
     monkeypatch.setattr(profiler, "micro_step", fails)
     with pytest.raises(InputError, match=r"can't be traced, so there is no prediction: no kernel.*for this"):
         profiler.profile(spec, FAMILY, SHAPE)
-
-
-def test_a_model_too_large_for_a_real_run_is_not_run(only):
-    """Few layers of it have less than 2 GiB."""
-    only("run")
-    with pytest.raises(InputError, match="too much for a real run"):
-        profiler.profile(resolve("meta-llama/Llama-3.2-1B"), FAMILY, Shape(task=Task.CAUSAL_LM, length=1024))
 
 
 # One device's part under tensor parallelism, held against the parts that transformers itself makes

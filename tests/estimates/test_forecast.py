@@ -108,18 +108,6 @@ def test_the_loss_in_chunks_is_named_where_long_samples_have_too_many_logits(est
     assert "chunked-loss=true" in found.would_fit
 
 
-@pytest.mark.slow
-def test_what_is_too_large_for_anything_else_fits_with_weights_in_four_bits(estimated):
-    found = estimated(model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1"})
-    fix = dict(pair.split("=") for pair in re.findall(r"--fix (\S+)", found.would_fit)[0].split(","))
-    assert (fix["adapter"], fix["quantization"]) == ("lora", "nf4")
-    for knob in set(fix) - {"adapter", "micro-batch", "precision"}:
-        fewer = {name: choice for name, choice in fix.items() if name != knob}
-        assert not estimated(
-            model="llama-3-70b", gpu="h100-80gb", fix={"micro-batch": "1", **fewer}
-        ).predicted.fits_at_all
-
-
 def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_llama):
     with pytest.raises(NothingFitsError) as error:
         estimated(model=str(wide_llama), allow="exact", gpu=None, memory_bytes=1060 << 20)

@@ -8,7 +8,7 @@ import traced_once
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
-from autotune.estimates.estimate import BEST, ranking_notes
+from autotune.estimates.estimate import BEST, left_out
 from autotune.estimates.report import DevicesReport, RankingReport
 from autotune.units import GIB
 from autotune.values.catalogue import gpus
@@ -21,30 +21,31 @@ PARAMETERS = {
     "adapter": [None, "lora"],
     "dataloader_num_workers": [0, 2],
 }
-BASE = make_config()
-BF16 = make_config(precision="bf16", tf32=True)
 
 
-def notes(*best, **fields) -> list[str]:
-    return list(ranking_notes(make_space(PARAMETERS, baseline=BASE, **fields), best))
-
-
-def test_values_that_are_not_allowed_are_named_together():
-    beyond = "changes the method of the training, which --allow optimizer does not admit"
-    found = notes(BASE, BF16, hardware=make_gpu(), allowance=Allowance.OPTIMIZER)
-    assert f"not ranked: precision=pure_bf16, adapter=lora: {beyond}" in found
-
-
-def test_values_that_are_not_possible_are_named_with_what_is_lacking():
-    found = notes(BASE, hardware=make_gpu(name="Tesla T4", capability=(7, 5)))
-    lacking = "Tesla T4 has no bf16 (compute capability 8.0 or newer)"
-    assert f"not ranked: precision=bf16, precision=pure_bf16: {lacking}" in found
-    assert "not ranked: tf32=true: Tesla T4 has no tf32 (Ampere or newer)" in found
-
-
-def test_values_that_only_came_out_behind_are_named():
-    found = notes(BASE, hardware=make_gpu(), allowance=Allowance.OPTIMIZER)
-    assert found[-1] == "predicted too, but slower than these or too large: precision=bf16, tf32=true, optim=adafactor"
+@pytest.mark.parametrize(
+    ("hardware", "reasons"),
+    [
+        (
+            make_gpu(),
+            {
+                "precision=pure_bf16, adapter=lora": "changes the method of the training, which --allow optimizer does "
+                "not admit"
+            },
+        ),
+        (
+            make_gpu(name="Tesla T4", capability=(7, 5)),
+            {
+                "precision=bf16, precision=pure_bf16": "Tesla T4 has no bf16 (compute capability 8.0 or newer)",
+                "tf32=true": "Tesla T4 has no tf32 (Ampere or newer)",
+            },
+        ),
+    ],
+    ids=["not allowed", "not possible"],
+)
+def test_values_that_are_left_out_are_named_together_with_the_reason(hardware, reasons):
+    found = left_out(make_space(PARAMETERS, baseline=make_config(), hardware=hardware, allowance=Allowance.OPTIMIZER))
+    assert {f"not ranked: {values}: {reason}" for values, reason in reasons.items()} <= set(found)
 
 
 def test_without_a_knob_the_best_are_ranked(estimated):

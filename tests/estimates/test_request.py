@@ -14,7 +14,6 @@ REFUSED = {
     "an unknown model": ({"model": "gpt-two"}, "unknown"),
     "an unknown GPU": ({"gpu": "a100"}, "did you mean 'a100-80gb'"),
     "more memory than the GPU has": ({"memory_bytes": 80 * GIB}, "--memory 80.00 GiB: rtx-3070 has"),
-    "two numbers of devices": ({"gpu": "4x t4", "devices": 2}, "--gpu 4x t4: says 4 devices, and --dev"),
     "memory of all GPUs": ({"gpu": "all", "memory_bytes": GIB}, "--memory: with --gpu all"),
     "a GPU and a device": ({"device": "cpu"}, "--device cpu: is of this machine"),
     "an allowance beside a configuration": ({"allow": "exact", "fix": {"tf32": True}}, "--allow exact: is for a"),
@@ -34,11 +33,6 @@ REFUSED = {
     "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip
-
-
-def test_a_gpu_may_be_named_with_their_number():
-    options = options_of(EstimateOptions, {"model": "gpt2", "gpu": "4x RTX A5000 24GB"})
-    assert (options.gpu, options.devices) == ("RTX A5000 24GB", 4)
 
 
 def test_every_default_is_said(estimated):

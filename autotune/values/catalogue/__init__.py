@@ -130,15 +130,6 @@ def gpu_named(name: str) -> Gpu:
     raise InputError(f"unknown GPU {name!r}{_near(name)}; `autotune gpus` lists the table")
 
 
-def counted_gpu(text: str) -> tuple[int | None, str]:
-    """Return how many devices `text` names, and their name: '4x A6000', '2 x a100-40gb', 'H100 x8'; None: not said."""
-    found = re.fullmatch(r"\s*(\d{1,4})\s*[x×*]\s*(.*\S)\s*", text, re.IGNORECASE)
-    if found is not None:
-        return int(found[1]), found[2]
-    found = re.fullmatch(r"\s*(.*\S)\s+[x×*]\s*(\d{1,4})\s*", text, re.IGNORECASE)
-    return (None, text) if found is None else (int(found[2]), found[1])
-
-
 def gpu_of(device_name: str) -> Gpu | None:
     """Return the device for a name that NVML or torch report; None for laptop GPUs, MIG slices and unknown ones."""
     key = _key(device_name)

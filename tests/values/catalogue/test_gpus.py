@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.units import GIB
-from autotune.values.catalogue import counted_gpu, device_of_memory, gpu_named, gpu_of, gpus, hypothetical
+from autotune.values.catalogue import device_of_memory, gpu_named, gpu_of, gpus, hypothetical
 
 TABLE = gpus()
 
@@ -78,23 +78,6 @@ def test_peaks_are_dense_and_follow_the_architecture():
 )
 def test_a_device_is_found_however_it_is_written(written, name):
     assert gpu_named(written).name == name
-
-
-@pytest.mark.parametrize(
-    ("written", "count", "name"),
-    [
-        ("4x A6000", 4, "A6000"),
-        ("2 x a100-40gb", 2, "a100-40gb"),
-        ("8×H100", 8, "H100"),
-        ("h100-80gb x8", 8, "h100-80gb"),
-        ("2x 4090", 2, "4090"),
-        ("RTX 4090", None, "RTX 4090"),
-        ("rtx4090", None, "rtx4090"),
-        ("a100-80gb", None, "a100-80gb"),
-    ],
-)
-def test_a_name_may_say_how_many_devices_there_are(written, count, name):
-    assert counted_gpu(written) == (count, name)
 
 
 @pytest.mark.parametrize("written", ["A5000 16GB", "a100 64GB", "V100 24 GB"])
