@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.errors import MachineError
 from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of
@@ -44,8 +43,8 @@ _ALLOCATION_FAILED = re.compile(
 # Errors of CUDA (cudaGetErrorString) that tell of a device, its driver or other processes, whatever this one computes:
 # another process has the device to itself, it is lost (unknown error), or a client's fault has ended the server of MPS.
 _DEVICE_FAILED = re.compile(
-    "busy or unavailable|cuda error: unknown error|no cuda-capable device is detected|gpu is lost|mps (client|server)"
-    "|uncorrectable (ecc|nvlink) error|or a hardware error|system not yet initialized",
+    "machineerror: |busy or unavailable|cuda error: unknown error|no cuda-capable device is detected|gpu is lost"
+    "|mps (client|server)|uncorrectable (ecc|nvlink) error|or a hardware error|system not yet initialized",
     re.IGNORECASE,
 )
 
@@ -165,10 +164,11 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
 def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
     if code is not None and code < 0:
         names = {int(number): number.name for number in signal.Signals}  # real-time signals have none
-        status, how, ended = TrialStatus.CRASHED, f"killed by {names.get(-code, f'signal {-code}')}", "{}"
+        how = cause = f"killed by {names.get(-code, f'signal {-code}')}"
     else:
         how = "it could not be ended" if code is None else f"exit code {code}"
-        status, ended = TrialStatus.CRASHED, "ended without a result ({})"
+        cause = f"ended without a result ({how})"
+    status = TrialStatus.CRASHED
     # csrc/ops.cuh: bitsandbytes prints this before it leaves the process by exit(1), no exception raised.
     ran_short = code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
     if ending.timed_out:
@@ -179,8 +179,6 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
     elif out_of_memory or ran_short:
         status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({how})"
-    else:
-        cause = ended.format(how)
     return Failure(status=status, cause=cause, log_tail=tail)
 
 
@@ -230,24 +228,21 @@ def host_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     return 0
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
-    chain: dict[int, BaseException] = {}
+def _is_one(error: BaseException | None, words: re.Pattern[str]) -> bool:
+    """Return whether `error`, or one that caused it, has these words in its name or message."""
+    chain: dict[int, str] = {}
     while error is not None and id(error) not in chain:
-        chain[id(error)] = error
+        chain[id(error)] = f"{type(error).__name__}: {error}"
         error = error.__cause__ or error.__context__
-    return list(chain.values())
+    return any(map(words.search, chain.values()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return any(
-        isinstance(one, MemoryError) or type(one).__name__ == "OutOfMemoryError" or _ALLOCATION_FAILED.search(str(one))
-        for one in _chain(error)
-    )
+    return _is_one(error, _ALLOCATION_FAILED)
 
 
 def is_of_device(error: BaseException) -> bool:
-    """Return whether `error`, or one that caused it, tells of the device, its driver or another process."""
-    return any(isinstance(one, MachineError) or _DEVICE_FAILED.search(str(one)) for one in _chain(error))
+    return _is_one(error, _DEVICE_FAILED)
 
 
 def first_line(error: BaseException) -> str:

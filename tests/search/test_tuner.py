@@ -227,6 +227,17 @@ def test_a_stopped_search_goes_on_without_running_anything_again(search, stop_af
     assert result.best.config == BEST
 
 
+@pytest.mark.parametrize("excuse", ["device_failed", "crowded_out"])
+def test_what_the_device_or_others_brought_down_is_run_again_when_the_search_goes_on(search, excuse):
+    failure = make_failure(**{excuse: True})
+    run = search(lambda request: failure if request.number == 1 else rate(request))
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=3)
+    brought_down = run.finished[1].config
+    run.run()
+    assert brought_down in run.runner.searched
+
+
 def lose(run: Search, last: int) -> None:
     """Remove the last trials, as if the search had been killed before them."""
     for request in run.finished[-last:]:
