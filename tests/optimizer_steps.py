@@ -87,7 +87,8 @@ RESNET = (
     Task.IMAGE_CLASSIFICATION,
     {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 3},
 )
-CASES = {**MODELS, "routed": ROUTED, "ResNet": RESNET}
+DEEPER = ("t5", Task.SEQ2SEQ_LM, {**T5, "num_decoder_layers": 3})
+CASES = {**MODELS, "routed": ROUTED, "ResNet": RESNET, "T5 with a deeper decoder": DEEPER}
 
 
 def plain(figures):
