@@ -61,18 +61,6 @@ class Promise(Value):
     data_wait_share: float | None
     samples_per_step: NonNegativeInt
 
-    @classmethod
-    def of(cls, result: ResultData) -> Promise | None:
-        if (measured := result.best.measurement) is None:
-            return None
-        return cls(
-            samples_per_second=measured.samples_per_second,
-            interval=measured.shown_interval,
-            memory=measured.memory,
-            data_wait_share=measured.data_wait_share,
-            samples_per_step=result.workload.samples_per_step(result.best.config),
-        )
-
     def __str__(self) -> str:
         rate, interval = self.samples_per_second, self.interval
         if interval.is_narrow:
@@ -130,9 +118,16 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     def __init__(self, promise: ResultData | str | Path, *, clock: Clock | None = None) -> None:
         self._result = promise if isinstance(promise, ResultData) else read_result(promise)
-        if (expected := Promise.of(self._result)) is None:
+        if (measured := self._result.best.measurement) is None:
             raise InputError("the result has no measurement of its best configuration to compare with")
-        self._promise, self._given_clock = expected, clock
+        self._given_clock = clock
+        self._promise = Promise(
+            samples_per_second=measured.samples_per_second,
+            interval=measured.shown_interval,
+            memory=measured.memory,
+            data_wait_share=measured.data_wait_share,
+            samples_per_step=self._result.workload.samples_per_step(self._result.best.config),
+        )
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

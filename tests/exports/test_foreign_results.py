@@ -60,14 +60,6 @@ def usual() -> TuningResult:
     return found.model_copy(update={**told, "outshone": "x", "baseline_cause": "x"})
 
 
-def from_hub() -> TuningResult:
-    """The same of a model of the hub, by its name there."""
-    spec = make_spec(name="meta-llama/Llama-3.2-1B", revision="main", source="hub")
-    found = usual()
-    workload = found.workload.model_copy(update={"model": spec})
-    return answer_of(make_config(4, optim="adamw_bnb_8bit"), workload=workload, hardware=GPU)
-
-
 def of_a_script() -> TuningResult:
     """The answer of a search for a script of the user's."""
     code = OwnCode(kind="script", shown="mine.py", command=("mine.py", "--data", "x"), directory="/home")
@@ -170,12 +162,9 @@ def assert_the_same(made: dict[str, Draft], benign: dict[str, Draft], text: str)
             assert len(shlex.split(line)) == len(shlex.split(usual_line))
 
 
-ANSWERS = {"usual": usual, "from-hub": from_hub, "own-script": of_a_script}
-
-
-@pytest.mark.parametrize("answer", ["usual", pytest.param("from-hub", marks=pytest.mark.slow), "own-script"])
+@pytest.mark.parametrize("answer", [usual, of_a_script])
 def test_no_text_of_a_result_becomes_code(answer, tmp_path):
-    document = json.loads(ANSWERS[answer]().model_dump_json())
+    document = json.loads(answer().model_dump_json())
     usually = exported(document, tmp_path / "usual.json")
     taken = []
     for path in texts(document):
