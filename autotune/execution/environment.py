@@ -8,13 +8,11 @@ them meet, at a port that the launcher has held since before they were forked, s
 that computes on CUDA can send tensors of the host as well, which decisions need.
 
 DeepSpeed compiles its operators where they are first used, in a minute and more each, and keeps them
-(`TORCH_EXTENSIONS_DIR`). In a trial that would count against its limit; and a trial that is killed meanwhile leaves a
-lock for which all later ones would wait. So a child compiles them before, outside of any trial's time and memory; what
-can't be compiled, the trial reports. Both remove locks that nobody holds.
+(`TORCH_EXTENSIONS_DIR`). A trial that is killed meanwhile leaves a lock for which all later ones would wait. So a child
+compiles them before any trial; what can't be compiled, the trial reports. Both remove locks that nobody holds.
 
-Libraries that share memory between processes (NCCL, torch's data loaders, DeepSpeed on the CPU) make files in /dev/shm
-and remove them themselves, unless they are killed before: what an ended trial has left there would stay until the
-machine is restarted, and is removed.
+Libraries that share memory between processes (NCCL, torch's data loaders, DeepSpeed on the CPU) leave files in /dev/shm
+if they are killed, which would stay until the machine is restarted, and are removed.
 """
 
 from __future__ import annotations
@@ -70,11 +68,7 @@ COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compil
 def launcher_environment(
     device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N', as the parent counts) and `others` like it.
-
-    `mark` is a variable that makes the launcher's descendants known for good (see `job`), `present` the parent's
-    environment.
-    """
+    """Return that of a launcher for `device` and `others`, as the parent counts; `mark` makes its descendants known."""
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
         # Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in

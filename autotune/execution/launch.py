@@ -95,10 +95,7 @@ class Launcher:
             self._connection.send(job)
 
     def reply(self, timeout_s: float) -> Any:
-        """Return the place of the next job to end, and its `Ending`.
-
-        None: the launcher has died. TimeoutError: it said nothing for so long.
-        """
+        """Return place and `Ending` of the next job to end; None: the launcher has died; TimeoutError: it is silent."""
         try:
             if not self._connection.poll(max(0.0, timeout_s)):
                 raise TimeoutError

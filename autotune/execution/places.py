@@ -59,10 +59,7 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places on the machine; one alone is all of `hardware`. MachineError: there aren't as many.
-
-    On CUDA they are of `each` GPUs of the same kind as `hardware`, those with the most free memory.
-    """
+    """Return `count` places, on CUDA of the `each` freest GPUs like `hardware`; one is all of it. Else MachineError."""
     if count == 1:
         return (whole(hardware),)
     if hardware.is_cpu:
@@ -81,10 +78,7 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
-    """Return what each trial has to itself: the devices of a place, with the least that is free on any of them.
-
-    On a CPU it is a share of cores and free memory; InputError: there is no memory for so many.
-    """
+    """Return what a trial has to itself: the least free of any GPU, or a share of a CPU; InputError: it is none."""
     if (count := len(places)) == 1:
         return hardware
     if not hardware.is_cpu:

@@ -239,10 +239,7 @@ class LocalRunner(Runner):
         )
 
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
-        """Return what a child finds out about a workload, or raise what it raised: the workload can't be used.
-
-        InfrastructureError: the child gave no answer; of a loop whose steps should have been run, a note says so.
-        """
+        """Return what a child finds out of a workload, or raise what it raised; InfrastructureError: no answer."""
         name = "describe" if isinstance(request, DescribeRequest) else "examine"
         directory = self.ask(name, f"autotune.execution.describe:run_{name}", request, timeout_s=600.0)
         try:

@@ -108,10 +108,7 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
-    """Return the numbers of the busy processes beside this one and those it started.
-
-    Within the time a busy one uses more than a tenth of a core. On a GPU only processes that have opened it count.
-    """
+    """Return the numbers of others' processes, on a GPU of those that have opened it, busy for a tenth of a core."""
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     watched, busy = [], []
