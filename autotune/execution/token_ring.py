@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -107,7 +108,7 @@ class Turns:
         return False
 
     def _is_enough(self, limits: Limits, ends_at: float) -> bool:
-        """Whether all ratios to the first process are known, or the time is up; the first round doesn't count."""
+        """Whether all ratios are known, or the time is up; the first round doesn't count."""
         counted, now = self.rounds[1:], time.perf_counter()
         took_s = now - self._measuring_since
         if not counted:
@@ -115,10 +116,12 @@ class Turns:
         is_late = took_s >= limits.measure_time_s * len(counted[0]) or now + took_s / len(self.rounds) > ends_at
         if is_late or len(counted) >= _MOST_ROUNDS:
             return True
-        if len(counted) < 12:  # from then on the interval stands one pair that is disturbed
+        # From twelve on the interval stands one pair that is disturbed; that of several short turns is of one moment.
+        if len(counted) < 12 or took_s < limits.measure_time_s / 16 * len(counted[0]):
             return False
-        ratios = (paired_ratio([[(turn[0], turn[n]) for turn in counted]]) for n in range(1, len(counted[0])))
-        # The 95 % interval of each is no wider than twice what is asked for.
+        # The 95 % interval of each is no wider than twice what is asked for, but for what more turns can't tell.
+        pairs = itertools.combinations(zip(*counted, strict=True), 2)
+        ratios = (paired_ratio([list(zip(*pair, strict=True))], spread=0.0) for pair in pairs)
         return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for _, interval in ratios)
 
     def _hold(self) -> None:

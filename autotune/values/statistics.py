@@ -25,10 +25,11 @@ _T95 = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
-# Standard deviation of the logarithm of the ratio of two processes that train the same in turn, beyond that of their
-# turns. Ten such pairs deviated from 1 by 1.2 % where their turns explain 1.5 % (results/
-# 2026-11-23-amd-epyc-alike-llama-3m.json of benchmarks): a bound.
+# Prior of the standard deviation of the logarithm of the ratio of two processes that train the same, beyond that of
+# their turns or steps, and the pairs that it is of. Ten deviated from 1 by 1.2 % where their turns explain 1.5 %
+# (results/2026-11-23-amd-epyc-alike-llama-3m.json of benchmarks, a CPU): a bound. None was measured on a GPU yet.
 PROCESS_SPREAD = 0.01
+PROCESS_PAIRS = 10
 
 # Parts of a trial in turn, which lasts a minute or more: they show how a machine drifts meanwhile.
 PARTS = 5
@@ -103,25 +104,30 @@ def ratio_of_means(
     return Comparison(ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
 
 
-def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
+def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Comparison:
     """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
 
     A pair cancels out influences that both of its times share, such as a slower machine. The estimate is the median of
     the means of all two pairs of logarithms (Hodges and Lehmann 1963), its interval that of the signed-rank test: of
-    twelve pairs or more, one may be disturbed at will. `PROCESS_SPREAD` adds the influences that a process keeps for
-    its life, such as the place of its memory.
+    twelve pairs or more, one may be disturbed at will. Influences that a process keeps for its life, such as the place
+    of its memory, are added: by Student's t, the prior `spread` is pooled with what the pairs of processes differ by.
     """
-    logs = [math.log(a / b) for run in runs for a, b in run]
-    averages = sorted((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:])
+    logs = [[math.log(a / b) for a, b in run] for run in runs if run]
+    flat = [log for run in logs for log in run]
+    averages = sorted((x + y) / 2 for i, x in enumerate(flat) for y in flat[i:])
     if not averages:
         return Comparison(math.nan, Interval(low=0.0, high=math.inf))
     middle = statistics.median(averages)
-    count = len(logs)
+    count = len(flat)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
     if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
         return Comparison(math.exp(middle), Interval(low=0.0, high=math.inf))
-    kept_for_life = 1.96 * PROCESS_SPREAD * math.sqrt(1 / len(runs))
+    of_processes = [statistics.median(run) for run in logs]
+    squares = sum((log - statistics.fmean(of_processes)) ** 2 for log in of_processes)
+    degrees = PROCESS_PAIRS - 1 + len(logs) - 1
+    deviation = math.sqrt(((PROCESS_PAIRS - 1) * spread**2 + squares) / degrees)
+    kept_for_life = t95(degrees) * deviation / math.sqrt(len(logs))
     below, above = middle - averages[outside - 1], averages[-outside] - middle
     low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
     return Comparison(math.exp(middle), Interval(low=math.exp(low), high=math.exp(high)))
@@ -155,7 +161,7 @@ def trial_spread(
     Trials of `others` count for the spread, but not their steps for its prior. `by_round` removes deviations that the
     trials of a round share, if all configurations ran in all rounds.
     """
-    prior = TRIAL_SPREAD**2 * _step_variance([trial for side in sides for trial in side])
+    prior = _trial_prior([trial for side in sides for trial in side])
     means = [_log_means(side) for side in (*sides, *others) if side]
     rounds = {len(side) for side in means}
     residuals = [[value - statistics.fmean(side) for value in side] for side in means]
@@ -187,7 +193,7 @@ def expected_rates(singles: Sequence[Single]) -> list[float]:
     """
     moves = [single.rate - single.again for single in singles if single.again is not None]
     squares = sum((move - statistics.fmean(moves)) ** 2 for move in moves)
-    noise = PRIOR_DEGREES * TRIAL_SPREAD**2 * _step_variance([single.step_times_s for single in singles]) + squares
+    noise = PRIOR_DEGREES * _trial_prior([single.step_times_s for single in singles]) + squares
     noise /= PRIOR_DEGREES + max(0, len(moves) - 1)
     rates = [single.rate for single in singles]
     chosen = [n for n, single in enumerate(singles) if single.was_chosen]
@@ -254,6 +260,11 @@ def _log_variance(values: Sequence[float]) -> float:
     logs = [math.log(v) for v in values]
     mean = statistics.fmean(logs)
     return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
+
+
+def _trial_prior(trials: Sequence[Sequence[float]]) -> float:
+    """Return the prior variance of the logarithm of a trial's mean: where steps hardly differ, processes still do."""
+    return TRIAL_SPREAD**2 * _step_variance(trials) + PROCESS_SPREAD**2 / 2
 
 
 def _step_variance(trials: Sequence[Sequence[float]]) -> float:

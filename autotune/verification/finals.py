@@ -6,6 +6,7 @@ This module chooses the trials and evaluates them; the tuner runs them.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -99,14 +100,26 @@ class Finals:
         rounds = {config: self._rounds(config) for config in contenders}
         waiting = [c for c in contenders if rounds[c] < self.plan.budget.final_rounds]
         if self._may_run_in_turn(contenders):  # who comes late runs in turn with the first, which is the baseline
-            return list(dict.fromkeys([contenders[0], *waiting])) if waiting else []
-        return self._there_and_back(waiting)
+            return self._there_and_back(list(dict.fromkeys([contenders[0], *waiting])), 0) if waiting else []
+        return self._next_alone(waiting)
 
-    def _there_and_back(self, waiting: Sequence[TrainConfig]) -> list[TrainConfig]:
-        """Return the next one to run alone: every other round runs backwards, so that a steady drift hits all alike."""
+    def _next_alone(self, waiting: Sequence[TrainConfig]) -> list[TrainConfig]:
         begun = min(map(self._rounds, waiting), default=0)
-        of_round = [c for c in waiting if self._rounds(c) == begun]
-        return of_round[-1:] if begun % 2 else of_round[:1]
+        return self._there_and_back([c for c in waiting if self._rounds(c) == begun], begun)[:1]
+
+    def _there_and_back(self, configs: Sequence[TrainConfig], begun: int) -> list[TrainConfig]:
+        """Return the order in which those that have `begun` so often begin: drawn, and every other time backwards.
+
+        So neither a steady drift nor being first favours one. What the search measured is the seed of the draw, so that
+        a resumed search goes on in the same order.
+        """
+        leader = self.history.best()
+        seed = None if leader is None or leader.measurement is None else leader.measurement.samples_per_second
+
+        def place(config: TrainConfig) -> float:
+            return random.Random(f"{seed} {begun // 2} {config.config_id}").random()
+
+        return sorted(configs, key=place, reverse=begun % 2 == 1)
 
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
@@ -127,8 +140,9 @@ class Finals:
             is_wide = interval.high > 1.3 * interval.low
             if is_wide if interval.low > 1.0 else ratio >= WORTH_DECIDING:
                 waiting = contenders
-        in_turn = self._may_run_in_turn(contenders) and len(waiting) > 1
-        return list(waiting) if in_turn else self._there_and_back(waiting)
+        if self._may_run_in_turn(contenders) and len(waiting) > 1:
+            return self._there_and_back(waiting, 1)
+        return self._next_alone(waiting)
 
     def _rounds(self, config: TrainConfig) -> int:
         """Return how many rounds a configuration has run; trials in turn are all the planned ones at once."""
@@ -160,7 +174,6 @@ class Finals:
         return latest[::-1]
 
     def ran_in_turn(self) -> bool:
-        """Whether all final trials ran in turn."""
         return all(map(_ran_in_turn, self._series()))
 
     def others_share(self) -> float:
@@ -168,7 +181,6 @@ class Finals:
         return statistics.fmean([_share_of_others(r.measurement) for r in self._series() if r.measurement] or [0.0])
 
     def is_measured(self, config: TrainConfig) -> bool:
-        """Whether `config` has completed a final trial."""
         return any(r.measurement for r in self.trials(config))
 
     def has_failed(self, config: TrainConfig) -> bool:

@@ -103,9 +103,15 @@ def test_the_first_process_learns_the_time_of_each():
 
 def test_it_ends_when_the_ratio_is_known_and_noise_takes_longer():
     noisy = [1.0, 1.3, 0.9, 1.2, 1.1]
-    quiet, loud = Ring(steady(1.0), steady(2.0)), Ring(steady(1.0), lambda count: 2 * noisy[count % 5])
-    assert len(quiet.of(0).rounds) == 1 + 12
-    assert len(loud.of(0).rounds) > len(quiet.of(0).rounds)
+    limits, began = LIMITS.model_copy(update={"measure_time_s": 1.0}), time.perf_counter()
+    quiet = Ring(steady(1.0), steady(2.0), limits=limits)
+    assert time.perf_counter() - began >= 2 * 1.0 / 16, "the least time of short turns"
+    assert 1 + 12 <= len(quiet.of(0).rounds) < 200
+    quiet, loud = (
+        Ring(*sides, limits=limits.model_copy(update={"measure_time_s": 0.16, "relative_interval": 0.05}))
+        for sides in ((steady(1.0), steady(2.0)), (steady(1.0), lambda count: 2 * noisy[count % 5]))
+    )
+    assert 1 + 12 <= len(quiet.of(0).rounds) <= len(loud.of(0).rounds)
 
 
 def test_it_ends_when_the_time_of_all_is_up_or_the_next_round_would_be_too_late():

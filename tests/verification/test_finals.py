@@ -18,6 +18,7 @@ from factories import (
 )
 
 from autotune.planning.plan import SearchState
+from autotune.space.file import load_space
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
@@ -27,6 +28,7 @@ from autotune.verification.finals import Finals
 from autotune.verification.verdict import verdict_of
 
 BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
+SPACE = load_space("cpu")  # read once
 SEARCHED = [(BASE, 10.0), (SLOW, 5.0), (NEAR, 19.0), (FAST, 20.0)]
 
 
@@ -35,7 +37,7 @@ class Search:
 
     def __init__(self, searched: list[tuple[TrainConfig, Outcome | float]], *, free_bytes: int = GIB, **budget) -> None:
         limits = make_budget(**{"finalists": 2, "final_rounds": 2, **budget})
-        plan = make_plan(budget=limits, baseline=BASE, hardware=make_hardware(free_bytes=free_bytes))
+        plan = make_plan(budget=limits, baseline=BASE, hardware=make_hardware(free_bytes=free_bytes), space=SPACE)
         self.searched = dict(searched)
         state = SearchState(plan, (make_result(c, outcome, number=n) for n, (c, outcome) in enumerate(searched)))
         self.results = state.results
@@ -68,11 +70,20 @@ def test_a_baseline_that_nothing_comes_near_needs_no_round_and_the_only_one_that
 
 def test_trials_that_run_alone_go_there_and_back_so_that_a_steady_drift_hits_all_alike():
     order = Search(SEARCHED).run()
-    assert order == [BASE, FAST, NEAR, NEAR, FAST, BASE]
+    assert set(order[:3]) == {BASE, FAST, NEAR}
+    assert order[3:] == order[2::-1]
     drifting = Search([(c, 10.0) for c in (BASE, FAST, NEAR)])
     for place, config in enumerate(order):
         drifting.measure(config, 10.0 * 1.03 ** (place / 5))
     assert drifting.finals.speedup(FAST, BASE).ratio == pytest.approx(1.0, abs=0.001)
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_who_begins_is_drawn_for_each_search(in_turn):
+    """In turn all begin at once, but the first of the processes is there before the others."""
+    kind = InTurn if in_turn else Search
+    firsts = [kind([(BASE, 10.0 + n), (FAST, 20.0 + n)], finalists=1).finals.next_trials()[0] for n in range(40)]
+    assert 10 <= firsts.count(BASE) <= 30
 
 
 def test_an_interrupted_schedule_goes_on_where_it_was():
@@ -87,7 +98,8 @@ def test_an_interrupted_schedule_goes_on_where_it_was():
 
 def test_who_fails_when_measured_again_is_out_and_the_next_takes_the_place():
     search = Search(SEARCHED, finalists=1)
-    assert search.run(FAST) == [BASE, FAST, NEAR, NEAR, BASE]
+    order = search.run(FAST)
+    assert (order.count(BASE), order.count(FAST), order.count(NEAR)) == (2, 1, 2)
     assert search.finals.contenders() == [BASE, NEAR]
 
 
@@ -117,15 +129,16 @@ def measured(base, fast, **budget):
 
 def test_a_lead_within_the_noise_gets_a_round_more_and_another_up_to_twice_the_planned():
     base, fast = (1.0, 1.5, 1.0, 1.5), (1.6, 1.1, 1.1, 1.6)
-    for rounds, further in ((2, [BASE]), (3, [FAST]), (4, [])):
-        assert measured(base[:rounds], fast[:rounds]).finals.further() == further
+    firsts = [measured(base[:rounds], fast[:rounds]).finals.further() for rounds in (2, 3, 4)]
+    assert sorted(c.config_id for first in firsts for c in first) == sorted((BASE.config_id, FAST.config_id))
+    assert firsts[2] == []
 
 
 def test_a_sure_lead_of_unknown_size_gets_a_round_more():
     search = measured((8.0, 7.0), (1.0, 2.4))
     lead = search.finals.speedup(FAST, BASE)
     assert 1.0 < lead.interval.low < lead.interval.high / 2
-    assert search.finals.further() == [BASE]
+    assert search.finals.further() in ([BASE], [FAST])
 
 
 def test_a_round_more_is_run_to_its_end_and_none_is_added_once_checks_have_begun():
@@ -167,6 +180,32 @@ def test_further_rounds_find_gains_and_seldom_see_one_that_is_none():
     holds, gains, _ = of_simulated_finals(1.0)
     assert holds >= 0.93
     assert gains <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("in_turn", "order_effect", "finalists", "cases"),
+    [(False, 0.0, 1, 1000), (False, 0.01, 3, 400), (True, 0.01, 1, 1000), (True, 0.01, 3, 400)],
+)
+def test_configurations_alike_are_seldom_called_faster_on_a_gpu(in_turn, order_effect, finalists, cases):
+    """Steps vary by 0.1 % there, processes by 0.5 %; who is first, of a round or of those alive, may be slower."""
+    noise, called = random.Random(7), 0
+
+    def measured(is_first: bool) -> tuple[float, ...]:
+        luck = noise.gauss(0.0, 0.005) + order_effect * is_first
+        return tuple(1.6 * math.exp(luck + noise.gauss(0.0, 0.001)) for _ in range(12))
+
+    for _ in range(cases):
+        rates = [10.0 * math.exp(noise.gauss(0.0, 0.01)) for _ in range(finalists + 1)]
+        alike = zip((BASE, FAST, NEAR, SLOW), rates, strict=False)
+        search = (InTurn if in_turn else Search)(list(alike), finalists=finalists)
+        while configs := search.finals.next_trials() or search.finals.further():
+            if in_turn:
+                search.take_turns({c: measured(c == configs[0]) for c in configs})
+            else:
+                is_first = (len(search.results) - len(search.searched)) % len(rates) == 0
+                search.measure(configs[0], make_measurement(step_times_s=measured(is_first)))
+        called += verdict_of(search.finals).verdict == "faster"
+    assert called <= 0.025 * cases
 
 
 @pytest.mark.parametrize(("idle", "left"), [(None, 0.7), (0.0, None)], ids=["a CPU", "a GPU that never waited"])
@@ -274,8 +313,8 @@ DRIFTING = tuple(1.6 * slow for slow in (1.0, 1.3, 1.6, 2.0, 1.9, 1.5, 1.2, 1.0)
 
 
 def test_all_contenders_run_in_turn_where_there_is_memory_for_all_at_once():
-    assert InTurn(SEARCHED).finals.next_trials() == [BASE, FAST, NEAR]
-    assert Search(SEARCHED).finals.next_trials() == [BASE]
+    assert set(InTurn(SEARCHED).finals.next_trials()) == {BASE, FAST, NEAR}
+    assert len(Search(SEARCHED).finals.next_trials()) == 1
 
 
 @pytest.mark.parametrize("field", ["workers", "devices", "memory"])
@@ -320,10 +359,10 @@ def test_turns_of_several_steps_are_compared_turn_by_turn():
 def test_who_comes_late_runs_in_turn_with_the_baseline_unless_the_others_could_not():
     search = InTurn(SEARCHED, finalists=1)
     search.take_turns({BASE: DRIFTING, FAST: DRIFTING})
-    assert search.finals.next_trials() == [BASE, NEAR]
+    assert set(search.finals.next_trials()) == {BASE, NEAR}
     search = InTurn(SEARCHED, finalists=1)
     search.take_turns({BASE: (1.6, 1.6), FAST: (0.8, 0.8)}, steps_per_turn=None)
-    assert search.finals.next_trials() == [FAST]
+    assert len(search.finals.next_trials()) == 1
 
 
 def test_finals_in_turn_decide_by_their_intervals_whatever_others_take():
