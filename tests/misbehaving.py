@@ -329,9 +329,14 @@ def grow_beside_the_allocator(directory: Path) -> None:
         seen["entered"] = now()
         kept = filled()
         seen["full"] = now()
-        kept = kept[: len(kept) // 2]
-        load(300 << 20)  # with the cache still held
+        load(300 << 20)
         seen["over"] = now()
+        try:
+            guard.step_ended()
+        except MemoryError as error:
+            seen["too_much"] = str(error)
+        kept = kept[: len(kept) // 2]
+        torch.cuda.reset_peak_memory_stats()  # as if the step had held no more at once, but the cache
         guard.step_ended()
         seen["settled"] = now()
         kept += filled()
@@ -340,7 +345,7 @@ def grow_beside_the_allocator(directory: Path) -> None:
         guard.check()
         del kept
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        guard.begin_anew(Memory())
         known = guard.peak()
         seen["before_attempt"] = known.peak_bytes
         del filled()[:]

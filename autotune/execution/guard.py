@@ -128,11 +128,9 @@ class CpuGuard(MemoryGuard):
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def peak(self) -> Memory:
-        """Return the growth of the resident set at its highest."""
         return self._final or worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
-        """Return the present growth of the resident set."""
         return self._growth("VmRSS")
 
     def _growth(self, key: str) -> int:  # less the libraries' code that was read in since
@@ -140,7 +138,6 @@ class CpuGuard(MemoryGuard):
         return max(0, _status_bytes(key) - self._resident_before - code)
 
     def begin_anew(self, known: Memory) -> None:
-        """Start again from the present resident set."""
         self._earlier = known
         _restart_peak()
 
@@ -219,7 +216,6 @@ class CudaGuard(MemoryGuard):
         torch.cuda.empty_cache()
 
     def peak(self) -> Memory:
-        """Return torch's peaks and the device's."""
         reserved, beside = self._cuda.max_memory_reserved(self._device), self._beside()
         now = Memory(
             allocated_bytes=self._cuda.max_memory_allocated(self._device),
@@ -229,11 +225,9 @@ class CudaGuard(MemoryGuard):
         return worst_memory([self._earlier, now])
 
     def in_use_bytes(self) -> int:
-        """Return what torch has reserved, and what lies beside it."""
         return self._cuda.memory_reserved(self._device) + (self._beside() or 0)
 
     def is_crowded_out(self, asked_bytes: int) -> bool:
-        """Compare what the driver says is free with what the budget has left."""
         # Where it doesn't tell processes apart, all that came beside the allocator since the cap was set is others'.
         beside = (self._beside() if self._is_listed else None) or self._capped_beside
         left = self._budget_bytes - self._cuda.memory_reserved(self._device) - beside
@@ -245,16 +239,20 @@ class CudaGuard(MemoryGuard):
         self._capped_beside = self._beside() or 0
         cap = self._cap(self._budget_bytes - self._capped_beside)
         if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
+            # The same samples may not come again: what they allocated has to fit, and with its cache they fill the cap.
+            allocated = self._cuda.max_memory_allocated(self._device)
+            if allocated > cap:
+                self.check()
+            full = Memory(allocated_bytes=allocated, reserved_bytes=cap, device_bytes=cap + self._capped_beside)
+            self._earlier = worst_memory([self._earlier, full])
             self._cuda.empty_cache()
             self._cuda.reset_peak_memory_stats(self._device)
 
     def begin_anew(self, known: Memory) -> None:
-        """Forget the peak but for `known`."""
         self._earlier = known
         self._cuda.reset_peak_memory_stats(self._device)
 
     def retries(self) -> int:
-        """Return how often so far the allocator had to give its cache back and ask again."""
         return int(self._cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     def _cap(self, cap_bytes: int) -> int:
