@@ -2,12 +2,16 @@
 
 ::
 
-    data | micro-step 1 | ... | micro-step k + optimizer | data | micro-step 1 | ...
-         ^ step_begin   ^ substep_end                    ^ step_end   (a mark at each)
+    data | micro-step 1 | ... | micro-step k | clipping, optimizer | data | micro-step 1 | ...
+         ^ step_begin   ^ each micro-step's end                    ^ step_end   (a mark at each)
 
 The Trainer fetches the micro-batches of a step before `step_begin`, so the time from one `step_end` to the next holds
 everything: data, forward, backward, optimizer. A trial may run fewer micro-steps than the workload's; since a step's
-time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the last.
+time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the first: that one
+writes gradients, and those after it read, add and write.
+
+Steps count once they take as long as those before them, by the device's time: a chip that was idle while a model was
+made or compiled is slow, or fast, for seconds. A step that compiles, or records a CUDA graph, doesn't count.
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
 checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
@@ -20,12 +24,14 @@ import dataclasses
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
 
+from autotune.execution.environment import wait_for_all
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.outcome import speed_of
 from autotune.execution.token_ring import Turns
@@ -35,10 +41,43 @@ from autotune.values.statistics import half_width, relative_half_width
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 
-# Steps that may be discarded, beyond those that must be, until the trial has trained for `discarded_s`.
-EXTRA_DISCARDED_STEPS = 100
+# Steps that may be discarded beyond `discarded_steps`, while fewer than four times `discarded_s` have been trained.
+EXTRA_DISCARDED_STEPS = 1000
 
 _ENOUGH = 3  # measured steps from which on the first can be left out and a race be lost
+
+# Measured steps at the least, beside a least time: hyperfine has ten runs and 3 s, NVBench ten samples and 0.5 s, of
+# kernels and commands that are shorter than a step.
+_LEAST_STEPS = 5
+
+# Steps that may compile without being measured: torch compiles a function anew eight times (`recompile_limit`), and
+# records a graph in the step after. Who compiles more often trains like that.
+_MOST_COMPILING_STEPS = 16
+
+
+class Compilations:
+    """Tells whether torch has compiled something, or recorded a CUDA graph, since it was last asked.
+
+    `ranks`: whether any rank of several has, all of which ask at the same time.
+    """
+
+    def __init__(self, *, ranks: bool = False) -> None:
+        self._ranks, self._is_listening, self._seen = ranks, False, 0
+
+    def __call__(self) -> bool:
+        seen, self._seen = self._seen, 0
+        if not self._is_listening and (compiler := sys.modules.get("torch._dynamo.callback")) is not None:
+            compiler.on_compile_start(self._note)
+            self._is_listening, seen = True, 1  # it was imported meanwhile, to compile
+        if self._ranks:
+            import torch
+
+            wait_for_all(of_all := torch.tensor([seen]))
+            seen = int(of_all)
+        return seen > 0
+
+    def _note(self, _: object) -> None:
+        self._seen += 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,6 +90,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     clock: Clock
     started_at: float  # `time.perf_counter()` when the trial began
     ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
+    least_s: float = 0.0  # that are measured at the least, in however many steps
     # Has laps for the first step, the discarded and the measured ones; that of what follows is called `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
     afterwards: str = "closing_s"
@@ -62,6 +102,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
     added_s: float = 0.0  # to the time of each step, for what was worked out of its samples before training
     is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, to be measured
+    has_compiled: Callable[[], bool] = lambda: False  # whether something was compiled in the step that ends
+    ranks: bool = False  # there are several, which exchange their gradients in the last micro-step
     steps_per_turn: int | None = None  # measured steps between those of the other trials
     startup_s: float = 0.0
     first_step_s: float = 0.0
@@ -77,11 +119,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self._previous_end: Any = None
         self._measured_from = self._scale = 0.0
         self._next_look = 1
+        self._compiling_steps = 0
+        self._ended_at = 0.0  # the latest step
+        self._warm_s: list[float] = []  # of each step after the first that wasn't measured and compiled nothing
         self._really_stepped = False
         self._retries_before: int | None = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Mark the end of data loading."""
         if not self._really_stepped:
             self._scale = _loss_scale(optimizer)
         if self._previous_end is None:
@@ -90,14 +134,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._previous_end = self.clock.mark()
         self._marks = [self._previous_end, self.clock.mark()]
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Mark the end of a micro-step that isn't the last of its step."""
+    def micro_step_ended(self) -> None:
         self._marks.append(self.clock.mark())
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Mark the end of a step; end training when enough is known, and not before: other callbacks come first."""
         self._previous_end = self.clock.mark()
         self._marks.append(self._previous_end)
+        # Training ends when enough is known, and not before: other callbacks come first.
         if control.should_training_stop and state.global_step < state.max_steps:  # another callback of the user's code
             control.should_training_stop = False
         if not self.first_step_s:
@@ -109,15 +152,14 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if not self._really_stepped:
             was_skipped = getattr(optimizer, "step_was_skipped", False) or _loss_scale(optimizer) < self._scale
             self._really_stepped = not was_skipped
+        compiles = self.has_compiled() and self._compiling_steps < _MOST_COMPILING_STEPS
+        self._compiling_steps += compiles
+        since, self._ended_at = self._ended_at, time.perf_counter()
         if not self._measured_from:
             self.step_ended()
-            # The first steps are slow, and of short steps many.
-            steps, trained_s = state.global_step, time.perf_counter() - self.started_at - self.startup_s
-            most = self.limits.discarded_steps + EXTRA_DISCARDED_STEPS
-            is_warm = steps >= self._least_discarded and (trained_s >= self.limits.discarded_s or steps >= most)
+            is_warm = self._is_warm(state.global_step, compiles=compiles)
             if not self.agree(self._really_stepped and is_warm):
                 return
-            self.clock.settle()
             if self.relax is not None:
                 self.relax()
             if self.turns is not None:  # let the others warm up, and settle how many steps make a turn
@@ -128,10 +170,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self.watch.begin()
             self._retries_before = self.retries()
             self.stopwatch.enter("measured_s")
-            self._measured_from = time.perf_counter()
+            self._measured_from = self._ended_at = time.perf_counter()
             self._previous_end = self.clock.mark()
             return
-        if not self.is_whole():
+        if compiles:
+            self._measured_from += self._ended_at - since
+        if compiles or not self.is_whole():
             return
         self._records.append(self._marks)
         if state.global_step <= STEPS_TO_PEAK:  # the first to meet the optimizer's states: the cache is made for them
@@ -144,6 +188,30 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if is_over:
             control.should_training_stop = True
             self._end()
+
+    def _is_warm(self, steps: int, *, compiles: bool) -> bool:
+        """Whether all after the latest of `steps` may count: its time has settled, or long enough has been waited."""
+        self.clock.settle()
+        if steps > 1 and not compiles:
+            self._warm_s.append(self.clock.seconds(self._marks[0], self._marks[-1]))
+        least_s, trained_s = self.limits.discarded_s, sum(self._warm_s)
+        if steps < self._least_discarded or compiles or trained_s < least_s:
+            return steps >= self.limits.discarded_steps + EXTRA_DISCARDED_STEPS
+        if trained_s >= 4 * least_s:
+            return True
+        # The last two spans are compared, of half a second at the least, as clocks rise as slowly, if they have steps
+        # enough to tell a trend from chance.
+        spans: list[list[float]] = [[], []]
+        for step_s in reversed(self._warm_s):
+            if open_spans := [span for span in spans if sum(span) < max(0.5, least_s / 2)]:
+                open_spans[0].append(step_s)
+        if sum(spans[1]) < max(0.5, least_s / 2):
+            return False
+        if min(map(len, spans)) < _ENOUGH:
+            return True
+        late_s, early_s = map(statistics.fmean, spans)
+        chance_s = math.sqrt(sum(statistics.variance(span) / len(span) for span in spans))
+        return abs(late_s - early_s) <= max(self.limits.relative_interval / 4 * late_s, 2 * chance_s)
 
     def _goes_on(self, turns: Turns, steps: int) -> bool:
         """End a turn of `steps`; return whether to go on, in the next turn or, if the others have gone, alone."""
@@ -159,7 +227,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return goes_on
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End measuring where training ended by itself."""
         if self._records:
             self._end()
 
@@ -176,36 +243,39 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
         # When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
-        count = len(self._counted())
-        if count >= self.limits.measure_steps or count < self._next_look:
-            return count >= self.limits.measure_steps
-        self._next_look = count + max(1, count // 4)
+        ran, count, most = len(self._records), len(self._counted()), self.limits.measure_steps
+        if count >= most and not self.least_s:
+            return True
+        if ran < self._next_look:
+            return False
+        further = max(1, ran // 4)
+        self._next_look = ran + (min(further, most - count) if count < most else further)
         self.watch.look()  # while the device still computes
         times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
-        look_s = (self._next_look - count) * took_s / len(self._records)  # until the next look
-        # A few short steps happen to agree, or are all of one moment: an eighth of the longest time is measured.
-        is_known = count >= 5 and took_s >= self.limits.measure_time_s / 8
-        is_tight = is_known and relative_half_width(times) <= self.limits.relative_interval
+        look_s = (self._next_look - ran) * took_s / ran  # until the next look
+        # Short steps that happen to agree, or are all of one moment, are not enough, however many they are.
+        has_least = count >= min(_LEAST_STEPS, most) and took_s >= self.least_s
+        is_known = count >= most or relative_half_width(times) <= self.limits.relative_interval
         is_late = took_s >= self.limits.measure_time_s or now + look_s > self.ends_at
-        beaten_s = self.limits.beaten_step_s if count >= _ENOUGH else None
+        can_lose = count >= _ENOUGH and took_s >= self.least_s / 4
+        beaten_s = self.limits.beaten_step_s if can_lose else None
         is_beaten = beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
-        return self.agree(is_tight or is_late or is_beaten)
+        return self.agree((has_least and is_known) or is_late or is_beaten)
 
     def step_times_s(self) -> list[float]:
-        """Return the time of each measured step, missing micro-steps added."""
         self.clock.settle()
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
-        """Return the records that count: the first after `relax` fills the heap, and is left out if others are left."""
+        """Return the records that count: not the first, which fills the heap or the queue of launches, of several."""
         # Of trials in turn it is the first turn.
         if self.steps_per_turn is not None:
             return self._records[self.steps_per_turn :]
-        return self._records[1:] if self.relax is not None and len(self._records) > _ENOUGH else self._records
+        return self._records[1:] if len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
-        """Return the share of the measured time spent between the end of a step and its successor's first forward."""
+        """Return the share of the measured time between the end of a step and its successor's first forward."""
         waits, total = (sum(self.clock.seconds(marks[0], marks[i]) for marks in self._records) for i in (1, -1))
         return waits / total if total else 0.0
 
@@ -214,8 +284,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         whole_s = self.added_s + seconds(marks[0], marks[-1])
         if not missing:
             return whole_s
-        micro_step_s = statistics.fmean(seconds(a, b) for a, b in itertools.pairwise(marks[1:-1]))
-        return whole_s + missing * (micro_step_s + seconds(marks[0], marks[1]) / self.run_micro_steps)
+        later_s = [seconds(a, b) for a, b in itertools.pairwise(marks[2:-1])]
+        if self.ranks and len(later_s) > 1:
+            del later_s[-1]
+        return whole_s + missing * (statistics.fmean(later_s) + seconds(marks[0], marks[1]) / self.run_micro_steps)
 
 
 def _loss_scale(optimizer: Any) -> float:

@@ -34,7 +34,7 @@ from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import agree, own_rank, remove_unused_locks, trial_device
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import ENDS_VARIABLE
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer, measurement_of
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.token_ring import Turns
@@ -53,6 +53,9 @@ from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17
+
+# Steps that short ones may need for the least measuring time: those of `Budget.when_in_turn`.
+_MOST_STEPS = 4000
 
 
 class Trial(NamedTuple):
@@ -80,9 +83,13 @@ class Trial(NamedTuple):
             differ = request.workload.lengths is not None or request.workload.dataset is not None
             least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
             limits = limits.model_copy(update={"discarded_steps": least})
-        ends_at = math.inf
+        ends_at, least_s, ranks = math.inf, 0.0, own_rank().is_launched
         if task is None:  # measuring ends before the process is killed, with a moment for what follows it
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
+            # 0.8, 2 or 4.5 s by effort, and in finals 2, 5 or 11: hyperfine measures for 3 s at the least.
+            least_s = limits.measure_time_s / (10 if request.purpose.explores else 4 if turns is None else 16)
+        # Of several ranks all have to know whether any is asked for what it has compiled.
+        may_compile = not ranks or request.config.torch_compile_backend is not None
         timer = StepTimer(
             limits,
             request.accumulation_steps,
@@ -90,8 +97,11 @@ class Trial(NamedTuple):
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
             ends_at=ends_at,
+            least_s=least_s,
+            has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
+            ranks=ranks,
             stopwatch=stopwatch,
-            watch=noise.watch(trial_device(request.device), ranks=own_rank().is_launched or turns is not None),
+            watch=noise.watch(trial_device(request.device), ranks=ranks or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
             # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
             relax=guard.relax if (on_cpu or turns) and not isinstance(task, SoakTask | LossTask) else None,
@@ -104,7 +114,6 @@ class Trial(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The torch device of this process."""
         return trial_device(self.request.device)
 
     @property
@@ -114,9 +123,9 @@ class Trial(NamedTuple):
 
     @property
     def max_steps(self) -> int:
-        """The optimizer steps that it can need."""
-        limits = self.request.limits
-        return limits.discarded_steps + EXTRA_DISCARDED_STEPS + limits.measure_steps + _SCALER_STEPS
+        limits, timer = self.request.limits, self.timer
+        measured = max(limits.measure_steps, _MOST_STEPS) if timer.least_s else limits.measure_steps
+        return limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
 
     @property
     def samples_per_step(self) -> int:
@@ -125,7 +134,6 @@ class Trial(NamedTuple):
         return self.request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     def useless(self, cause: str) -> Failure:
-        """Return the failure of a training whose steps are of no use."""
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
 
 
@@ -137,7 +145,7 @@ def trained(
     `train` trains the Trainer, watched by the callbacks timer and `probe`; `reading` says how it reads samples.
     """
     request, timer, guard = trial.request, trial.timer, trial.guard
-    losses = watch_losses(trainer)
+    losses = watch_losses(trainer, timer.micro_step_ended)
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved):
         loss = float(train().training_loss)
     effects = probe.verify(trainer)
@@ -155,7 +163,6 @@ def trained(
 
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
-    """Set a user's loop up and run its steps until enough is known."""
     timer, losses = trial.timer, []
     trial.stopwatch.enter("model_s")
     micro_steps, file = trial.request.accumulation_steps, trial.data_directory / STEP_FILE
@@ -180,14 +187,18 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     return measurement_of(trial.request, timer, trial.guard.peak(), loss=mean, effects={}, data_wait_share=None)
 
 
-def watch_losses(trainer: Any) -> Callable[[], float]:
-    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if a loss was."""
+def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Callable[[], float]:
+    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if a loss was.
+
+    `ended` is called after each micro-step.
+    """
     # The Trainer's own filter leaves such losses out of what it logs. The sum stays on the device, in fp32, so that
     # nothing waits for it before training is over.
     original, total = trainer.training_step, [0.0]
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
         loss = original(*args, **kwargs)
+        ended()
         total[0] += loss.float()
         return loss
 
@@ -329,7 +340,6 @@ def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
-    """Run a user's code until it trains, and measure its training."""
     trial.stopwatch.enter("trainer_s")
     request, hardware = trial.request, detect(trial.device)
     mapping = plan(request.config, request.workload, hardware)

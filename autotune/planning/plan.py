@@ -29,7 +29,8 @@ from autotune.values.trial import Limits, Measurement, Prediction, Purpose, Tria
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
 # Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass;
-# the time of a step with more is inferred.
+# the time of a step with more is inferred from the second, of several devices, which exchange gradients in the last,
+# from the second of three.
 SEARCH_ACCUMULATION = 2
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
@@ -143,7 +144,7 @@ def request_of(
         config=config,
         workload=plan.workload,
         device=plan.hardware.device,
-        accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION),
+        accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION + (not config.parallelism.is_single)),
         prediction=prediction,
         limits=Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **limits),
         task=task,

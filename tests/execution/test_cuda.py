@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 from typing import Any
 
 import pytest
@@ -58,6 +59,25 @@ def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
 def test_each_knob_takes_effect(cuda, config, effects):
     seen = measured(cuda, config).effects
     assert seen == {**seen, **effects}
+
+
+@pytest.fixture
+def clocked(model, tmp_path, monkeypatch):
+    """Trials on a chip that is 30 % slower when it is cold, and warm after seconds of computing."""
+    monkeypatch.setenv("FAKECUDA_CLOCK", "ramp=0.3")
+    bench = Bench(model, tmp_path / "run", device="cuda:0")
+    with bench.runner:
+        yield bench
+
+
+@pytest.mark.cuda
+def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(clocked):
+    """As with quick effort, which discards a step and half a second."""
+    config = {"torch_compile_backend": "inductor", "torch_compile_mode": "reduce-overhead"}
+    limits = {"discarded_s": 0.5, "measure_steps": 12, "measure_time_s": 8.0, "relative_interval": 0.04}
+    times = measured(clocked, config, **limits).step_times_s
+    assert sum(times) >= 0.5
+    assert max(times) < 5 * statistics.median(times)
 
 
 @pytest.mark.cuda
