@@ -110,7 +110,6 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.bytes: int | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint when training is about to stop."""
         if not control.should_training_stop or self.is_saving or self.not_saved is not None:
             return
         model, optimizer = self._trainer.model, self._trainer.optimizer
@@ -166,7 +165,6 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
 
 
 def keeps_predictions(trainer: Any) -> bool:
-    """Return whether the Trainer's evaluation keeps the predictions of all samples until its end."""
     args = trainer.args
     return trainer.compute_metrics is not None and not args.prediction_loss_only and not args.batch_eval_metrics
 

@@ -290,7 +290,6 @@ def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[
 
 @contextmanager
 def _watched(found: _Step) -> Iterator[None]:
-    """Watch what is done inside: make a model, run one step."""
     call, clip = nn.Module.__call__, nn.utils.clip_grad_norm_
     depth, known, stepped = 0, set(), set()
 

@@ -39,14 +39,12 @@ class HostWatch:
         self._before: Counters | None = None
 
     def begin(self) -> None:
-        """Read the counters."""
         self._before = counters(self._own)
 
     def look(self) -> None:
         """Nothing: the counters sum up by themselves."""
 
     def conditions(self) -> Conditions:
-        """Return what the counters gained."""
         before, after = self._before, counters(self._own)
         if before is None or after is None or after.cores_s <= before.cores_s:
             return Conditions()
@@ -86,13 +84,11 @@ class NvmlWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was seen and begin anew."""
         self._looks, self._reasons = 0, Counter[str]()
         self._temperatures, self._busy = list[float](), list[float]()
         self._host.begin()
 
     def look(self) -> None:
-        """Ask for temperature, reasons and utilization; what the driver doesn't know is left out."""
         nvml, handle = self._nvml, self._handle
         self._looks += 1
         with contextlib.suppress(nvml.NVMLError):
@@ -104,7 +100,6 @@ class NvmlWatch:
             self._reasons.update(throttle_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))))
 
     def conditions(self) -> Conditions:
-        """Return what was seen of the GPU, and of the host beside it."""
         found: dict[str, Any] = {
             "temperature_c": max(self._temperatures, default=None),
             "idle_share": round(1 - statistics.fmean(self._busy), 4) if self._busy else None,
@@ -135,14 +130,12 @@ class HostClock:
     """The host's monotonic clock, for devices that compute synchronously."""
 
     def mark(self) -> float:
-        """Return the present time."""
         return time.perf_counter()
 
     def settle(self) -> None:
         """Nothing is pending on the host."""
 
     def seconds(self, start: float, end: float) -> float:
-        """Return the difference."""
         return end - start
 
 
@@ -150,7 +143,6 @@ class CudaClock:
     """Events in the current CUDA stream: marking costs microseconds and doesn't wait."""
 
     def mark(self) -> Any:
-        """Record an event."""
         import torch
 
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -158,13 +150,11 @@ class CudaClock:
         return event
 
     def settle(self) -> None:
-        """Wait for the device."""
         import torch
 
         torch.cuda.synchronize()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the device time between two events."""
         return float(start.elapsed_time(end)) / 1000
 
 

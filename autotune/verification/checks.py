@@ -79,7 +79,6 @@ class Proof:
         return ending(own) if own is not None and config != self.reference() and own.has_failed else None
 
     def soaked(self, config: TrainConfig) -> Soaked | None:
-        """Return the result of the soak of `config`; None without one."""
         return next((r.measurement.soaked for r in self._state.trials(config, Purpose.SOAK) if r.measurement), None)
 
     def verdict(self, config: TrainConfig) -> LossVerdict | None:
@@ -129,12 +128,10 @@ class Proof:
         return tuple(lines)
 
     def refusals(self) -> dict[TrainConfig, str]:
-        """Return the configurations that failed a check, with the reasons."""
         checked = dict.fromkeys(r.request.config for r in self._results if r.request.task is not None)
         return {config: reason for config in checked if (reason := self.refusal(config)) is not None}
 
     def expected_s(self) -> float:
-        """Return the expected seconds of the checks of the current leader."""
         best = self._history.best()
         if best is None:
             return 0.0

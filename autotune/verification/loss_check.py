@@ -45,7 +45,6 @@ class Yardstick(StrEnum):
 
 
 def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
-    """Return the criterion for a configuration with these changes."""
     deepest = deepest_class(c.allowance for c in changed)
     # A loss scaler that only one of the two has skips some of the first steps until it has a scale.
     is_scaled = any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
