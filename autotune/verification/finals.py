@@ -216,7 +216,8 @@ class Finals:
             if len(configs) > 1:  # all together eight times as long as one alone
                 whole_s += max(1.0, 8 / len(configs)) * budget.measure_time_s + step_s
             else:
-                whole_s += min(budget.when_measured_again["measure_steps"] * step_s, longest_s)
+                steps_s = max(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s / 4)
+                whole_s += min(steps_s, longest_s)
         return whole_s + sum(map(self.setup_s, configs))
 
     def setup_s(self, config: TrainConfig) -> float:

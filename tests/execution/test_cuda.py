@@ -76,8 +76,8 @@ def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(
     config = {"torch_compile_backend": "inductor", "torch_compile_mode": "reduce-overhead"}
     limits = {"discarded_s": 0.5, "measure_steps": 12, "measure_time_s": 8.0, "relative_interval": 0.04}
     times = measured(clocked, config, **limits).step_times_s
+    assert times[0] < 2 * statistics.median(times)
     assert sum(times) >= 0.5
-    assert max(times) < 5 * statistics.median(times)
 
 
 @pytest.mark.cuda
