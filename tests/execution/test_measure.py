@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from factories import StepClock, make_request
 
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, StepTimer, measurement_of
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer, measurement_of
 from autotune.values.conditions import Conditions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory
@@ -153,6 +153,17 @@ def test_a_chip_has_to_be_warm_by_the_time_that_it_computed_and_not_by_that_of_c
     assert max(timer.step_times_s()) < 1.01 * step_s(1)
     noisy = timer_of(clock, discarded_s=8 * step_s(1), measure_steps=2)
     assert train(noisy, clock, slowness=[1, *[1.05, 0.95, 1.1, 0.9] * 9]) <= 1 + 9 + 3, "noise is no trend"
+
+
+def test_torch_tells_what_it_compiles_the_first_new_shape_too():
+    has_compiled = Compilations()
+    doubled = torch.compile(lambda x: x * 2, backend="eager")
+    seen = []
+    for rows in (3, 3, 5, 5, 7):  # the second length makes one code for all
+        doubled(torch.ones(rows))
+        seen.append(has_compiled())
+    torch.compiler.reset()
+    assert seen == [True, False, True, False, False]
 
 
 def test_a_step_that_compiles_or_records_a_graph_is_not_measured_and_its_time_is_none_of_measuring(clock):

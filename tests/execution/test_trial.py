@@ -57,6 +57,16 @@ def test_measuring_ends_before_the_process_is_killed(monkeypatch, tmp_path):
     assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == 998.5
 
 
+@pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
+def test_steps_of_2_ms_are_enough_for_the_least_measuring_time_which_finals_have_more_of(purpose, least_s, tmp_path):
+    request = make_request(purpose=purpose, accumulation_steps=2, limits=make_limits(measure_time_s=20.0))
+    trial = Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD)
+    assert trial.timer.least_s == least_s
+    assert 0.002 * trial.max_steps >= least_s
+    soak = request.model_copy(update={"task": SoakTask(eval_batch_sizes=(1,))})
+    assert Trial.begun(soak, tmp_path, Stopwatch("prepare_s"), GUARD).timer.least_s == 0.0
+
+
 def test_a_check_runs_all_its_steps_or_fails(tmp_path):
     request = make_request(accumulation_steps=2, task=LossTask(steps=20, pass_steps=4, seed=0))
     assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == math.inf
