@@ -23,7 +23,6 @@ from autotune.cost.corrections import (
 from autotune.cost.memory import Components
 from autotune.units import GIB
 from autotune.values.estimate import Timings
-from autotune.values.techniques import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
@@ -122,22 +121,6 @@ def test_later_ones_tell_knobs_apart():
     assert seconds(learned) == pytest.approx(1.0, rel=0.03)
     assert seconds(learned, checkpointing="full") == pytest.approx(1.5, rel=0.03)
     assert seconds(learned, checkpointing="full", micro_batch=16) > 1.3 * seconds(learned, micro_batch=16)
-
-
-@pytest.mark.parametrize(
-    ("config", "feature"),
-    [
-        ({"precision": "bf16"}, "precision=bf16"),
-        ({"checkpointing": "full"}, "checkpointing=full"),
-        ({"torch_compile_backend": "inductor"}, "compile=inductor"),
-        ({"adapter": LoraAdapter()}, "adapter"),
-        ({"tf32": True}, "tf32"),
-        ({"dataloader_num_workers": 2}, "workers"),
-    ],
-)
-def test_a_knob_is_a_feature(config, feature):
-    assert feature in time_features(make_config(**config))
-    assert feature not in time_features(make_config())
 
 
 def test_a_trial_that_is_observed_again_counts_once():

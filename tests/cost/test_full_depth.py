@@ -189,7 +189,3 @@ def test_storages_of_a_layer_are_repeated(made, repeated):
 def test_what_surrounds_the_layers_is_there_once():
     once = three_layers((0, 85, 1), (42, 51, 2))
     assert rows_of(once) == [[0, 125, 1], [62, 71, 2]]
-
-
-def test_parameters_are_those_of_all_layers_in_order():
-    assert order_of(["base", "l", "l", "l", "head"], [["base", "l", "l", "head"]], [3]) == [0, 1, 2, 2, 2, 2, 3, 4]

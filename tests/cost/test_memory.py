@@ -278,11 +278,3 @@ def test_weights_in_four_bits_are_named_for_layers_alone(profile_of):
 def test_scores_of_eager_attention_are_shrunk_by_another_attention(profile_of):
     rows = model_of(profile_of, "llama", CONFIGS["eager"]).alive(CONFIGS["eager"])
     assert any("softmax" in row.operator and row.knob == "attention" for row in rows)
-
-
-def test_the_largest_phase_is_named(profile_of):
-    small = CONFIGS["small"]
-    memory = model_of(profile_of, "llama", small, evaluation=Evaluation(batch=512)).estimate(small).memory
-    largest = max(memory.phases, key=lambda phase: phase.allocated_bytes)
-    assert memory.phase == largest.name == "evaluation"
-    assert memory.allocated_peak_bytes == largest.allocated_bytes

@@ -14,7 +14,6 @@ from autotune.cost.family import Family, Shape, shape_of
 from autotune.cost.memory import components
 from autotune.cost.profile import TRANSFER, layers_of
 from autotune.cost.profiler import profile
-from autotune.errors import InputError
 from autotune.estimates.forecast import Traces
 from autotune.training.build import frozen_layers, frozen_paths
 from autotune.training.resolve import resolve
@@ -124,16 +123,6 @@ def test_under_autocast_weights_stay_in_fp32_and_products_run_in_16_bits(profile
     mixed = profile_of("llama", **MIXED)
     assert {g.element_bytes for g in mixed.parameters} == {4.0}
     assert {w.half for w in mixed.work if w.flops.per_sample > 1e6} == {True}
-
-
-def test_tables_of_embeddings_are_told(profile_of, spec_of):
-    assert [g.shape for g in profile_of("llama").parameters if g.embedding] == [(512, 64)]
-
-
-def test_a_head_that_the_model_does_not_have_is_an_input_error(spec_of):
-    shape, family = Shape(task=Task.IMAGE_CLASSIFICATION, length=8), Family(device="cpu", dtype="float32")
-    with pytest.raises(InputError, match="no head"):
-        profile(spec_of("llama"), family, shape)
 
 
 def test_a_change_is_made_before_the_trace(spec_of, facts_of):

@@ -41,12 +41,6 @@ def test_blocks_that_no_other_fits_into_stay_unused(storages, unused):
     assert found == pytest.approx(unused * MIB, abs=2 * MIB if unused == 30 else 0)
 
 
-def test_sizes_follow_the_micro_batch():
-    growing = model((0, 1, 0, 30, False), (1, 2, 0, 32, False), GRADIENT)
-    one, four = (held_bytes(growing, "sgd", size, accumulated=False).unused for size in (1, 4))
-    assert four == pytest.approx(4 * one, rel=0.1)
-
-
 @pytest.mark.parametrize("optim", ["sgd", "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit"])
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("keeps_gradients", [False, True])

@@ -21,7 +21,7 @@ LORA = {"adapter": "lora", "adapter-rank": "8"}
 
 
 def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
-    found = estimated(fix={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA})
+    found = estimated(fix={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA}, explain=True)
     config = found.predicted.config
     assert config == TrainConfig(
         per_device_train_batch_size=4,
@@ -38,6 +38,9 @@ def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
     assert found.predicted.speed.tokens_per_second == expected.tokens_per_second
     assert found.predicted.speed.mfu == expected.mfu
     assert found.predicted.accumulation_steps == 16
+    assert sum(row.allocated_bytes for row in found.alive) == pytest.approx(
+        expected.memory.allocated_peak_bytes, abs=len(found.alive)
+    )
 
 
 def test_a_recipe_is_estimated_by_its_own_step(estimated):
@@ -86,14 +89,6 @@ def test_from_python_contradictions_are_refused(tiny_llama):
         autotune.estimate(str(tiny_llama), workload=workload, config=config)
     with pytest.raises(InputError, match="does not divide"):
         autotune.estimate(workload=workload, config=config.model_copy(update={"per_device_train_batch_size": 3}))
-
-
-def test_what_is_alive_at_the_peak_is_listed_if_it_is_asked_for(estimated):
-    knobs = {"micro-batch": "8", "precision": "bf16"}
-    assert estimated(fix=knobs).alive == ()
-    found = estimated(fix=knobs, explain=True)
-    allocated = found.predicted.memory.allocated_peak_bytes
-    assert sum(row.allocated_bytes for row in found.alive) == pytest.approx(allocated, abs=len(found.alive))
 
 
 def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):

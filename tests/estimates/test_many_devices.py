@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
 
 import pytest
 from factories import VERSIONS, make_facts, make_workload
@@ -27,10 +26,10 @@ from autotune.values.config import Parallelism
 PARTS = {"tensor_parallel_heads": 4, "layers": 4, "parameters": 4_000_000}
 
 
-class AnyFamily(Mapping[Family, Profile]):
+class AnyFamily(dict[Family, Profile]):
     """A model of four layers of 4 MB each, whatever the family: nothing is traced."""
 
-    def __getitem__(self, family: Family) -> Profile:
+    def get(self, family: Family, _default: object = None) -> Profile:
         width = 4 if family.dtype == "float32" else 2
         layer = make_group(1000, 1000, element_bytes=width)
         return make_profile(
@@ -42,11 +41,7 @@ class AnyFamily(Mapping[Family, Profile]):
             hidden_bytes=1e5,
         )
 
-    def __iter__(self) -> Iterator[Family]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    __missing__ = get
 
 
 def spread_over(**fields) -> SpreadReport:
@@ -86,10 +81,14 @@ def test_all_samples_of_a_step_are_dealt_out_and_only_offload_takes_memory_of_th
         assert (row.host_bytes > 0) == (config.parallelism.offload != "none")
 
 
+def table(report: SpreadReport, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(estimate_table(report))
+    return console.file.getvalue()
+
+
 def test_the_table_is_80_columns_wide_and_names_every_way(compared):
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(estimate_table(compared))
-    text = console.export_text()
+    text = table(compared, 80)
     assert max(map(len, text.splitlines())) <= 80
     for row in compared.rows:
         assert row.way.partition(" on ")[0] in text  # what is longer goes on in the next line
@@ -99,10 +98,7 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
 
 def test_a_column_in_which_nothing_is_known_is_left_out(compared):
     def headings(report):
-        console = Console(width=120, record=True, file=io.StringIO())
-        console.print(estimate_table(report, with_notes=False))
-        line = next(line for line in console.export_text().splitlines() if line.strip().startswith("way"))
-        return line.split()
+        return next(line for line in table(report, 120).splitlines() if line.strip().startswith("way")).split()
 
     def without_mfu(row):
         speed = row.predicted.speed.model_copy(update={"mfu": None, "mfu_interval": None})

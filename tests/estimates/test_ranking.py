@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 
 import pytest
-import traced_once
 from factories import make_config, make_gpu, make_space
 
 from autotune.cost.profiler import profile
@@ -61,21 +60,6 @@ def test_without_a_knob_the_best_are_ranked(estimated):
     assert len(kinds) == len(found.best)
     assert all(one.memory.device_peak_bytes <= found.device.memory_bytes for one in found.best)
     assert any(note.startswith("not ranked: ") and "--allow optimizer does not admit" in note for note in found.notes)
-
-
-@pytest.mark.slow
-def test_what_weights_and_states_alone_rule_out_is_not_traced_to_rank_the_rest(estimated, monkeypatch):
-    """6,700 million weights fit 24 GB in 16 bits, without gradients of their own."""
-    asked, trace = [], traced_once.profile
-
-    def counted(spec, family, shape, **options):
-        asked.append(family)
-        return trace(spec, family, shape, **options)
-
-    monkeypatch.setattr("autotune.cost.profiler.profile", counted)
-    found = estimated(model="llama-2-7b", gpu="rtx-4090", allow="method")
-    assert found.best
-    assert {(family.dtype, family.adapter is not None) for family in asked} == {("bfloat16", True)}
 
 
 def test_of_equals_what_changes_the_training_least_comes_first(estimated):
