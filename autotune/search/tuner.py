@@ -181,25 +181,21 @@ class Tuner:
             if configs:
                 if not self._pace.has_time_for(configs):
                     return
-                self._run_in_turn(configs)
+                self._run(configs, Purpose.FINAL)
                 continue
             check = finals.proof.next(verdict.verdict_of(finals).best) if finals.contenders() else None
             if check is None or self._pace.left_s() < check.expected_s:
                 return
-            self._run(check.config, check.purpose, check)
+            self._run([check.config], check.purpose, check)
 
-    def _run(self, config: TrainConfig, purpose: Purpose, check: Check | None = None) -> None:
-        result = self._pool.run(self._begun(config, purpose, check))
-        self._state.take_in(result)
-        self._ended(result)
-
-    def _run_in_turn(self, configs: Sequence[TrainConfig]) -> None:
-        if len(configs) == 1:
-            return self._run(configs[0], Purpose.FINAL)
-        numbers = tuple(range(self._number + 1, self._number + 1 + len(configs)))
-        limits = self._pace.limits_in_turn(configs)
-        requests = [self._begun(config, Purpose.FINAL, in_turn_with=numbers, limits=limits) for config in configs]
-        results = self._pool.run_in_turn(requests)
+    def _run(self, configs: Sequence[TrainConfig], purpose: Purpose, check: Check | None = None) -> None:
+        """Run trials and add their results; several are all alive at once and compute in turn."""
+        numbers, limits = tuple[int, ...](), None
+        if len(configs) > 1:
+            numbers = tuple(range(self._number + 1, self._number + 1 + len(configs)))
+            limits = self._pace.limits_in_turn(configs)
+        requests = [self._begun(config, purpose, check, in_turn_with=numbers, limits=limits) for config in configs]
+        results = self._pool.run_in_turn(requests) if numbers else [self._pool.run(requests[0])]
         for result in results:
             self._state.take_in(result)
         for result in results:
