@@ -229,7 +229,6 @@ def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.envi
 
 
 def use_cores(cores: Sequence[int]) -> None:
-    """Bind this process to some cores, and have it use as many threads, or fewer if the user's environment says so."""
     os.sched_setaffinity(0, cores)
     threads = threads_of_rank(len(cores), 1)
     os.environ[_THREADS] = str(threads)

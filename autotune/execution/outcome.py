@@ -271,7 +271,6 @@ def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) 
 
 
 def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
-    """Return the last lines of a log, undecodable bytes replaced; empty if there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))

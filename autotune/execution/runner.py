@@ -83,7 +83,6 @@ def trial_directory(run_directory: Path, number: int) -> Path:
 
 
 def end_left_behind(run_directory: Path) -> None:
-    """End what a search that was killed has left running."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
         end_marked(str(json.loads((run_directory / MARK_FILE).read_text())["mark"]), limit_s=END_LIMIT_S)
 

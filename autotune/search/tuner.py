@@ -163,7 +163,6 @@ class Tuner:
         self._ended(result)
 
     def _consult(self) -> None:
-        """Let the sampler learn from the lasting record, once the baseline is known."""
         told, lessons = len(self._earlier.notes), self._earlier.compare(self._state.history)
         for text in self._earlier.notes[told:]:
             self._observer(Note(text=text))

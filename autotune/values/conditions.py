@@ -47,7 +47,6 @@ class Conditions(Value):
 
     @property
     def slowed_by(self) -> dict[str, float]:
-        """The reasons in `throttled` that disturb."""
         return {reason: share for reason, share in self.throttled.items() if reason != POWER_CAP}
 
     @property
