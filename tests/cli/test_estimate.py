@@ -70,7 +70,7 @@ def test_a_configuration_is_drawn_by_component_and_quietly_without_what_was_assu
 def test_the_best_are_drawn(estimate):
     words = ("configurations compared (--allow optimizer)", "micro-batch 64", "6 P D", "GPU-hours")
     drawn(estimate("--gpu", "rtx-3070", "--tokens", "1B"), *words)
-    drawn(estimate("--gpu", "2x t4", "--fix", "micro-batch=8,sharding=none"), "on 2 x t4")
+    drawn(estimate("--gpu", "t4", "--devices", "2", "--fix", "micro-batch=8,sharding=none"), "on 2 x t4")
     drawn(estimate("--help"), "KNOB=VALUE of the configuration to estimate.", "Catalogue name")
 
 
