@@ -90,7 +90,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     clock: Clock
     started_at: float  # `time.perf_counter()` when the trial began
     ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
-    least_s: float = 0.0  # that are measured at the least, in however many steps
     # Has laps for the first step, the discarded and the measured ones; that of what follows is called `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
     afterwards: str = "closing_s"
@@ -244,7 +243,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
         # When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
         ran, count, most = len(self._records), len(self._counted()), self.limits.measure_steps
-        if count >= most and not self.least_s:
+        if count >= most and not self.limits.least_time_s:
             return True
         if ran < self._next_look:
             return False
@@ -255,10 +254,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         took_s = now - self._measured_from
         look_s = (self._next_look - ran) * took_s / ran  # until the next look
         # Short steps that happen to agree, or are all of one moment, are not enough, however many they are.
-        has_least = count >= min(_LEAST_STEPS, most) and took_s >= self.least_s
+        counted_s = sum(self.clock.seconds(marks[0], marks[-1]) for marks in self._counted())
+        has_least = count >= min(_LEAST_STEPS, most) and counted_s >= self.limits.least_time_s
         is_known = count >= most or relative_half_width(times) <= self.limits.relative_interval
         is_late = took_s >= self.limits.measure_time_s or now + look_s > self.ends_at
-        can_lose = count >= _ENOUGH and took_s >= self.least_s / 4
+        can_lose = count >= _ENOUGH and counted_s >= self.limits.least_time_s / 4
         beaten_s = self.limits.beaten_step_s if can_lose else None
         is_beaten = beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
         return self.agree((has_least and is_known) or is_late or is_beaten)

@@ -83,11 +83,9 @@ class Trial(NamedTuple):
             differ = request.workload.lengths is not None or request.workload.dataset is not None
             least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
             limits = limits.model_copy(update={"discarded_steps": least})
-        ends_at, least_s, ranks = math.inf, 0.0, own_rank().is_launched
+        ends_at, ranks = math.inf, own_rank().is_launched
         if task is None:  # measuring ends before the process is killed, with a moment for what follows it
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
-            # 0.8, 2 or 4.5 s by effort, and in finals 2, 5 or 11: hyperfine measures for 3 s at the least.
-            least_s = limits.measure_time_s / (10 if request.purpose.explores else 4 if turns is None else 16)
         # Of several ranks all have to know whether any is asked for what it has compiled.
         may_compile = not ranks or request.config.torch_compile_backend is not None
         timer = StepTimer(
@@ -97,7 +95,6 @@ class Trial(NamedTuple):
             clock=HostClock() if on_cpu else CudaClock(),
             started_at=stopwatch.started_at,
             ends_at=ends_at,
-            least_s=least_s,
             has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
             ranks=ranks,
             stopwatch=stopwatch,
@@ -123,8 +120,8 @@ class Trial(NamedTuple):
 
     @property
     def max_steps(self) -> int:
-        limits, timer = self.request.limits, self.timer
-        measured = max(limits.measure_steps, _MOST_STEPS) if timer.least_s else limits.measure_steps
+        limits = self.request.limits
+        measured = max(limits.measure_steps, _MOST_STEPS if limits.least_time_s else 0)
         return limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
 
     @property

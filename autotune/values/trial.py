@@ -66,6 +66,7 @@ class Limits(Value):
     discarded_s: float = Field(default=0.0, ge=0)
     measure_steps: int = Field(ge=2)
     measure_time_s: float = Field(gt=0)
+    least_time_s: float = Field(default=0.0, ge=0)  # is measured however many steps that takes
     relative_interval: float = Field(gt=0)
     beaten_step_s: float | None = Field(default=None, gt=0)  # measuring ends early when a step surely takes longer
 

@@ -74,10 +74,10 @@ def clocked(model, tmp_path, monkeypatch):
 def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(clocked):
     """As with quick effort, which discards a step and half a second."""
     config = {"torch_compile_backend": "inductor", "torch_compile_mode": "reduce-overhead"}
-    limits = {"discarded_s": 0.5, "measure_steps": 12, "measure_time_s": 8.0, "relative_interval": 0.04}
+    limits = {"discarded_s": 0.5, "measure_steps": 5, "least_time_s": 2.0, "relative_interval": 0.04}
     times = measured(clocked, config, **limits).step_times_s
     assert times[0] < 2 * statistics.median(times)
-    assert sum(times) >= 0.5
+    assert len(times) > 5
 
 
 @pytest.mark.cuda

@@ -216,7 +216,7 @@ def test_short_steps_are_measured_for_a_least_time_however_many_are_allowed_and_
     """A host that hesitates for half a second, in steps of 10 ms, is over before measuring is."""
     factor = 0.01 / step_s(1)
     limits = {"measure_steps": 20, "measure_time_s": 20.0, "relative_interval": 0.02}
-    timer = timer_of(clock, more={"least_s": 2.0}, **limits, beaten_step_s=beaten_s and beaten_s * factor)
+    timer = timer_of(clock, least_time_s=2.0, **limits, beaten_step_s=beaten_s and beaten_s * factor)
     train(timer, clock, slowness=[factor] * 30 + [3 * factor] * 20 + [factor] * 2000)
     times = timer.step_times_s()
     least_s = 2.0 if beaten_s is None else 0.5

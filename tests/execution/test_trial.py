@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from factories import make_hardware, make_limits, make_request
+from factories import make_config, make_hardware, make_limits, make_plan, make_request
 from own_trainings import LLAMA_SCRIPT, SCRIPT, quiet_arguments, write
 from torch import nn
 from transformers import Trainer
@@ -15,8 +15,9 @@ from transformers import Trainer
 from autotune.errors import InputError
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.trial import Trial, watch_losses
+from autotune.planning.plan import request_of
 from autotune.training.baseline import UserArguments, baseline_config
-from autotune.values.budget import LossTask, SoakTask
+from autotune.values.budget import Budget, Effort, LossTask, SoakTask
 from autotune.values.model import Task
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
@@ -59,12 +60,18 @@ def test_measuring_ends_before_the_process_is_killed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
 def test_steps_of_2_ms_are_enough_for_the_least_measuring_time_which_finals_have_more_of(purpose, least_s, tmp_path):
-    request = make_request(purpose=purpose, accumulation_steps=2, limits=make_limits(measure_time_s=20.0))
-    trial = Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD)
-    assert trial.timer.least_s == least_s
-    assert 0.002 * trial.max_steps >= least_s
-    soak = request.model_copy(update={"task": SoakTask(eval_batch_sizes=(1,))})
-    assert Trial.begun(soak, tmp_path, Stopwatch("prepare_s"), GUARD).timer.least_s == 0.0
+    plan, soak = make_plan(budget=Budget.of(Effort.STANDARD)), SoakTask(eval_batch_sizes=(1,))
+    request = request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0)
+    assert request.limits.least_time_s == least_s
+    assert 0.002 * Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).max_steps >= least_s
+    assert request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0, task=soak).limits.least_time_s == 0.0
+
+
+@pytest.mark.parametrize(("devices", "micro_steps"), [(1, 2), (2, 3)])
+def test_a_trial_runs_a_micro_step_that_neither_writes_gradients_nor_exchanges_them(devices, micro_steps):
+    config = make_config(1, parallelism={"world_size": devices})
+    request = request_of(make_plan(), config, Purpose.SEARCH, number=1, timeout_s=60.0)
+    assert request.accumulation_steps == micro_steps
 
 
 def test_a_check_runs_all_its_steps_or_fails(tmp_path):
