@@ -1,7 +1,5 @@
 """Answers of searches of which a test names only what trials and finals measured."""
 
-from __future__ import annotations
-
 from factories import make_budget, make_config, make_failure, make_measurement, make_plan, make_result
 
 from autotune.planning.plan import SearchState

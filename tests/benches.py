@@ -1,14 +1,15 @@
 """One launcher for all tests of trials: its start takes seconds, a trial of a tiny model one or two."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import psutil
 
 from autotune.execution.job import Job
 from autotune.execution.launch import Launcher
@@ -64,12 +65,8 @@ class Lent:
     """A launcher that runs already, lent to a search of this process, which leaves it running."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self.wait, self.send, self.reply, self.has_died = (
-            launcher.wait,
-            launcher.send,
-            launcher.reply,
-            launcher.has_died,
-        )
+        self.wait, self.send, self.reply = launcher.wait, launcher.send, launcher.reply
+        self.has_died = launcher.has_died
 
     def end(self) -> None:
         """Its owner ends it."""
@@ -92,33 +89,19 @@ class Bench:
         config: dict[str, Any] | None = None,
         workload: dict[str, Any] | None = None,
         limits: dict[str, Any] | None = None,
-        accumulation_steps: int | None = None,
     ) -> TrialRequest:
         """Return a request for a trial of the tiny model; the arguments are fields that differ from the usual."""
-        made_config = TrainConfig(
-            **{
-                "per_device_train_batch_size": 2,
-                "attn_implementation": "sdpa",
-                "dataloader_pin_memory": False,
-                **(config or {}),
-            }
-        )
-        made_workload = Workload(
-            **{
-                "model": self._model,
-                "task": Task.CAUSAL_LM,
-                "sequence_length": 16,
-                "global_batch_size": None,
-                **(workload or {}),
-            }
-        )
+        usual = {"per_device_train_batch_size": 2, "attn_implementation": "sdpa", "dataloader_pin_memory": False}
+        made_config = TrainConfig(**{**usual, **(config or {})})
+        data = {"task": Task.CAUSAL_LM, "sequence_length": 16, "global_batch_size": None}
+        made_workload = Workload(**{"model": self._model, **data, **(workload or {})})
         return TrialRequest(
             number=next(self._numbers),
             purpose=Purpose.SEARCH,
             config=made_config,
             workload=made_workload,
             device=self._device,
-            accumulation_steps=accumulation_steps or made_workload.accumulation_steps(made_config),
+            accumulation_steps=made_workload.accumulation_steps(made_config),
             limits=LIMITS.model_copy(update=limits or {}),
         )
 
@@ -137,12 +120,36 @@ class Bench:
         purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
         return self.runner.run(self.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
 
+    def checked(self, task: CheckTask, **fields: Any) -> Measurement:
+        """Run a check that has to complete; the arguments are those of `request`."""
+        result = self.check(task, **fields)
+        assert isinstance(result.outcome, Measurement), result.outcome
+        return result.outcome
+
     def misbehave(self, name: str, *, timeout_s: float = 60, **limits: Any) -> TrialResult:
         """Run a trial that does what the function `name` of `misbehaving` does."""
         return self.run(workload=misbehaviour(name), limits={"timeout_s": timeout_s, **limits})
 
+    def in_turn(self, *configs: dict[str, Any], **limits: Any) -> list[TrialResult]:
+        """Run trials of configurations in turn, for half a second."""
+        limits = {"measure_time_s": 0.5, "measure_steps": 4000, **limits}
+        requests = [self.request(config=config, limits=limits) for config in configs]
+        numbers = tuple(request.number for request in requests)
+        return self.runner.run_in_turn([r.model_copy(update={"in_turn_with": numbers}) for r in requests])
+
     def directory(self, result: TrialResult) -> Path:
         return trial_directory(self.run_directory, result.request.number)
+
+    def seen(self, result: TrialResult) -> Any:
+        """What a misbehaving trial has written down."""
+        return json.loads((self.directory(result) / "seen.json").read_text())
+
+    def log(self, result: TrialResult) -> str:
+        return (self.directory(result) / "log.txt").read_text()
+
+    def process(self, result: TrialResult) -> dict[str, Any]:
+        """What the launcher has written down of a trial's process."""
+        return json.loads((self.directory(result) / "process.json").read_text())
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -158,3 +165,15 @@ class Bench:
 def misbehaviour(name: str) -> dict[str, Any]:
     """Return the fields of a workload that `misbehaving.behave` reads."""
     return {"fixed_arguments": {"misbehaviour": name}}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def left_behind(directory: Path) -> list[int]:
+    """The processes that a misbehaving trial has started to outlive it."""
+    return [int(line) for line in (directory / "left.txt").read_text().split()]

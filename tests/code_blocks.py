@@ -1,7 +1,5 @@
 """The fenced code blocks of the documentation, and what of them can be taken apart: commands, options, messages."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import ROOT, printed, python
 
 # Two processes test at a time on as few as two cores: threads that wait for each other would slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,8 +23,6 @@ if "FAKECUDA_STATE" in os.environ and not os.environ["FAKECUDA_STATE"].endswith(
     worker := os.environ.get("PYTEST_XDIST_WORKER", "")
 ):
     os.environ["FAKECUDA_STATE"] += f"-{worker}"
-
-ROOT = Path(__file__).parents[1]
 
 # Files that take long come first: no process is left alone with one of them at the end.
 LONG = ("test_api.py", "test_examples.py", "test_tuner.py")
@@ -109,17 +107,9 @@ def wide_llama(tmp_path_factory) -> Path:
 def answer(tmp_path_factory, thin_llama) -> Path:
     """The best-config.json of a real, short search: that of an example, whose output is in printed.txt beside it."""
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
-    example = [sys.executable, str(ROOT / "examples/quick_start.py"), str(thin_llama)]
-    done = subprocess.run(
-        [*example, "--max-trials", "1", "--max-time", "30s", "--output", path.name],
-        cwd=path.parent,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )
-    assert done.returncode == 0, done.stderr
-    (path.parent / "printed.txt").write_text(done.stdout)
+    limits = ("--max-trials", "1", "--max-time", "30s")
+    lines = printed(ROOT / "examples/quick_start.py", thin_llama, *limits, "--output", path.name, cwd=path.parent)
+    (path.parent / "printed.txt").write_text("\n".join(lines))
     return path
 
 
@@ -150,14 +140,8 @@ def autotune(tmp_path):
     """Return a function that runs the command line in `tmp_path`, as a user would."""
 
     def run(*arguments: object, timeout: float = 200, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "autotune", *map(str, arguments)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "COLUMNS": "200", **environment},
-        )
+        wide = {"COLUMNS": "200", **environment}
+        return python("-m", "autotune", *arguments, cwd=tmp_path, timeout=timeout, **wide)
 
     return run
 

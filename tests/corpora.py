@@ -1,7 +1,5 @@
 """Workloads of tiny models and files of texts, for tests of samples and of reading them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers of searches that ran in no time, for tests of what is exported of them."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

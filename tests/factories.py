@@ -4,8 +4,6 @@ The workload is a tiny Llama at a global batch of 16, the device a CPU or an A10
 builds a model or touches a device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 The best differs from the baseline in three knobs: bf16, the optimizer and the micro-batch, whose gains overlap.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

@@ -7,16 +7,21 @@ one launcher serves every test.
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+from running import wait_for
+
+from autotune.execution.environment import own_rank
 from autotune.execution.job import PROCESS_FILE
 from autotune.execution.launch import run_trial
 from autotune.execution.outcome import outcome_file
-from autotune.value import read_value, write_value
+from autotune.value import read_value, write_text, write_value
 from autotune.values.trial import Failure, Memory, TrialRequest, TrialStatus
 
 FLOOD_BYTES = 200 << 20
@@ -46,17 +51,25 @@ def be_killed_while_building(directory: Path) -> None:
     (directory / "compiled.txt").touch()
 
 
-def tell_the_environment(directory: Path) -> None:
-    names = ("CUDA_VISIBLE_DEVICES", "ARROW_DEFAULT_MEMORY_POOL")
-    print(*(f"{name}={os.environ.get(name)!r}" for name in names))
-
-
-def tell_its_cores(directory: Path) -> None:
+def tell(directory: Path) -> None:
+    """Say how the process finds itself, and end as a rank that has measured something, as far as a launcher looks."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
+    print(*(f"{name}={os.environ.get(name)}" for name in names), "")
     print("cores", sorted(os.sched_getaffinity(0)), "threads", os.environ.get("OMP_NUM_THREADS"))
-
-
-def tell_what_is_imported(directory: Path) -> None:
     print("torch was imported before:", "torch" in sys.modules)
+    print("core files of", resource.getrlimit(resource.RLIMIT_CORE)[0])
+    print("open:", *(entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()))
+    complete(directory)
+
+
+def complete(directory: Path) -> None:
+    """As far as the launcher looks, to which an outcome appears whole."""
+    write_text('{"kind": "measurement"}', directory / outcome_file(own_rank().number))
+
+
+def seen(directory: Path, what: object) -> None:
+    """Write down what a trial has seen, for the test."""
+    (directory / "seen.json").write_text(json.dumps(what))
 
 
 def hang(directory: Path) -> None:
@@ -175,22 +188,15 @@ def kill_the_launcher(directory: Path) -> None:
     """Leave no parent, but children."""
     leave_a_child(directory)
     leave_a_session(directory)
-    _wait_for_the_record(directory)
+    wait_for(directory / PROCESS_FILE)
     os.kill(os.getppid(), signal.SIGKILL)
     hang(directory)
 
 
 def stop_the_launcher(directory: Path) -> None:
-    _wait_for_the_record(directory)
+    wait_for(directory / PROCESS_FILE)
     os.kill(os.getppid(), signal.SIGSTOP)
     hang(directory)
-
-
-def _wait_for_the_record(directory: Path) -> None:
-    """Until the launcher has written down that the trial has begun."""
-    record = directory / PROCESS_FILE
-    while not record.exists() or not record.read_text():
-        time.sleep(0.01)
 
 
 def change_the_process(directory: Path) -> None:
@@ -218,62 +224,46 @@ def use_memory(directory: Path) -> None:
     from autotune.execution.outcome import is_out_of_memory
 
     budget = read_value(TrialRequest, directory / "request.json").limits.memory_bytes
-    seen = {}
+    found: dict[str, object] = {}
     guard = memory_guard("cpu", budget)
     with guard:
         kept = torch.ones(100 << 20, dtype=torch.uint8)
-        seen["peak_within"] = guard.peak().resident_bytes
+        found["peak_within"] = guard.peak().resident_bytes
         try:
             torch.ones(budget, dtype=torch.uint8)
         except RuntimeError as error:
-            seen["recognised"] = is_out_of_memory(error)
+            found["recognised"] = is_out_of_memory(error)
         del kept
-        seen["peak_after_freeing"] = guard.peak().resident_bytes
+        found["peak_after_freeing"] = guard.peak().resident_bytes
     with memory_guard("cpu", budget) as guard:
         guard.relax()
         relaxed = torch.ones(2 * budget, dtype=torch.uint8)
-        seen["peak_relaxed"] = guard.peak().resident_bytes
+        found["peak_relaxed"] = guard.peak().resident_bytes
         del relaxed
-    seen["over"] = []
+    found["over"] = []
     for name in ("relax", "check"):
         with memory_guard("cpu", budget) as guard:
             little_more = torch.ones(budget + (4 << 20), dtype=torch.uint8)
             try:
                 getattr(guard, name)()
             except MemoryError as error:
-                seen["over"].append(str(error))
+                found["over"].append(str(error))
             del little_more
             guard.begin_anew(Memory())
-            seen["peak_anew"] = guard.peak().resident_bytes
-    seen["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
-    (directory / "seen.json").write_text(json.dumps(seen))
-
-
-def tell_the_limits(directory: Path) -> None:
-    import resource
-
-    print("core", resource.getrlimit(resource.RLIMIT_CORE)[0])
-
-
-def tell_its_open_files(directory: Path) -> None:
-    for entry in Path("/proc/self/fd").iterdir():
-        if entry.is_symlink():
-            print(entry.readlink())
+            found["peak_anew"] = guard.peak().resident_bytes
+    found["allocated_after"] = torch.empty(2 * budget, dtype=torch.uint8).numel()
+    seen(directory, found)
 
 
 def keep_the_users_limit(directory: Path) -> None:
     """Enter a guard where the data segment is limited already."""
-    import json
-    import resource
-
     from autotune.execution.guard import memory_guard
 
     resource.setrlimit(resource.RLIMIT_DATA, (1 << 42, 1 << 43))
-    seen = [resource.getrlimit(resource.RLIMIT_DATA)]
+    limits = [resource.getrlimit(resource.RLIMIT_DATA)]
     with memory_guard("cpu", 1 << 30):
-        seen.append(resource.getrlimit(resource.RLIMIT_DATA))
-    seen.append(resource.getrlimit(resource.RLIMIT_DATA))
-    (directory / "seen.json").write_text(json.dumps(seen))
+        limits.append(resource.getrlimit(resource.RLIMIT_DATA))
+    seen(directory, [*limits, resource.getrlimit(resource.RLIMIT_DATA)])
 
 
 def hold_device_memory(directory: Path) -> None:
@@ -284,7 +274,7 @@ def hold_device_memory(directory: Path) -> None:
 
     kept = torch.ones(1 << 30, dtype=torch.uint8, device="cuda:0")
     torch.cuda.synchronize()
-    (directory / "seen.json").write_text(json.dumps({"held": cuda_used_bytes("cuda:0")}))
+    seen(directory, {"held": cuda_used_bytes("cuda:0")})
     hang(directory)
     del kept
 
@@ -292,7 +282,7 @@ def hold_device_memory(directory: Path) -> None:
 def count_devices(directory: Path) -> None:
     import torch
 
-    (directory / "seen.json").write_text(json.dumps({"devices": torch.cuda.device_count()}))
+    seen(directory, {"devices": torch.cuda.device_count()})
 
 
 def grow_beside_the_allocator(directory: Path) -> None:
@@ -324,41 +314,41 @@ def grow_beside_the_allocator(directory: Path) -> None:
             except torch.OutOfMemoryError:
                 return kept
 
-    seen: dict[str, object] = {}
+    found: dict[str, object] = {}
     with memory_guard("cuda:0", budget) as guard:
-        seen["entered"] = now()
+        found["entered"] = now()
         kept = filled()
-        seen["full"] = now()
+        found["full"] = now()
         load(300 << 20)
-        seen["over"] = now()
+        found["over"] = now()
         try:
             guard.step_ended()
         except MemoryError as error:
-            seen["too_much"] = str(error)
+            found["too_much"] = str(error)
         kept = kept[: len(kept) // 2]
         torch.cuda.reset_peak_memory_stats()  # as if the step had held no more at once, but the cache
         guard.step_ended()
-        seen["settled"] = now()
+        found["settled"] = now()
         kept += filled()
-        seen["full_again"] = now()
-        seen["peak"] = guard.peak().peak_bytes
+        found["full_again"] = now()
+        found["peak"] = guard.peak().peak_bytes
         guard.check()
         del kept
         torch.cuda.empty_cache()
         guard.begin_anew(Memory())
         known = guard.peak()
-        seen["before_attempt"] = known.peak_bytes
+        found["before_attempt"] = known.peak_bytes
         del filled()[:]
         torch.cuda.empty_cache()
         guard.begin_anew(known)
-        seen["known"] = guard.peak().peak_bytes
-        seen["after_attempt"] = guard.peak().peak_bytes
+        found["known"] = guard.peak().peak_bytes
+        found["after_attempt"] = guard.peak().peak_bytes
         load(budget)
         try:
             guard.check()
         except MemoryError as error:
-            seen["outgrown"] = str(error)
-    (directory / "seen.json").write_text(json.dumps(seen))
+            found["outgrown"] = str(error)
+    seen(directory, found)
 
 
 def thrash(directory: Path) -> None:
@@ -390,12 +380,10 @@ def have_another_hold(directory: Path, size: str) -> int:
     held = directory / "held"
     held.unlink(missing_ok=True)
     hold = f"import os, time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
-    hold = f"{hold}; os.symlink(str(os.getpid()), {str(held)!r}); time.sleep(60)"
+    hold = f"{hold}; print(os.getpid(), file=open({str(held)!r}, 'w'), flush=True); time.sleep(60)"
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the orphan is the launcher's, not the trial's
     subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, hold], check=True)
-    while not held.is_symlink():
-        time.sleep(0.05)
-    return int(held.readlink().name)
+    return int(wait_for(held))
 
 
 def see_another_take_memory(directory: Path) -> None:
@@ -405,7 +393,7 @@ def see_another_take_memory(directory: Path) -> None:
     with memory_guard("cuda:0", 2 << 30) as guard:
         before = guard.in_use_bytes()
         have_another_hold(directory, "1 << 30")
-        (directory / "seen.json").write_text(json.dumps([before, guard.in_use_bytes()]))
+        seen(directory, [before, guard.in_use_bytes()])
 
 
 def see_another_begin_meanwhile(directory: Path) -> None:
@@ -413,16 +401,16 @@ def see_another_begin_meanwhile(directory: Path) -> None:
     from autotune.execution.guard import CudaGuard
     from autotune.values.hardware import cuda_used_bytes
 
-    seen, idle = [], cuda_used_bytes("cuda:0")
+    found, idle = [], cuda_used_bytes("cuda:0")
 
     class Slow(CudaGuard):
         def _make_context(self) -> None:
             super()._make_context()
-            seen.append(cuda_used_bytes("cuda:0") - idle)
+            found.append(cuda_used_bytes("cuda:0") - idle)
             have_another_hold(directory, "1 << 30")
 
     with Slow("cuda:0", 2 << 30) as guard:
-        (directory / "seen.json").write_text(json.dumps([*seen, guard.in_use_bytes()]))
+        seen(directory, [*found, guard.in_use_bytes()])
 
 
 def see_untold_memory_come_and_go(directory: Path) -> None:
@@ -432,13 +420,13 @@ def see_untold_memory_come_and_go(directory: Path) -> None:
     guards.own_used_bytes = lambda device: None
     other = have_another_hold(directory, "2 << 30")
     with guards.memory_guard("cuda:0", 2 << 30) as guard:
-        seen = [guard.in_use_bytes()]
+        found = [guard.in_use_bytes()]
         os.kill(other, signal.SIGKILL)
         time.sleep(0.5)
-        seen.append(guard.in_use_bytes())
+        found.append(guard.in_use_bytes())
         have_another_hold(directory, "5 << 30")
         guard.step_ended()
-        (directory / "seen.json").write_text(json.dumps([*seen, guard.in_use_bytes(), guard.peak().peak_bytes]))
+        seen(directory, [*found, guard.in_use_bytes(), guard.peak().peak_bytes])
 
 
 def be_crowded_out(directory: Path) -> None:
@@ -454,3 +442,27 @@ def be_crowded_out_once(directory: Path) -> None:
     if times.exists() and directory.name in times.read_text().split():
         return train_usually(directory)
     be_crowded_out(directory)
+
+
+class Misbehaviour(NamedTuple):
+    """What a function comes to: a status, how its cause begins, and what the log's end holds."""
+
+    name: str
+    status: str
+    cause: str
+    logged: str = ""
+
+
+MISBEHAVIOURS = (
+    Misbehaviour("crash_by_null_pointer", "crashed", "killed by SIGSEGV", "Segmentation fault"),
+    Misbehaviour("kill_itself", "crashed", "killed by SIGKILL", "before the kill"),
+    Misbehaviour("die_of_realtime_signal", "crashed", f"killed by signal {signal.SIGRTMIN + 5}"),
+    Misbehaviour("exit_without_a_word", "crashed", "ended without a result (exit code 0)"),
+    Misbehaviour("exit_from_a_library", "crashed", "ended without a result (exit code 1)", "SystemExit: 3"),
+    Misbehaviour("raise_an_error", "crashed", "ended without a result (exit code 1)", "ZeroDivisionError: planted"),
+    Misbehaviour("write_garbage", "crashed", "the trial's outcome file is garbage"),
+    Misbehaviour("write_half_a_result_and_die", "crashed", "ended without a result (exit code 0)"),
+    Misbehaviour("die_of_libgomp", "out of memory", "died of a failed allocation (exit code 1)", "libgomp: Thread cre"),
+    Misbehaviour("lose_a_worker_to_libgomp", "out of memory", "RuntimeError: DataLoader worker (pid(s) 1) exited"),
+    Misbehaviour("print_binary_garbage", "crashed", "ended without a result (exit code 1)", "last    line"),
+)

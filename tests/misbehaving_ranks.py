@@ -11,25 +11,15 @@ import socket
 import time
 from pathlib import Path
 
+from misbehaving import FOR_EVER_S, complete
+
 from autotune.execution.environment import own_rank
 from autotune.execution.outcome import outcome_file
-from autotune.value import write_text, write_value
+from autotune.value import write_value
 from autotune.values.trial import Failure, TrialStatus
 
 PLAN_FILE = "misbehaviour.json"
-FOR_EVER_S = 3600
 BAD_STEP = 2  # micro-steps that go well before
-
-
-def tell_its_rank(directory: Path) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES")
-    print(*(f"{name}={os.environ.get(name)!r}" for name in names))
-    complete(directory)
-
-
-def complete(directory: Path) -> None:
-    """As far as the launcher looks, to which an outcome appears whole."""
-    write_text('{"kind": "measurement"}', directory / outcome_file(own_rank().number))
 
 
 def meet_at_the_port(directory: Path) -> None:
@@ -122,10 +112,7 @@ def be_killed() -> None:
 
 
 def raise_an_error() -> None:
-    def fail_in_a_step() -> None:
-        raise ZeroDivisionError("planted")
-
-    _in_a_step(fail_in_a_step)
+    _in_a_step(lambda: 1 / 0)
 
 
 def _in_a_step(do) -> None:

@@ -5,6 +5,7 @@ The reference is the plain model's own loss over the whole batch. Dropout is 0 t
 
 import copy
 import functools
+import json
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from tiny_models import BOTH, NO_DROPOUT, SIZES, TINY, TOKENS
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from autotune.execution.environment import meet, own_rank
 from autotune.training.dataset import padded_batch
 from autotune.training.inputs import audio_input
+from autotune.training.loss import normalize_loss
 from autotune.training.resolve import HEADS
 from autotune.values.model import Task
 
@@ -218,3 +221,20 @@ def distance(gradients, expected):
 def assert_same_step(step, expected, *, loss=TOLERANCE, gradients=TOLERANCE):
     assert step[0] == pytest.approx(expected[0], rel=loss)
     assert distance(step[1], expected[1]) < gradients
+
+
+CASES_FILE, STEPS_FILE = "cases.json", "steps.pt"
+
+
+def take_steps(directory):
+    """Write down what ranks make of each case's step, loss and gradients: an entry for the launcher."""
+    meet("cpu", timeout_s=120)
+    steps = {}
+    for name, accumulation in json.loads((directory / CASES_FILE).read_text()):
+        micro_batch = SAMPLES // own_rank().of // accumulation
+        loss, gradients = one_step(normalize_loss(build(name)), name, directory, micro_batch, accumulation)
+        total = torch.tensor(loss)
+        torch.distributed.all_reduce(total)
+        steps[name, accumulation] = float(total) / own_rank().of, gradients
+    if own_rank().number == 0:
+        torch.save(steps, directory / STEPS_FILE)

@@ -1,10 +1,11 @@
 """Trainings of a user's own, as tests need them: scripts that are written into a directory, and makers of Trainers."""
 
-from __future__ import annotations
-
+import pickle
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+
+from autotune.values.workload import OwnCode
 
 # A module with a loss of its own, in a plain Trainer subclass: nothing of it is known to transformers.
 MODULE = """
@@ -98,9 +99,28 @@ def write(directory: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
+def script(directory: Path, text: str, *arguments: str, name: str = "train.py") -> OwnCode:
+    """Write a script; return the code that a search has of it."""
+    write(directory, text, name)
+    return OwnCode(kind="script", shown=name, command=(name, *arguments), directory=str(directory))
+
+
 def quiet_arguments(folder: Path, **fields: Any) -> Any:
     """Return the arguments of a training on the CPU that keeps and tells nothing."""
     from transformers import TrainingArguments
 
     usual = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     return TrainingArguments(str(folder), **{**usual, "dataloader_pin_memory": False, **fields})
+
+
+class _Planted:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return (open, (str(self._path), "w"))
+
+
+def planted(path: Path) -> bytes:
+    """Return a pickle as an attacker makes it: loading it is enough to make the file `path`."""
+    return pickle.dumps(_Planted(path))

@@ -1,7 +1,5 @@
 """A space of twenty points with a cost model that knows them all, for tests of what predictions lead to."""
 
-from __future__ import annotations
-
 import itertools
 
 from factories import make_space_file

@@ -4,8 +4,6 @@ The model has one trained matrix of 4 MB in fp32. A sample keeps 1 MB of activat
 does 100 MFLOP/s in fp32 and four times that in bf16. Nothing here loads torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

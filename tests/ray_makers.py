@@ -2,10 +2,10 @@
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
+import benches
 from factories import make_measurement, make_result, separable_rate
 
 from autotune.errors import InfrastructureError
@@ -13,9 +13,6 @@ from autotune.execution import launch
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest, TrialResult
-
-# The launcher's own code, without the import of torch.
-_LIGHT = "from autotune.execution import launch; launch._preload = lambda device: True; launch.main()"
 
 # Where trials leave word of themselves for the test, by the workload's arguments.
 NOTES = "notes"
@@ -28,7 +25,7 @@ def behaving(directory: Path, device: str) -> Runner:
 
 def light(directory: Path, device: str) -> Runner:
     """Misbehaving trials that train nothing."""
-    launch.launch_command = lambda *arguments: [sys.executable, "-P", "-c", _LIGHT, *arguments]
+    launch.launch_command = benches.light_command
     return Noting(behaving(directory, device))
 
 

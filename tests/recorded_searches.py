@@ -1,7 +1,5 @@
 """Searches of the lasting record, of which a test names only what it is about."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

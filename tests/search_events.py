@@ -1,7 +1,5 @@
 """Events as a search tells them, of which a test names only what it is about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from factories import make_config, make_result

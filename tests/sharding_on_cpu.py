@@ -6,8 +6,6 @@ which there must be a device. Losses that ranks gather are sent back as NCCL doe
 numbers within a group for those of all ranks.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,7 +7,7 @@ import re
 from typing import get_args
 
 import pytest
-from running_examples import run_example
+from running import run_example
 
 import autotune
 from autotune.exports.targets import TARGETS

@@ -5,7 +5,7 @@ import runpy
 import sys
 
 import pytest
-from running_examples import ROOT, run_example
+from running import ROOT, run_example
 
 import autotune
 from autotune.training.arguments import plan

@@ -10,13 +10,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import unchanged_data
-from running_examples import ROOT, run_example
+from running import python, run_example
 
 import autotune
 from autotune.integrations.callback import FILE_NAME
@@ -95,14 +93,10 @@ def commands():
 
 def autotune_script(folder, *arguments):
     """Run `autotune script` in the folder; return the completed process."""
-    path = os.pathsep.join([str(ROOT), *sys.path])
     own = ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME", "NLTK_DATA")
     caches = {name: str(folder / name.lower()) for name in own}
-    return subprocess.run(
-        [sys.executable, "-m", "autotune", "script", *map(str, arguments)],
-        cwd=folder, capture_output=True, text=True, timeout=500,
-        env={**os.environ, **caches, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = ("-m", "autotune", "script", *arguments)
+    return python(*command, cwd=folder, timeout=500, OMP_NUM_THREADS="1", **caches)
 
 
 @pytest.mark.parametrize(("name", "script", "arguments", "needs"), [*commands()])

@@ -1,7 +1,5 @@
 """Models small enough to train a step in milliseconds, as their config.json would be."""
 
-from __future__ import annotations
-
 from conftest import write_model
 
 from autotune.training.build import build_model

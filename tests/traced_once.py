@@ -1,7 +1,5 @@
 """The profiler as tests of estimates use it: what one of them has traced, the others need not."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 python tests/unchanged_data.py FOLDER     where examples/make_tiny.py has written its models and texts
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import wave

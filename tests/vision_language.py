@@ -1,7 +1,5 @@
 """Tiny vision-language models, one of every family whose images are made."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

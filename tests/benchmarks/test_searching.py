@@ -1,7 +1,5 @@
 """Searches of recorded tables: a table and its file, trials as if they ran, whole searches, and their figures."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

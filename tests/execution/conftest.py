@@ -1,40 +1,14 @@
-"""Runners for tests of trials that need one of their own, and a look at what trials leave behind."""
+"""Runners for tests of trials that need one of their own."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import benches
-import psutil
 import pytest
 from benches import Bench
 
 from autotune.training.resolve import resolve
 from autotune.values.model import ModelSpec
-
-
-@pytest.fixture
-def misbehaviour() -> Callable[[str], dict[str, Any]]:
-    return benches.misbehaviour
-
-
-@pytest.fixture
-def left_behind() -> Callable[[Path], list[int]]:
-    """Return a function that tells the processes that a misbehaving trial has started to outlive it."""
-    return lambda directory: [int(line) for line in (directory / "left.txt").read_text().split()]
-
-
-@pytest.fixture
-def is_running() -> Callable[[int], bool]:
-    def running(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    return running
 
 
 @pytest.fixture(scope="session")
@@ -56,11 +30,6 @@ def own_bench(model: ModelSpec, tmp_path: Path, light_launchers: None) -> Iterat
     made = Bench(model, tmp_path / "run")
     with made.runner:
         yield made
-
-
-@pytest.fixture(scope="session")
-def light_command() -> Callable[..., list[str]]:
-    return benches.light_command
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Soaks and loss runs: as real trials of a tiny Llama, with a hostile disk, and with metrics of real Trainers."""
 
-from __future__ import annotations
-
 import shutil
 from types import SimpleNamespace
 
@@ -51,12 +49,11 @@ def wide(wide_llama):
 def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):
     """A little more than the budget: the limit alone lets it pass."""
     fields = {"workload": wide, "config": {"per_device_train_batch_size": 1}}
-    roomy = bench.check(SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
-    little_less = roomy.outcome.memory.peak_bytes - 8 * MIB
-    result = bench.check(SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
-    assert result.status is TrialStatus.COMPLETED, result.outcome
-    assert result.outcome.soaked.eval_batch_size == 2
-    assert result.outcome.memory.peak_bytes < little_less
+    roomy = bench.checked(SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
+    little_less = roomy.memory.peak_bytes - 8 * MIB
+    found = bench.checked(SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
+    assert found.soaked.eval_batch_size == 2
+    assert found.memory.peak_bytes < little_less
 
 
 class Guard:
@@ -121,7 +118,7 @@ def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):
 def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
     task = LossTask(steps=10, pass_steps=2, seed=1)
     same = {"workload": {"global_batch_size": 4}, "limits": NO_END}
-    whole, split = (bench.check(task, config={"per_device_train_batch_size": size}, **same).outcome for size in (4, 1))
+    whole, split = (bench.checked(task, config={"per_device_train_batch_size": size}, **same) for size in (4, 1))
     assert split.accumulation_steps == 4
     assert len(whole.curve.losses) == 10
     assert split.curve.losses == pytest.approx(whole.curve.losses, rel=1e-5)
@@ -262,19 +259,10 @@ def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_
 
 def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):
     trainer = make(metrics=None)
-    assert not keeps_predictions(trainer)
-    assert not keeps_predictions(make(prediction_loss_only=True))
-    assert keeps_predictions(make())
+    kept = [keeps_predictions(each) for each in (trainer, make(prediction_loss_only=True), make())]
+    assert kept == [False, False, True]
     assert check_evaluation((4,), trainer, kept=None) == {"eval_batch_size": 4, "metrics_failed": None}
     assert trainer.model.calls == 2
-
-
-def test_metrics_that_fail_refuse_nothing_and_are_told(make):
-    def failing(predicted):
-        raise LookupError("no such tokenizer")
-
-    found = check_evaluation((4,), make(metrics=failing))
-    assert (found["predicted_samples"], found["metrics_failed"]) == (30, "LookupError: no such tokenizer")
 
 
 class Loop:
@@ -313,11 +301,16 @@ def test_predictions_that_fit_nowhere_are_left_out_and_told(device, tries):
     assert [kept for _, _, kept in loop.tried] == [30] * tries + [8]
 
 
-def test_a_data_set_that_takes_too_long_to_read_is_left_out_and_told(make, monkeypatch):
+def failing(predicted):
+    raise LookupError("no such tokenizer")
+
+
+def test_metrics_that_fail_or_data_that_take_too_long_to_read_refuse_nothing_and_are_told(make, monkeypatch):
+    found = check_evaluation((4,), make(metrics=failing))
+    assert (found["predicted_samples"], found["metrics_failed"]) == (30, "LookupError: no such tokenizer")
     monkeypatch.setattr("autotune.execution.checking._LONGEST_S", 0.0)
-    found = check_evaluation((4,), make())
     told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
-    assert found == {"eval_batch_size": 4, "metrics_failed": told}
+    assert check_evaluation((4,), make()) == {"eval_batch_size": 4, "metrics_failed": told}
 
 
 def test_evaluation_that_fails_without_metrics_too_is_a_failed_check(make):

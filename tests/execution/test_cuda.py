@@ -1,25 +1,31 @@
 """Trials on a CUDA device, or the stand-in for one: forked, capped, measured, and gone without a trace."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import statistics
 from typing import Any
 
+import benches
 import pytest
 from benches import Bench
-from conftest import write_model
-from model_families import FAMILIES
+from factories import make_facts
+from own_trainings import SCRIPT, script
+from running import printed
 
-from autotune.training.resolve import default_task, resolve
+from autotune.training.arguments import effective_tf32, plan
+from autotune.training.baseline import baseline_config
+from autotune.training.resolve import resolve
+from autotune.value import read_value
 from autotune.values.config import Parallelism
-from autotune.values.hardware import cuda_count, cuda_used_bytes, detect, like_devices
-from autotune.values.trial import Measurement, TrialStatus
+from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices
+from autotune.values.model import Task
+from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
+from autotune.values.workload import Workload
 
-pytestmark = pytest.mark.usefixtures("whole_device")
+pytestmark = [pytest.mark.usefixtures("whole_device"), pytest.mark.cuda]
 
 MIB, GIB = 1 << 20, 1 << 30
+BUDGET = 2 * GIB
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
 )
@@ -31,13 +37,17 @@ def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
     return result.outcome
 
 
-@pytest.mark.cuda
+EAGER, INDUCTOR = {"torch_compile_backend": "aot_eager"}, {"torch_compile_backend": "inductor"}
+
+
 @pytest.mark.parametrize(
     ("config", "effects"),
     [
-        ({}, {"precision": "weights float32, layer outputs float32"}),
+        ({}, {"precision": "weights float32, layer outputs float32", "torch_empty_cache_steps": "never emptied"}),
         ({"tf32": True}, {"tf32": "tf32"}),
-        ({"precision": "bf16"}, {"precision": "weights float32, layer outputs bfloat16"}),
+        # attention after rotary positions is told as it ran
+        ({"precision": "bf16"}, {"precision": "weights float32, layer outputs bfloat16",
+                                 "attn_implementation": "sdpa (flash)"}),
         ({"precision": "fp16"}, {"precision": "weights float32, layer outputs float16"}),
         ({"precision": "pure_bf16"}, {"precision": "weights bfloat16, layer outputs bfloat16"}),
         ({"optim": "adamw_torch"}, {}),
@@ -46,16 +56,27 @@ def measured(bench: Any, config: dict[str, Any], **limits: Any) -> Measurement:
         pytest.param({"optim": "paged_adamw_8bit"}, {}, marks=needs_bitsandbytes),
         ({"checkpointing": "full"}, {"checkpointing": "2 checkpointed calls in the first step"}),
         ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}),
-        ({}, {"torch_empty_cache_steps": "never emptied"}),
         ({"torch_empty_cache_steps": 1}, {"torch_empty_cache_steps": "every 1 steps, 1 times in the first"}),
         ({"expandable_segments": True}, {}),
         ({"dataloader_num_workers": 2, "dataloader_pin_memory": True}, {"dataloader_num_workers": "2"}),
         ({"adapter": {"rank": 8}, "precision": "bf16"}, {"adapter": "lora, 16384 of 155968 parameters trained"}),
-        ({"torch_compile_backend": "inductor"}, {}),
-        ({"torch_compile_backend": "inductor", "precision": "bf16", "checkpointing": "full"}, {}),
+        # adapters on packed weights train in pure bf16
+        *(
+            pytest.param({"adapter": {"rank": 8}, "quantization": packed, "precision": "pure_bf16"}, {
+                "precision": "weights bfloat16/float32, layer outputs bfloat16"}, marks=needs_bitsandbytes)
+            for packed in ("nf4", "int8")
+        ),
+        (INDUCTOR, {}),
+        ({**INDUCTOR, "precision": "bf16", "checkpointing": "full"}, {}),
+        # compiled, TF32 is on whatever was asked for, but in fp16
+        (EAGER, {"tf32": "tf32"}),
+        *(({**EAGER, "precision": precision}, {"tf32": "tf32"}) for precision in ("bf16", "pure_bf16")),
+        ({**EAGER, "tf32": True}, {"tf32": "tf32"}),
+        ({**EAGER, "precision": "fp16"}, {"tf32": "none"}),
+        ({**EAGER, "precision": "fp16", "tf32": True}, {"tf32": "tf32"}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_each_knob_takes_effect(cuda, config, effects):
     seen = measured(cuda, config).effects
     assert seen == {**seen, **effects}
@@ -70,7 +91,6 @@ def clocked(model, tmp_path, monkeypatch):
         yield bench
 
 
-@pytest.mark.cuda
 def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(clocked):
     """As with quick effort, which discards a step and half a second."""
     config = {"torch_compile_backend": "inductor", "torch_compile_mode": "reduce-overhead"}
@@ -80,14 +100,13 @@ def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(
     assert len(times) > 5
 
 
-@pytest.mark.cuda
-def test_trials_are_forked(cuda):
+def test_trials_are_forked_and_see_one_device(cuda):
     """Importing the libraries has not touched the device, and a fork can use it."""
-    ready = cuda.runner.start()
-    assert ready.forkable
+    assert cuda.runner.start().forkable
+    assert cuda.seen(cuda.misbehave("count_devices")) == {"devices": 1}
+    assert detect("cuda:0").kind == "cuda"
 
 
-@pytest.mark.cuda
 def test_the_devices_memory_is_told_in_full(cuda):
     memory = measured(cuda, {}).memory
     assert 0 < memory.allocated_bytes <= memory.reserved_bytes <= memory.device_bytes
@@ -95,7 +114,6 @@ def test_the_devices_memory_is_told_in_full(cuda):
     assert memory.device_bytes - memory.reserved_bytes > 50 * MIB  # the context and the kernels
 
 
-@pytest.mark.cuda
 @needs_bitsandbytes
 def test_paged_states_count_although_the_driver_names_no_process_for_them(tiny_llama, tmp_path):
     wide = {**json.loads((tiny_llama / "config.json").read_text()), "vocab_size": 60_000}
@@ -111,68 +129,39 @@ def test_paged_states_count_although_the_driver_names_no_process_for_them(tiny_l
     assert beside["paged_adamw_8bit"] - beside["adamw_bnb_8bit"] >= 2 * (4 + 1) * embedding
 
 
-@pytest.mark.cuda
 def test_trials_in_turn_are_measured_beside_each_other_and_each_has_its_own_memory(cuda):
     configs = [{}, {"precision": "bf16", "per_device_train_batch_size": 8}]
     alone = [measured(cuda, config).memory.device_bytes for config in configs]
-    limits = {"memory_bytes": 4 * GIB, "measure_time_s": 1.0, "measure_steps": 4000}
-    requests = [cuda.request(config=config, limits=limits) for config in configs]
-    numbers = tuple(request.number for request in requests)
-    results = cuda.runner.run_in_turn([r.model_copy(update={"in_turn_with": numbers}) for r in requests])
+    results = cuda.in_turn(*configs, memory_bytes=4 * GIB, measure_time_s=1.0)
     assert [r.status for r in results] == [TrialStatus.COMPLETED] * 2, [r.outcome for r in results]
     assert all(r.measurement.steps_per_turn for r in results)
     assert [r.measurement.memory.device_bytes for r in results] == pytest.approx(alone, abs=32 * MIB)
 
 
-@pytest.mark.cuda
-def test_running_out_of_memory_is_real_and_the_next_trial_runs(cuda):
-    large = {"per_device_train_batch_size": 4096}
-    result = cuda.run(config=large, limits={"memory_bytes": 1 * GIB})
+def test_running_out_of_memory_is_told_in_a_line_of_our_own_and_the_next_trial_runs(cuda):
+    result = cuda.run(config={"per_device_train_batch_size": 1 << 19}, limits={"memory_bytes": GIB})
     assert result.status is TrialStatus.OUT_OF_MEMORY
-    assert "CUDA out of memory" in result.outcome.cause or "budget" in result.outcome.cause
+    assert "were asked for with" in result.outcome.cause
+    assert result.outcome.cause.endswith("in use; the budget is 1.00 GiB")
+    assert "CUDA out of memory. Tried to allocate" in result.outcome.log_tail
     assert measured(cuda, {}).step_times_s
 
 
-@pytest.mark.cuda
 def test_a_budget_below_the_context_is_out_of_memory(cuda):
     assert cuda.run(limits={"memory_bytes": 10 * MIB}).status is TrialStatus.OUT_OF_MEMORY
 
 
-@pytest.mark.cuda
-def test_the_memory_is_given_back(cuda):
+def test_a_trial_that_has_ended_or_is_killed_gives_its_memory_back(cuda):
     before = cuda_used_bytes("cuda:0")
     result = cuda.run(config={"per_device_train_batch_size": 1024}, limits={"memory_bytes": 8 * GIB})
-    assert result.status is TrialStatus.COMPLETED
-    assert result.warnings == ()
+    assert (result.status, result.warnings) == (TrialStatus.COMPLETED, ())
     assert cuda_used_bytes("cuda:0") - before < 128 * MIB
-
-
-@pytest.mark.cuda
-def test_a_trial_that_is_killed_gives_its_memory_back(cuda):
-    before = cuda_used_bytes("cuda:0")
     result = cuda.misbehave("hold_device_memory", timeout_s=15)
     assert result.status is TrialStatus.TIMED_OUT
-    held = json.loads((cuda.directory(result) / "seen.json").read_text())["held"]
-    assert held - before > 900 * MIB
+    assert cuda.seen(result)["held"] - before > 900 * MIB
     assert cuda_used_bytes("cuda:0") - before < 128 * MIB
 
 
-@pytest.mark.cuda
-def test_a_trial_sees_one_device(cuda):
-    result = cuda.misbehave("count_devices")
-    assert json.loads((cuda.directory(result) / "seen.json").read_text()) == {"devices": 1}
-    assert detect("cuda:0").kind == "cuda"
-
-
-@pytest.mark.gpu
-def test_step_times_are_those_of_the_device(cuda):
-    """A step that computes a hundred times as much takes longer, though launching its kernels doesn't."""
-    small = measured(cuda, {"per_device_train_batch_size": 8}, memory_bytes=32 * GIB)
-    large = measured(cuda, {"per_device_train_batch_size": 8192}, memory_bytes=32 * GIB)
-    assert min(large.step_times_s) > min(small.step_times_s)
-
-
-@pytest.mark.cuda
 @pytest.mark.parametrize("sharding", ["none", "fsdp_full"])
 def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(cuda, sharding):
     if cuda_count() < 2 or len(like_devices("cuda:0")) < 2:
@@ -185,24 +174,125 @@ def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(c
     assert all(now - before < 128 * MIB for now, before in zip(after, idle, strict=True))
 
 
-# On the stand-in one family in fp32, the next in bf16. The loss of DeBERTa's classifier looks for the labels that
-# count, which takes arithmetic.
-EACH = [
-    pytest.param(
-        name,
-        precision,
-        marks=pytest.mark.gpu if name == "DeBERTa" or (number + half) % 2 else pytest.mark.cuda,
-    )
-    for number, name in enumerate(FAMILIES)
-    for half, precision in enumerate(("fp32", "bf16"))
-]
+# The cap on CUDA's allocator leaves room for what lies beside it, and follows that as it grows.
 
 
-@pytest.mark.parametrize(("name", "precision"), EACH)
-def test_a_model_of_each_family_trains(cuda, tmp_path, name, precision):
-    spec = resolve(str(write_model(tmp_path / "model", FAMILIES[name])))
+def test_the_cap_follows_what_lies_beside_the_allocator(cuda):
+    """All that the allocator may have is taken: at the start, and after 300 MiB came to lie beside it."""
+    seen = cuda.seen(cuda.misbehave("grow_beside_the_allocator", memory_bytes=BUDGET))
+    assert seen["entered"]["reserved"] == 0  # loading kernels leaves nothing there
+    assert BUDGET - 200 * MIB < seen["full"]["used"] <= BUDGET
+    assert BUDGET - 40 * MIB < seen["full_again"]["used"] <= BUDGET
+    assert seen["full_again"]["reserved"] < seen["full"]["reserved"] - 150 * MIB
+    assert seen["full_again"]["used"] <= seen["peak"] <= BUDGET
+    assert seen["over"]["used"] > BUDGET  # for a moment, by what was loaded amid the step
+    assert seen["too_much"].startswith("needed 2.")
+    assert seen["settled"]["used"] < seen["settled"]["peak"] == BUDGET  # the longest samples may not come again
+    assert seen["outgrown"].startswith("needed 2.")
+    assert seen["outgrown"].endswith("more than the budget of 2.00 GiB")
+    for name in ("known", "after_attempt"):  # the peak of an attempt that was given up is forgotten
+        assert seen[name] == pytest.approx(seen["before_attempt"], abs=4 * MIB)
+
+
+@pytest.mark.parametrize(
+    "misbehaviour", ["see_another_take_memory", "see_another_begin_meanwhile", "see_untold_memory_come_and_go"]
+)
+def test_memory_that_other_processes_take_or_give_back_is_not_the_trials(cuda, misbehaviour):
+    before, *after = cuda.seen(cuda.misbehave(misbehaviour, memory_bytes=BUDGET))
+    assert before > 50 * MIB
+    assert after == [pytest.approx(before, abs=64 * MIB)] * len(after)
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "status", "times"),
+    [("be_crowded_out_once", TrialStatus.COMPLETED, 1), ("be_crowded_out", TrialStatus.CRASHED, 2)],
+)
+def test_a_trial_that_finds_the_device_filled_by_others_runs_again_once(cuda, monkeypatch, misbehaviour, status, times):
+    monkeypatch.setattr("autotune.execution.runner.IDLE_LIMIT_S", 0.0)
     result = cuda.run(
-        workload={"model": spec, "task": default_task(spec), "target_length": 8 if name == "Whisper" else None},
-        config={"precision": precision, "attn_implementation": None},
+        config={"per_device_train_batch_size": 1 << 14},
+        workload=benches.misbehaviour(misbehaviour),
+        limits={"memory_bytes": 8 * GIB},
     )
+    assert result.status is status, result.outcome
+    crowded = (cuda.run_directory / "trials" / "times.txt").read_text().split()
+    assert crowded.count(cuda.directory(result).name) == times
+    assert any("ran again" in warning for warning in result.warnings)
+    assert read_value(TrialResult, cuda.directory(result) / "result.json") == result
+    if status is TrialStatus.CRASHED:
+        assert "other processes" in result.outcome.cause
+        assert "other processes" in cuda.directory(result).joinpath("rank-0.json").read_text()
+
+
+def test_a_trial_that_needs_more_than_the_budget_is_out_of_memory_whatever_others_hold(cuda):
+    result = cuda.run(
+        config={"per_device_train_batch_size": 1 << 20},
+        workload=benches.misbehaviour("be_crowded_out"),
+        limits={"memory_bytes": 3 * GIB, "timeout_s": 200},
+    )
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+
+
+def test_steps_in_which_the_allocator_gave_its_cache_back_are_counted(cuda):
+    result = cuda.misbehave("thrash", memory_bytes=BUDGET, discarded_steps=2)
     assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.outcome.alloc_retries >= 2
+    assert any("allocator" in warning for warning in result.outcome.warnings)
+    assert cuda.run(limits={"memory_bytes": BUDGET}).outcome.alloc_retries == 0
+
+
+# TF32: what is said of it is what a trial's process does.
+
+
+def test_a_process_that_begins_with_tf32_as_images_of_vendors_have_it_is_the_baselines(model, tmp_path, monkeypatch):
+    monkeypatch.setenv(TF32_VARIABLE, "1")
+    baseline = baseline_config(None, 8, make_facts(), detect("cuda:0"))
+    assert baseline.tf32
+    with (bench := Bench(model, tmp_path / "run", device="cuda:0")).runner:
+        for config in ({}, {"precision": "bf16"}, EAGER):
+            assert measured(bench, {"tf32": baseline.tf32, **config}).effects["tf32"] == "tf32"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"precision": "bf16", "torch_compile_mode": "max-autotune"},
+        {"precision": "pure_bf16", "torch_compile_mode": "max-autotune-no-cudagraphs"},
+        {"precision": "fp32", "torch_compile_mode": "max-autotune"},
+        {"precision": "fp32", "torch_compile_mode": "max-autotune", "tf32": True},
+        {"precision": "fp16", "torch_compile_mode": "max-autotune"},
+    ],
+    ids=str,
+)
+def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, config, tmp_path):
+    """It asks by torch's older interface, which raises after the newer was used alone."""
+    request, hardware = cuda.request(config={**INDUCTOR, **config}), detect("cuda:0")
+    tuned = plan(request.config, request.workload, hardware).tuned
+    code = f"""
+import torch
+from accelerate import Accelerator
+from transformers import Trainer, TrainingArguments
+Trainer(torch.nn.Linear(2, 2), TrainingArguments({str(tmp_path)!r}, **{tuned!r}))
+torch.get_float32_matmul_precision()
+print(torch.backends.cuda.matmul.fp32_precision == "tf32")
+"""
+    assert printed("-c", code)[-1] == str(effective_tf32(request.config, hardware))
+
+
+@pytest.mark.parametrize(
+    ("prologue", "arguments", "is_on", "is_held"),
+    [
+        ("", (), False, False),
+        ("", ("--tf32", "True"), True, False),
+        ("", ("--torch_compile", "True"), False, False),
+        ("import torch; torch.backends.cuda.matmul.allow_tf32 = True", (), True, True),
+        ("import torch; torch.set_float32_matmul_precision('high')", ("--tf32", "False"), True, True),
+        ("import torch; torch.backends.fp32_precision = 'tf32'", (), True, True),
+    ],
+)
+def test_a_scripts_own_tf32_is_that_of_the_baseline_and_stays(cuda, tmp_path, prologue, arguments, is_on, is_held):
+    code = script(tmp_path, f"{prologue}\n{SCRIPT}", "--output_dir", "out", *arguments)
+    workload = Workload(model=cuda._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
+    found = cuda.runner.describe(DescribeRequest(workload=workload)).own
+    assert bool(found.arguments.get("tf32")) == is_on
+    assert ("tf32" in found.held) == is_held

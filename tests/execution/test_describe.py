@@ -1,7 +1,5 @@
 """What is found out of a Trainer of TRL's that is about to train; others are described in `test_trial`."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

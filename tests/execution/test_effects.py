@@ -1,8 +1,5 @@
 """The probe looks into a real Trainer, and finds what was asked for and did not happen."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +8,7 @@ import pytest
 import torch
 from factories import make_gpu, make_hardware
 from own_trainings import quiet_arguments
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.attention import SDPBackend
 from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingArguments
@@ -61,12 +59,6 @@ def plain_model(bench, *, dtype: str = "float32", attention: str = "eager") -> A
     )
 
 
-def lora(model: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
-
-
 def test_what_was_asked_for_is_confirmed(train):
     assert train(asked()) == {
         "precision": "weights float32, layer outputs float32",
@@ -103,11 +95,9 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"train_sampling_strategy": "batch_rebalance"}, {}, "batch_rebalance was asked for, but BatchSampler ran"),
         ({}, {"train_sampling_strategy": "batch_rebalance"}, "random was asked for, but BatchRebalanceSampler ran"),
         ({"packing": True}, {}, "packing True was asked for, but it is False"),
-        (
-            {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 4},
-            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
-            "dataloader_prefetch_factor 4 was asked for, but it is 2",
-        ),
+        ({"dataloader_num_workers": 1, "dataloader_prefetch_factor": 4},
+         {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+         "dataloader_prefetch_factor 4 was asked for, but it is 2"),
         ({"checkpointing": "full"}, {}, "no layer has it switched on"),
         ({}, {"gradient_checkpointing": True}, "no checkpointing was asked for"),
         ({"precision": "bf16"}, {}, "bf16 was asked for, but autocast is off"),
@@ -115,40 +105,28 @@ def test_what_was_asked_for_is_confirmed(train):
         ({"precision": "fp32"}, {"bf16": True}, "fp32 was asked for, but layers put out bfloat16"),
         ({"precision": "pure_bf16"}, {}, "pure_bf16 was asked for, but layers put out float32"),
         ({"torch_compile_backend": "aot_eager"}, {}, "no graph was compiled"),
-        pytest.param(
-            {},
-            {"torch_compile": True, "torch_compile_backend": "eager"},
-            "but the model is compiled",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({}, {"torch_compile": True, "torch_compile_backend": "eager"}, "but the model is compiled",
+                     marks=pytest.mark.slow),
         ({"dataloader_num_workers": 2}, {}, "dataloader_num_workers 2 was asked for, but it is 0"),
         ({"attn_implementation": "sdpa"}, {}, "attention sdpa was asked for, but it is eager"),
-        (
-            {"checkpointing": "every-2nd"},
-            {"gradient_checkpointing": True},
-            "checkpointing every 2 layers of 2, so 1 was asked for, but it is 2",
-        ),
-        (
-            {"checkpointing": "full"},
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-            "use_reentrant=False was asked for, but it is True",
-        ),
+        ({"checkpointing": "every-2nd"}, {"gradient_checkpointing": True},
+         "checkpointing every 2 layers of 2, so 1 was asked for, but it is 2"),
+        ({"checkpointing": "full"},
+         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+         "use_reentrant=False was asked for, but it is True"),
         ({"use_liger_kernel": True}, {}, "Liger was asked for, but 0 modules run its kernels"),
         ({"chunked_loss": True}, {}, "chunked_loss True was asked for, but it is False"),
         ({"activation_memory_budget": 0.5}, {}, "activation_memory_budget 0.5 was asked for, but it is 1"),
         ({"experts_per_token": 1}, {}, "experts_per_token 1 was asked for, but it is None"),
         ({"torch_empty_cache_steps": 4}, {}, "torch_empty_cache_steps 4 was asked for, but it is None"),
         ({}, {"torch_empty_cache_steps": 4}, "torch_empty_cache_steps None was asked for, but it is 4"),
-        (
-            {"torch_empty_cache_steps": 4},
-            {"torch_empty_cache_steps": 4},
-            "every 4 steps, but the first emptied no cache",
-        ),
+        ({"torch_empty_cache_steps": 4}, {"torch_empty_cache_steps": 4},
+         "every 4 steps, but the first emptied no cache"),
         ({"expandable_segments": True}, {}, "expandable_segments True was asked for, but 0 of 0 segments are"),
         ({"adapter": {}}, {}, "139584 of 139584 parameters are trained"),
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_what_was_asked_for_and_did_not_happen_is_found(train, config, arguments, reason):
     with pytest.raises(NoEffectError, match=reason):
@@ -207,18 +185,6 @@ def test_an_attention_kernel_is_told_as_autocast_hands_it_queries(monkeypatch):
     assert asked_with[1] == [(whole, True)] * 3
 
 
-@pytest.fixture
-def products() -> Iterator[Callable[[str], None]]:
-    """Return what sets how products in fp32 are computed, by torch's older interface: 'high' is TF32."""
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision("highest")
-
-
-def tf32(config: TrainConfig, hardware: Any) -> str:
-    trainer = SimpleNamespace(model=None, callback_handler=SimpleNamespace(train_dataloader=None))
-    return EffectsProbe(config, hardware).verify(trainer, ("tf32",))["tf32"]
-
-
 COMPILED = {"torch_compile_backend": "inductor"}
 
 
@@ -226,8 +192,11 @@ COMPILED = {"torch_compile_backend": "inductor"}
     ("hardware", "config", "set_to", "seen"),
     [
         (make_gpu(), {}, "highest", "ieee"),
+        (make_gpu(), {}, "high", None),
         (make_gpu(), {"tf32": True}, "high", "tf32"),
+        (make_gpu(), {"tf32": True}, "highest", None),
         (make_gpu(), COMPILED, "high", "tf32"),
+        (make_gpu(), COMPILED, "highest", None),
         (make_gpu(), {**COMPILED, "precision": "bf16"}, "high", "tf32"),
         (make_gpu(), {**COMPILED, "precision": "fp16"}, "highest", "ieee"),
         (make_gpu(starts_with_tf32=True), {"tf32": True}, "high", "tf32"),
@@ -235,22 +204,25 @@ COMPILED = {"torch_compile_backend": "inductor"}
         (make_hardware(), COMPILED, "high", "none"),
     ],
 )
-def test_tf32_is_expected_where_a_trainer_has_it_on(products, hardware, config, set_to, seen):
-    products(set_to)
-    assert tf32(asked(**config), hardware) == seen
-
-
-@pytest.mark.parametrize(("config", "set_to"), [({}, "high"), ({"tf32": True}, "highest"), (COMPILED, "highest")])
-def test_tf32_that_is_not_as_it_should_be_is_found(products, config, set_to):
-    products(set_to)
-    with pytest.raises(NoEffectError, match="but matrix products in fp32 are"):
-        tf32(asked(**config), make_gpu())
+def test_tf32_is_expected_where_a_trainer_has_it_on(hardware, config, set_to, seen):
+    """`set_to`: how products in fp32 are computed, by torch's older interface; 'high' is TF32."""
+    trainer = SimpleNamespace(model=None, callback_handler=SimpleNamespace(train_dataloader=None))
+    probe = EffectsProbe(asked(**config), hardware)
+    torch.set_float32_matmul_precision(set_to)
+    try:
+        if seen is None:
+            with pytest.raises(NoEffectError, match="but matrix products in fp32 are"):
+                probe.verify(trainer, ("tf32",))
+        else:
+            assert probe.verify(trainer, ("tf32",))["tf32"] == seen
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_model_of_another_precision_or_with_adapters_that_nobody_asked_for_is_found(train, bench):
     with pytest.raises(NoEffectError, match="bf16 was asked for, but weights are bfloat16"):
         train(asked(precision="bf16"), model=plain_model(bench, dtype="bfloat16"), bf16=True)
-    model = lora(plain_model(bench))
+    model = get_peft_model(plain_model(bench), LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
     with pytest.raises(NoEffectError, match="no adapter was asked for"):
         train(asked(), model=model)
     for name, parameter in model.named_parameters():
@@ -304,50 +276,46 @@ def seen(monkeypatch):
     return look
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"ran": 1, "known": 1}, "2 devices were asked for, but 1 ranks ran"),
-        ({"ran": 2, "known": 1}, "2 devices were asked for, but 2 ranks ran"),
-        ({"ran": 4, "known": 4}, "2 devices were asked for, but 4 ranks ran"),
-        ({}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
-        ({"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
-    ],
-    ids=str,
-)
-def test_ranks_that_are_not_there_or_that_nobody_keeps_alike_are_found(seen, fields, said):
-    with pytest.raises(NoEffectError, match=said):
-        seen(nn.Linear(1, 1), **fields)
-
-
-def test_deepspeed_is_looked_at(seen):
-    assert seen(DeepSpeedEngine(2, 5000), sharding="zero_2") == "DeepSpeed ZeRO-2 over 2"
-    both = seen(DeepSpeedEngine(2, 5000, sharing=2), sharding="zero_2", sequence_parallel=2)
-    assert both == "DeepSpeed ZeRO-2 over 2, sequence parallel 2"
-    offloaded = seen(DeepSpeedEngine(1, 5000, optimizer_at="cpu"), sharding="zero_1", offload="optimizer")
-    assert offloaded == "DeepSpeed ZeRO-1 over 2, optimizer offloaded to the host"
-
-
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        (nn.Linear(1, 1), "but the model is wrapped as Linear"),
-        (DeepSpeedEngine(1, 5000), "but the stage is 1"),
-        (
-            DeepSpeedEngine(2, 5000, optimizer_at="cpu"),
-            r"offloaded to \('none', 'none'\), but are to \('cpu', 'none'\)",
-        ),
-        (DeepSpeedEngine(2, 5000, sharing=2), "sequence parallel 1 was asked for, but it is 2"),
-        (DeepSpeedEngine(2, 10_000), "2 ranks were to split it, but this one holds 100%"),
-    ],
-)
-def test_deepspeed_that_does_something_else_is_found(seen, engine, said):
-    with pytest.raises(NoEffectError, match=said):
-        seen(engine, sharding="zero_2")
-
-
-def test_tensor_parallel_without_shared_matrices_is_found(seen):
+def sharing() -> nn.Module:
     model = nn.Linear(1, 1)
     model._tp_size = 2
-    with pytest.raises(NoEffectError, match="this one holds 100%"):
-        seen(model, tensor_parallel=2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "asked_for", "told"),
+    [
+        (DeepSpeedEngine(2, 5000), {"sharding": "zero_2"}, "DeepSpeed ZeRO-2 over 2"),
+        (DeepSpeedEngine(2, 5000, sharing=2), {"sharding": "zero_2", "sequence_parallel": 2},
+         "DeepSpeed ZeRO-2 over 2, sequence parallel 2"),
+        (DeepSpeedEngine(1, 5000, optimizer_at="cpu"), {"sharding": "zero_1", "offload": "optimizer"},
+         "DeepSpeed ZeRO-1 over 2, optimizer offloaded to the host"),
+    ],
+)  # fmt: skip
+def test_deepspeed_is_looked_at(seen, wrapper, asked_for, told):
+    assert seen(wrapper, **asked_for) == told
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "asked_for", "said"),
+    [
+        # ranks that are not there, or that nobody keeps alike
+        (nn.Linear(1, 1), {"ran": 1, "known": 1}, "2 devices were asked for, but 1 ranks ran"),
+        (nn.Linear(1, 1), {"ran": 2, "known": 1}, "2 devices were asked for, but 2 ranks ran"),
+        (nn.Linear(1, 1), {"ran": 4, "known": 4}, "2 devices were asked for, but 4 ranks ran"),
+        (nn.Linear(1, 1), {}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
+        # matrices that nobody shares
+        (nn.Linear(1, 1), {"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
+        (sharing(), {"tensor_parallel": 2}, "this one holds 100%"),
+        # DeepSpeed that does something else
+        (nn.Linear(1, 1), {"sharding": "zero_2"}, "but the model is wrapped as Linear"),
+        (DeepSpeedEngine(1, 5000), {"sharding": "zero_2"}, "but the stage is 1"),
+        (DeepSpeedEngine(2, 5000, optimizer_at="cpu"), {"sharding": "zero_2"},
+         r"offloaded to \('none', 'none'\), but are to \('cpu', 'none'\)"),
+        (DeepSpeedEngine(2, 5000, sharing=2), {"sharding": "zero_2"}, "sequence parallel 1 was asked for, but it is 2"),
+        (DeepSpeedEngine(2, 10_000), {"sharding": "zero_2"}, "2 ranks were to split it, but this one holds 100%"),
+    ],
+)  # fmt: skip
+def test_a_spread_that_is_another_is_found(seen, wrapper, asked_for, said):
+    with pytest.raises(NoEffectError, match=said):
+        seen(wrapper, **asked_for)

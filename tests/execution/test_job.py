@@ -1,29 +1,31 @@
 """Jobs of the launcher: whatever their processes do, it answers, and nothing of them is left. Without any library."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benches import Asked
+import torch
+from benches import Asked, is_running, left_behind, light_command
 from misbehaving import FLOOD_BYTES
+from running import printed
 
+from autotune.execution.guard import CpuGuard
 from autotune.execution.job import HEAD_BYTES, MARK_VARIABLE, TAIL_BYTES, BoundedLog, end_marked, marked
+from autotune.execution.launch import _failure
 from autotune.execution.outcome import Ending
+from autotune.values.trial import TrialStatus
 
 WELL = Ending(returncodes=[0], failed_at=[None])
 KILLED = Ending(returncodes=[-signal.SIGKILL], failed_at=[None], timed_out=True)
 
 
-def made(directory: Path, light_command, *options: str) -> Iterator[Asked]:
+def started(directory: Path, *options: str, devices: tuple[str, ...] = ()) -> Iterator[Asked]:
     """Yield a launcher, whose ranks get a moment that is shorter than usual."""
 
     def command(*arguments: str) -> list[str]:
@@ -33,23 +35,36 @@ def made(directory: Path, light_command, *options: str) -> Iterator[Asked]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.execution.launch.launch_command", command)
-        asked = Asked(directory)
+        asked = Asked(directory, *devices)
     yield asked
     asked.launcher.end()
 
 
 @pytest.fixture(scope="module")
-def forking(light_command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    yield from made(tmp_path_factory.mktemp("jobs"), light_command)
+def forking(tmp_path_factory) -> Iterator[Asked]:
+    yield from started(tmp_path_factory.mktemp("jobs"), devices=("cuda:3", "cuda:1"))
 
 
 @pytest.fixture(scope="module", params=["forked", "fresh"])
-def asked(request, light_command, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def asked(request, tmp_path_factory) -> Iterator[Asked]:
     """Both ways to make a trial's processes."""
     options = ["--fresh"] if request.param == "fresh" else []
-    for one in made(tmp_path_factory.mktemp("jobs"), light_command, *options):
+    for one in started(tmp_path_factory.mktemp("jobs"), *options):
         assert one.launcher.forkable == (not options)
         yield one
+
+
+@pytest.fixture(scope="module")
+def hindered(tmp_path_factory) -> Iterator[Asked]:
+    """A launcher as a search starts it, for a CUDA device that can't be used, and without bitsandbytes."""
+    startup = tmp_path_factory.mktemp("startup")
+    (startup / "sitecustomize.py").write_text("import sys; sys.modules['bitsandbytes'] = None  # not installed")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [str(startup), *sys.path])
+        patched.setenv("CUDA_VISIBLE_DEVICES", "-1")
+        asked = Asked(tmp_path_factory.mktemp("jobs"), "cuda:0")
+    yield asked
+    asked.launcher.end()
 
 
 def log_of(directory: Path, name: str = "log.txt") -> str:
@@ -86,29 +101,29 @@ def test_a_childs_end_is_told_by_exit_code_and_log(asked, name, returncode, logg
 
 
 @pytest.mark.parametrize("name", ["hang", "ignore_sigterm"])
-def test_a_child_that_hangs_is_killed_at_its_time_limit(asked, name, is_running):
+def test_a_child_that_hangs_is_killed_at_its_time_limit(asked, name):
     ending, directory = asked.run(f"misbehaving:{name}", timeout_s=1)
     assert ending == KILLED
     assert not is_running(processes_of(directory)["pid"])
 
 
 @pytest.mark.parametrize("name", ["leave_a_child", "leave_a_session", "leave_a_child_holding_the_pipe"])
-def test_grandchildren_end_with_the_child(asked, name, left_behind, is_running):
+def test_grandchildren_end_with_the_child(asked, name):
     ending, directory = asked.run(f"misbehaving:{name}")
     assert ending == WELL
-    assert [pid for pid in left_behind(directory) if is_running(pid)] == []
+    assert not any(map(is_running, left_behind(directory)))
 
 
-def test_grandchildren_of_a_child_that_hangs_end_too_and_none_of_another_job(forking, left_behind, is_running):
+def test_grandchildren_of_a_child_that_hangs_end_too_and_none_of_another_job(forking):
     other = forking.send("misbehaving:hang_with_children", place=1, timeout_s=9)
     ending, directory = forking.run("misbehaving:hang_with_children", timeout_s=3)
     assert ending == KILLED
     left, others = left_behind(directory), left_behind(other)
     assert len(left) == len(others) == 3
-    assert [pid for pid in left if is_running(pid)] == []
-    assert [pid for pid in others if not is_running(pid)] == []
+    assert not any(map(is_running, left))
+    assert all(map(is_running, others))
     assert forking.launcher.reply(60) == (1, KILLED)
-    assert [pid for pid in others if is_running(pid)] == []
+    assert not any(map(is_running, others))
 
 
 def test_a_flood_leaves_a_log_of_bounded_size_with_its_first_and_last_line(asked):
@@ -133,7 +148,7 @@ def test_a_log_leaves_out_what_lies_between_its_head_and_its_tail(tmp_path, exce
 
 
 def test_a_core_file_is_never_written(asked):
-    assert "core 0" in log_of(asked.run("misbehaving:tell_the_limits")[1])
+    assert "core files of 0" in log_of(asked.run("misbehaving:tell")[1])
 
 
 def logs_of(directory: Path) -> list[str]:
@@ -141,10 +156,27 @@ def logs_of(directory: Path) -> list[str]:
 
 
 def test_each_rank_has_what_torchrun_gives_it_and_a_log_of_its_own(asked):
-    ending, directory = asked.run("misbehaving_ranks:tell_its_rank", ranks=2)
+    ending, directory = asked.run("misbehaving:tell", ranks=2)
     assert ending == Ending(returncodes=[0, 0], failed_at=[None, None])
     for rank, log in enumerate(logs_of(directory)):
-        assert f"RANK='{rank}' LOCAL_RANK='{rank}' WORLD_SIZE='2' LOCAL_WORLD_SIZE='2' MASTER_ADDR='127.0.0.1'" in log
+        assert f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 " in log
+
+
+def test_a_child_sees_only_the_devices_of_its_job_and_can_not_reach_the_connection(forking):
+    """A grandchild that outlives a killed launcher would otherwise keep the parent waiting."""
+    log = log_of(forking.run("misbehaving:tell", visible="1")[1])
+    assert "CUDA_VISIBLE_DEVICES=1 " in log
+    assert "pipe" in log
+    assert "socket" not in log
+
+
+def test_a_missing_library_that_only_some_trials_need_stops_none_of_the_others(hindered):
+    assert hindered.run("misbehaving:print_and_end")[0].returncodes == [0]
+
+
+def test_where_a_forked_child_cannot_use_the_device_every_trial_is_a_fresh_interpreter(hindered):
+    assert hindered.launcher.forkable is False
+    assert "torch was imported before: False" in log_of(hindered.run("misbehaving:tell")[1])
 
 
 def test_the_first_rank_has_the_port_from_the_beginning(asked):
@@ -162,13 +194,13 @@ def test_the_first_rank_has_the_port_from_the_beginning(asked):
         ("rank_1_ends_without_a_word", [-signal.SIGKILL, 0]),
     ],
 )
-def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(forking, name, codes, is_running):
+def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(forking, name, codes):
     ending, directory = forking.run(f"misbehaving_ranks:{name}", ranks=2)
     assert (ending.returncodes, ending.timed_out, ending.unkillable) == (codes, False, 0)
     assert ending.failed_at[0] is None  # killed while it waited
     assert ending.failed_at[1] is not None
     left = processes_of(directory)
-    assert [pid for pid in left["pids"] if is_running(pid)] == []
+    assert not any(map(is_running, left["pids"]))
     with socket.create_server(("127.0.0.1", left["port"])):
         pass  # the port is free
 
@@ -187,8 +219,10 @@ def test_at_the_time_limit_each_rank_says_where_it_stands(forking):
         assert f"in {place}\n" in log
 
 
-def test_it_answers_after_everything_that_went_wrong(asked):
+def test_it_answers_after_everything_that_went_wrong_and_ends_when_its_parent_closes_the_connection(asked):
     assert asked.run("misbehaving:print_and_end")[0] == WELL
+    asked.launcher._connection.close()
+    assert asked.launcher._process.wait(timeout=60) == 0
 
 
 # A process that leaves a daemon behind: its own session, its parent gone. It prints the daemon's id.
@@ -204,13 +238,12 @@ def mark() -> Iterator[str]:
     end_marked(made, limit_s=10)
 
 
-def start_daemon(environment: dict[str, str]) -> int:
-    done = subprocess.run([sys.executable, "-c", DAEMON], env={**os.environ, **environment}, capture_output=True)
-    return int(done.stdout)
+def start_daemon(**environment: str) -> int:
+    return int(printed("-c", DAEMON, **environment)[0])
 
 
-def test_a_daemon_is_known_by_its_mark_and_ended(mark, is_running):
-    daemon = start_daemon({MARK_VARIABLE: mark})
+def test_a_daemon_is_known_by_its_mark_and_ended(mark):
+    daemon = start_daemon(**{MARK_VARIABLE: mark})
     while not marked(mark):  # it has no environment while it becomes another program
         assert is_running(daemon)
     assert marked(mark) == [daemon]
@@ -218,9 +251,9 @@ def test_a_daemon_is_known_by_its_mark_and_ended(mark, is_running):
     assert not is_running(daemon)
 
 
-def test_processes_with_another_mark_or_none_are_left_alone(mark, is_running):
+def test_processes_with_another_mark_or_none_are_left_alone(mark):
     other = secrets.token_hex(8)
-    unmarked, differently_marked = start_daemon({}), start_daemon({MARK_VARIABLE: mark + other})
+    unmarked, differently_marked = start_daemon(), start_daemon(**{MARK_VARIABLE: mark + other})
     try:
         end_marked(mark, limit_s=10)
         assert is_running(unmarked)
@@ -232,12 +265,11 @@ def test_processes_with_another_mark_or_none_are_left_alone(mark, is_running):
 
 def test_a_process_never_ends_itself(mark):
     code = f"from autotune.execution.job import end_marked; print(end_marked({mark!r}, limit_s=10))"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, MARK_VARIABLE: mark}, capture_output=True)
-    assert (done.returncode, done.stdout) == (0, b"0\n")
+    assert printed("-c", code, **{MARK_VARIABLE: mark}) == ["0"]
 
 
 @pytest.mark.parametrize("how", ["is ending", "has ended"])
-def test_a_child_dies_with_its_parent(how, is_running):
+def test_a_child_dies_with_its_parent(how):
     """Whether the parent ends after the child has asked for it, or before."""
     wait = "" if how == "is ending" else "time.sleep(0.3)"
     child = f"""
@@ -257,7 +289,28 @@ print(child.stdout.readline(), flush=True)
 if {how == "is ending"}:
     child.stdout.readline()
 """
-    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, timeout=60)
-    pid = int(done.stdout)
+    pid = int(printed("-c", parent, timeout=60)[0])
     while is_running(pid):  # the time limit of the test is the limit
         os.sched_yield()
+
+
+@pytest.mark.parametrize(
+    ("sticking", "status"),
+    [
+        ("CUDA error: an illegal memory access was encountered", TrialStatus.CRASHED),
+        ("CUDA error: out of memory", TrialStatus.OUT_OF_MEMORY),
+        (None, TrialStatus.OUT_OF_MEMORY),
+    ],
+    ids=str,
+)
+def test_a_handle_that_cannot_be_made_after_an_error_of_the_device_is_no_lack_of_memory(monkeypatch, sticking, status):
+    def synchronize() -> None:
+        if sticking is not None:
+            raise RuntimeError(sticking)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+    failure = _failure(error, CpuGuard(1 << 30), 1 << 30)
+    assert failure.status is status
+    assert ("illegal" in failure.cause) is (status is TrialStatus.CRASHED)

@@ -1,7 +1,5 @@
 """A user's own loop: one step is looked at before the search, and its trials are real processes as any trial's."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable
@@ -12,66 +10,67 @@ import cloudpickle
 import pytest
 import torch
 from factories import make_config, make_facts, make_workload
-from planted import planted
+from own_trainings import planted
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from autotune.execution.describe import run_examine
 from autotune.value import sha256_of, write_value
 from autotune.values.model import ModelSpec, Task
-from autotune.values.trial import Description, ExamineRequest, Measurement, Refusal, TrialResult, TrialStatus
+from autotune.values.trial import Description, ExamineRequest, Refusal, TrialResult, TrialStatus
 from autotune.values.workload import STEP_FILE, OwnStep
 
 MIB = 1 << 20
 ROWS = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
 
 
-def own_step(content: bytes, directory: Path, takes_accumulation: bool) -> OwnStep:
-    where = {"directory": str(directory), "search_path": (str(directory),), "sha256": sha256_of(content)}
+def written(make: Any, run_directory: Path, directory: Path, takes_accumulation: bool, known: str | None = None):
+    """Write a function, or bytes, where a search has it; `known`: the digest that the search was begun with."""
+    content = make if isinstance(make, bytes) else cloudpickle.dumps(make)
+    (run_directory / "data").mkdir(exist_ok=True)
+    (run_directory / "data" / STEP_FILE).write_bytes(content)
+    where = {"directory": str(directory), "search_path": (str(directory),), "sha256": known or sha256_of(content)}
     return OwnStep(name="make", takes_accumulation=takes_accumulation, knobs={}, **where)
 
 
 @pytest.fixture
 def run_own(bench, tmp_path) -> Callable[..., TrialResult]:
-    """Return a function that runs a trial of what a function makes."""
+    """Return a function that runs a trial of what a function makes: a global batch of 8, micro-batches of 2."""
 
-    def run(make: Any, *, takes_accumulation: bool = False, batch: int = 8, known: str | None = None, **fields: Any):
-        content = make if isinstance(make, bytes) else cloudpickle.dumps(make)
-        own = own_step(content, tmp_path, takes_accumulation)
-        own = own if known is None else own.model_copy(update={"sha256": known})
-        folder = bench.run_directory / "data"
-        folder.mkdir(exist_ok=True)
-        (folder / STEP_FILE).write_bytes(content)
+    def run(make: Any, *, takes_accumulation: bool = False, known: str | None = None, **fields: Any):
+        own = written(make, bench.run_directory, tmp_path, takes_accumulation, known)
         spec = ModelSpec(reference="make", name="make", source="own", model_type="own", kind="own", config={})
-        workload = {"model": spec, "task": Task.OWN, "global_batch_size": batch, "own_step": own}
+        workload = {"model": spec, "task": Task.OWN, "global_batch_size": 8, "own_step": own}
         return bench.run(workload=workload, **fields)
 
     return run
 
 
-def cause_of(result: TrialResult) -> str:
-    assert result.outcome.kind == "failure"
-    return result.outcome.cause
+def loop(*, micro_steps=None, loader=True, reduction="mean", divides=True, clips=False, model=None, returned=None):
+    """Return a loop as people write them; `micro_steps` instead of those that it is asked for."""
 
+    def make(config, accumulation_steps=1):
+        net = model or nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 16))
+        optimizer = torch.optim.AdamW(net.parameters())
+        size, steps = config.per_device_train_batch_size, micro_steps or accumulation_steps
+        print("accumulating", steps, "times", size)
+        batches = iter(torch.utils.data.DataLoader(ROWS, batch_size=size, shuffle=True))
+        drawn = torch.Generator().manual_seed(size)  # other samples with another split
 
-def make_linear(config, accumulation_steps):
-    """A loop as anybody writes it, which counts what it is asked to do."""
-    import torch
+        def step():
+            for _ in range(steps):
+                batch = next(batches) if loader else torch.randn(size, 16, generator=drawn)
+                loss = mse_loss(net(batch), batch, reduction=reduction)
+                (loss / steps if divides else loss).backward()
+            if clips:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss if returned is None else (loss, returned)
 
-    model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batch = torch.ones(config.per_device_train_batch_size, 64)
-    print("accumulating", accumulation_steps, "times", config.per_device_train_batch_size)
+        return step
 
-    def step():
-        for _ in range(accumulation_steps):
-            loss = model(batch).square().mean() / accumulation_steps
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
+    return make
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,24 +83,20 @@ def by_value():
 
 
 def test_a_loop_is_measured_with_all_its_micro_batches(bench, run_own):
-    result = run_own(make_linear, takes_accumulation=True)
+    result = run_own(loop(), takes_accumulation=True)
     assert result.status is TrialStatus.COMPLETED, result.outcome
     measured = result.outcome
-    assert isinstance(measured, Measurement)
     assert measured.accumulation_steps == 4
     assert "accumulating 4 times 2" in (bench.directory(result) / "log.txt").read_text()
     assert measured.samples_per_second == pytest.approx(8 * len(measured.step_times_s) / sum(measured.step_times_s))
     assert math.isfinite(measured.loss)
-    assert measured.data_wait_share is None
-    assert measured.tokens_per_second is None
+    assert (measured.data_wait_share, measured.tokens_per_second) == (None, None)
     assert measured.memory.resident_bytes < 100 * MIB
     assert measured.phases.measured_s > 0
 
 
 def test_a_loop_runs_out_of_memory(run_own):
     def hoards(config):
-        import torch
-
         kept = []
         return lambda: kept.append(torch.ones(16 << 20))  # 64 MiB a step
 
@@ -139,16 +134,15 @@ def generator(config):
 def test_a_function_that_makes_no_training_is_told(run_own, make, status, said):
     result = run_own(make)
     assert result.status == status
-    assert cause_of(result).startswith(said)
+    assert result.outcome.cause.startswith(said)
 
 
 def test_a_loop_with_accelerate(run_own):
     def make(config, accumulation_steps):
-        import torch
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation_steps, mixed_precision="bf16")
-        model = torch.nn.Linear(64, 64)
+        model = nn.Linear(64, 64)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
         batch = torch.ones(config.per_device_train_batch_size, 64)
 
@@ -168,13 +162,11 @@ def test_a_loop_with_accelerate(run_own):
     assert 0 < result.outcome.loss < 10
 
 
-def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp_path: Path):
+def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp_path):
     (tmp_path / "beside.py").write_text("WIDTH = 3\n")
     (tmp_path / "settings.txt").write_text("ok")
 
     def make(config):
-        from pathlib import Path
-
         import beside
 
         print(beside.WIDTH, Path("settings.txt").read_text())
@@ -188,7 +180,7 @@ def test_modules_and_files_beside_the_users_script_are_found(bench, run_own, tmp
 def test_a_function_that_was_exchanged_is_not_loaded(run_own, tmp_path):
     result = run_own(planted(tmp_path / "ran"), known="0" * 64)
     assert result.status is TrialStatus.INVALID
-    assert "own-step.pkl is not what the search was begun with" in cause_of(result)
+    assert "own-step.pkl is not what the search was begun with" in result.outcome.cause
     assert not (tmp_path / "ran").exists()
 
 
@@ -199,12 +191,9 @@ def examine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(make, *, takes_accumulation=True, other=4, batch=32):
-        content = cloudpickle.dumps(make)
-        own = own_step(content, tmp_path, takes_accumulation)
+        own = written(make, tmp_path, tmp_path, takes_accumulation)
         workload = make_workload(global_batch_size=batch).model_copy(update={"own_step": own})
-        for name in ("data", "examine"):
-            (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / "data" / STEP_FILE).write_bytes(content)
+        (tmp_path / "examine").mkdir()
         request = ExamineRequest(workload=workload, facts=make_facts(), config=make_config(8), other=other)
         write_value(request, tmp_path / "examine" / "request.json")
         run_examine(tmp_path / "examine")
@@ -214,135 +203,115 @@ def examine(tmp_path, monkeypatch):
     return run
 
 
-def loop(*, micro_steps=None, loader=True, reduction="mean", divides=True, clips=False, model=None, returned=None):
-    """Return a loop as people write them; `micro_steps` instead of those that it is asked for."""
+def twice(tells):
+    """Return a loop whose model sees each sample twice, which its step tells or doesn't."""
 
-    def make(config, accumulation_steps=1):
-        net = model or nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 16))
-        optimizer = torch.optim.AdamW(net.parameters())
-        size, steps = config.per_device_train_batch_size, micro_steps or accumulation_steps
-        batches = iter(torch.utils.data.DataLoader(ROWS, batch_size=size, shuffle=True))
-        drawn = torch.Generator().manual_seed(size)  # other samples with another split
+    def make(config, accumulation_steps):
+        net, size = nn.Linear(16, 16), config.per_device_train_batch_size
+        optimizer = torch.optim.SGD(net.parameters())
 
-        def step():
-            for _ in range(steps):
-                batch = next(batches) if loader else torch.randn(size, 16, generator=drawn)
-                loss = mse_loss(net(batch), batch, reduction=reduction)
-                (loss / steps if divides else loss).backward()
-            if clips:
-                nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        def step(samples=None):
+            for _ in range(accumulation_steps):
+                loss = (net(torch.ones(size, 16)) - net(torch.zeros(size, 16))).square().mean() / accumulation_steps
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            return loss if returned is None else (loss, returned)
+            return (loss, size * accumulation_steps) if tells else loss
 
         return step
 
     return make
 
 
-def test_a_loop_that_keeps_to_the_global_batch_is_left_alone(examine):
-    assert examine(loop()) == Description(facts=make_facts())
-    assert examine(loop(reduction="sum", divides=False)) == Description(facts=make_facts())
+def time_first(micro_steps=None):
+    """Return a loop the first dimension of whose batches is time."""
 
-
-@pytest.mark.parametrize("steps", [None, 1])
-def test_samples_are_known_where_the_first_dimension_of_a_batch_is_time(examine, steps):
     def make(config, accumulation_steps):
-        net = nn.LSTM(4, 4)
+        net, steps = nn.LSTM(4, 4), micro_steps or accumulation_steps
         optimizer = torch.optim.AdamW(net.parameters())
         batches = iter(ROWS.view(256, 4, 4).repeat(1, 5, 1).split(config.per_device_train_batch_size))
 
         def step():
-            for _ in range(steps or accumulation_steps):
+            for _ in range(steps):
                 batch = next(batches).transpose(0, 1)
-                (mse_loss(net(batch)[0], batch) / (steps or accumulation_steps)).backward()
+                (mse_loss(net(batch)[0], batch) / steps).backward()
             optimizer.step()
             optimizer.zero_grad()
 
         return step
 
-    found = examine(make)
-    if steps is None:
-        assert found.facts.split_changes is None
-    else:
-        assert "consumed 8 samples, and 32 are a step" in found.message
+    return make
 
 
-@pytest.mark.parametrize("loader", [True, False])
-def test_a_step_that_ignores_accumulation_is_refused_with_what_it_consumed(examine, loader):
-    refused = examine(loop(micro_steps=1, loader=loader), takes_accumulation=False)
+def stepping_each_time(config, accumulation_steps):
+    """An optimizer step after each micro-batch."""
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = iter(ROWS.split(config.per_device_train_batch_size))
+
+    def step():
+        for _ in range(accumulation_steps):
+            optimizer.zero_grad()
+            batch = next(batches)
+            mse_loss(model(batch), batch).backward()
+            optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"),
+    [
+        (loop(), {}),
+        (loop(reduction="sum", divides=False), {}),
+        (twice(tells=True), {}),
+        # no other split is tried, and without a global batch there is nothing to count
+        (loop(divides=False), {"other": None}),
+        (loop(micro_steps=1), {"other": None, "batch": None}),
+    ],
+    ids=["mean", "sum", "told", "one split", "any batch"],
+)
+def test_a_loop_that_keeps_to_the_global_batch_is_left_alone(examine, make, asked):
+    assert examine(make, **asked) == Description(facts=make_facts())
+
+
+IGNORED = "a step of make consumed 8 samples, and 32 are a step (4 x 8): have make take accumulation_steps"
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "said"),
+    [
+        (loop(micro_steps=1), {"takes_accumulation": False}, IGNORED),
+        (loop(micro_steps=1, loader=False), {"takes_accumulation": False}, IGNORED),
+        (loop(micro_steps=1), {"other": None}, "consumed 8 samples"),
+        # right at the baseline's micro-batch and wrong at the other
+        (loop(micro_steps=4), {}, "with a micro-batch of 4 a step of make consumed 16 samples, and 32 are a step"),
+        (time_first(1), {}, "consumed 8 samples, and 32 are a step"),
+        (twice(tells=False), {}, "consumed 64 samples, and 32 are a step"),
+        (loop(returned=31), {}, "consumed 31 samples"),
+    ],
+    ids=["loader", "no loader", "one split", "micro-batch", "time first", "twice", "as it says itself"],
+)
+def test_a_step_of_other_samples_than_the_global_batch_is_refused_with_what_it_consumed(examine, make, asked, said):
+    refused = examine(make, **asked)
     assert (refused.kind, refused.error) == ("refusal", "InputError")
-    assert "a step of make consumed 8 samples, and 32 are a step (4 x 8): have make take accumulation_steps" in (
-        refused.message
-    )
+    assert said in refused.message
 
 
-def test_a_step_that_ignores_the_micro_batch_is_refused(examine):
-    """Right at the baseline's micro-batch and wrong at the other."""
-    refused = examine(loop(micro_steps=4))
-    assert "with a micro-batch of 4 a step of make consumed 16 samples, and 32 are a step (8 x 4)" in refused.message
-
-
-def test_what_a_step_says_itself_is_what_counts(examine):
-    twice = nn.Sequential(nn.Linear(16, 16))
-
-    def make(config, accumulation_steps):
-        optimizer = torch.optim.SGD(twice.parameters())
-        size = config.per_device_train_batch_size
-
-        def step(samples=None):
-            for _ in range(accumulation_steps):
-                one, other = torch.ones(size, 16), torch.zeros(size, 16)
-                loss = (twice(one) - twice(other)).square().mean() / accumulation_steps
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return (loss, size * accumulation_steps) if make.tells else loss
-
-        return step
-
-    make.tells = False
-    assert "consumed 64 samples, and 32 are a step" in examine(make).message
-    make.tells = True
-    assert examine(make) == Description(facts=make_facts())
-    assert "consumed 31 samples" in examine(loop(returned=31)).message
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_a_loss_that_is_not_divided_is_told_with_the_figures(examine, clips):
-    found = examine(loop(divides=False, clips=clips))
-    assert "in 4 micro-batches of 8 and" in found.facts.split_changes
-    assert "50% apart" in found.facts.split_changes
+@pytest.mark.parametrize(
+    ("make", "figures"),
+    [
+        (loop(divides=False), ("in 4 micro-batches of 8 and", "50% apart")),
+        (loop(divides=False, clips=True), ("in 4 micro-batches of 8 and", "50% apart")),
+        (stepping_each_time, ()),
+    ],
+    ids=["not divided", "clipped", "stepping each time"],
+)
+def test_a_gradient_that_changes_with_the_split_is_told_with_the_figures(examine, make, figures):
+    found = examine(make)
+    assert found.facts.split_changes is not None
+    assert all(figure in found.facts.split_changes for figure in figures)
     assert "tried with --allow method alone" in found.notes[0]
-
-
-def test_an_optimizer_step_after_each_micro_batch_is_another_gradient(examine):
-    def make(config, accumulation_steps):
-        model = nn.Linear(16, 16)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = iter(ROWS.split(config.per_device_train_batch_size))
-
-        def step():
-            for _ in range(accumulation_steps):
-                optimizer.zero_grad()
-                batch = next(batches)
-                mse_loss(model(batch), batch).backward()
-                optimizer.step()
-
-        return step
-
-    assert examine(make).facts.split_changes is not None
-
-
-def test_with_other_samples_a_wrong_scale_is_seen_all_the_same(examine):
-    found = examine(loop(loader=False))
-    assert found.facts == make_facts()
-    assert "could not be measured: other samples are read with another split" in found.notes[0]
-    torch.manual_seed(0)
-    found = examine(loop(loader=False, divides=False, reduction="sum", model=nn.Linear(16, 16)))
-    assert found.facts.split_changes is None
-    doubled = examine(loop(loader=False, divides=False, model=nn.Linear(16, 16)))
-    assert doubled.facts.split_changes is not None
 
 
 @pytest.mark.parametrize(
@@ -350,18 +319,23 @@ def test_with_other_samples_a_wrong_scale_is_seen_all_the_same(examine):
     [
         (lambda config, accumulation_steps: lambda: None, "no optimizer of torch's made a step"),
         (lambda config, accumulation_steps: 1 / 0, "the step failed (ZeroDivisionError"),
+        (time_first(), ""),
+        (loop(loader=False), "could not be measured: other samples are read with another split"),
     ],
+    ids=["no step", "fails", "time first", "other samples"],
 )
 def test_what_cant_be_seen_is_said(examine, make, said):
     found = examine(make)
     assert found.facts == make_facts()
-    assert said in found.notes[0]
+    assert said in " ".join(found.notes)
 
 
-def test_where_no_other_split_is_tried_the_samples_are_counted(examine):
-    assert examine(loop(divides=False), other=None) == Description(facts=make_facts())
-    assert examine(loop(micro_steps=1), other=None).kind == "refusal"
-    assert examine(loop(micro_steps=1), other=None, batch=None) == Description(facts=make_facts())
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_with_other_samples_a_wrong_scale_is_seen_all_the_same(examine, reduction):
+    torch.manual_seed(0)
+    net = nn.Linear(16, 16)
+    found = examine(loop(loader=False, divides=False, reduction=reduction, model=net))
+    assert (found.facts.split_changes is None) == (reduction == "sum")
 
 
 def test_nothing_of_torch_stays_changed(examine):

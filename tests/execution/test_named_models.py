@@ -1,12 +1,11 @@
 """Real trials of a tiny Llama: every knob takes effect, and what goes wrong has a status and a line."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any
 
 import pytest
+from conftest import TINY_LLAMA, write_model
 
 from autotune.training.resolve import resolve
 from autotune.values.trial import Measurement, TrialStatus
@@ -73,13 +72,9 @@ def test_rates_are_those_of_the_workload(bench):
 @pytest.mark.slow
 def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_path):
     """So that a trial of two micro-steps meets the memory of any number of them."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(
-        '{"model_type": "llama", "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 32,'
-        '"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4}'
-    )
-    gradients = 2 * 32000 * 512 * 4
-    model, config = resolve(str(tmp_path / "model")), {"optim": "sgd", "per_device_train_batch_size": 1}
+    wide = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = resolve(str(write_model(tmp_path / "model", {**TINY_LLAMA, **wide})))
+    gradients, config = 2 * 32000 * 512 * 4, {"optim": "sgd", "per_device_train_batch_size": 1}
     one, two, four = (
         bench.measured(config=config, workload={"model": model, "global_batch_size": steps}).memory.peak_bytes
         for steps in (1, 2, 4)

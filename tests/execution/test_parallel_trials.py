@@ -3,13 +3,12 @@
 On a CPU accelerate has to be told that processes can shard (`sharding_on_cpu`); DeepSpeed and DDP need nothing.
 """
 
-from __future__ import annotations
-
-import json
+import functools
 from typing import Any
 
 import pytest
 from benches import Bench
+from conftest import write_model
 
 from autotune.execution.runner import LocalRunner
 from autotune.training.resolve import resolve
@@ -18,11 +17,12 @@ from autotune.values.budget import LossTask
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.model import Task
-from autotune.values.trial import Measurement, Purpose, TrialResult
+from autotune.values.trial import Measurement, TrialResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 4
+TASK = LossTask(steps=STEPS, pass_steps=STEPS, seed=1)
 LIMITS = {
     "memory_bytes": 2 << 30,
     "timeout_s": 300,  # DeepSpeed compiles for a minute, the first time
@@ -38,56 +38,36 @@ TINY_T5 = {
 }  # fmt: skip
 
 
-class Ranks:
-    """Trials of a tiny model, whose losses are kept."""
-
-    def __init__(self, bench: Bench, t5: Any = None) -> None:
-        self._bench, self._t5 = bench, t5
-
-    def run(
-        self,
-        model: str = "llama",
-        *,
-        world_size: int = 2,
-        micro_batch: int = 2,
-        knobs: Any = None,
-        data: Any = None,
-        **spread: Any,
-    ):
-        config = {"per_device_train_batch_size": micro_batch, **(knobs or {})}
-        config["parallelism"] = Parallelism(world_size=world_size, **spread)
-        workload = {"fixed_arguments": UNCLIPPED if config.get("optim") == "sgd" else {}, "global_batch_size": 8}
-        if model == "t5":
-            config["attn_implementation"] = "eager"
-            workload |= {"model": self._t5, "task": Task.SEQ2SEQ_LM, "target_length": 16}
-        request = self._bench.request(config=config, workload=workload | (data or {}), limits=LIMITS)
-        if data is not None:
-            prepare(request.workload, self._bench.run_directory / "data")
-        task = LossTask(steps=STEPS, pass_steps=STEPS, seed=1)
-        return self._bench.runner.run(request.model_copy(update={"purpose": Purpose.LOSS_CHECK, "task": task}))
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, tiny_llama):
-    t5 = tmp_path_factory.mktemp("models") / "tiny-t5"
-    t5.mkdir()
-    (t5 / "config.json").write_text(json.dumps(TINY_T5))
+    """Return a function that runs a trial of a tiny model on two processes, whose losses are kept."""
     bench = Bench(resolve(str(tiny_llama)), tmp_path_factory.mktemp("ranks"))
     bench.runner = LocalRunner(bench.run_directory, detect("cpu"), entry="sharding_on_cpu:run_trial")
+    t5 = {"model": resolve(str(write_model(tmp_path_factory.mktemp("tiny-t5"), TINY_T5))), "task": Task.SEQ2SEQ_LM}
     with bench.runner:
-        yield Ranks(bench, resolve(str(t5)))
+        yield functools.partial(spread_trial, bench, t5 | {"target_length": 16})
+
+
+def spread_trial(bench, t5, model="llama", *, world_size=2, micro_batch=2, knobs=None, data=None, **spread):
+    config = {"per_device_train_batch_size": micro_batch, **(knobs or {})}
+    config["parallelism"] = Parallelism(world_size=world_size, **spread)
+    workload = {"fixed_arguments": UNCLIPPED if config.get("optim") == "sgd" else {}, "global_batch_size": 8}
+    if model == "t5":
+        config["attn_implementation"] = "eager"
+        workload |= t5
+    if data is not None:
+        workload |= data
+        prepare(bench.request(workload=workload).workload, bench.run_directory / "data")
+    return bench.check(TASK, config=config, workload=workload, limits=LIMITS)
 
 
 @pytest.fixture(scope="module")
 def alone(ranks):
     """Return a function that gives the losses of one process at the same global batch."""
-    found: dict[tuple, tuple[float, ...]] = {}
 
+    @functools.cache
     def losses(model: str = "llama", **knobs: Any) -> tuple[float, ...]:
-        key = (model, *knobs.items())
-        if key not in found:
-            found[key] = measured(ranks.run(model, world_size=1, micro_batch=4, knobs=knobs)).curve.losses
-        return found[key]
+        return measured(ranks(model, world_size=1, micro_batch=4, knobs=knobs)).curve.losses
 
     return losses
 
@@ -129,7 +109,7 @@ def test_two_processes_train_as_one_does(ranks, alone, way):
     if way.startswith("zero"):
         pytest.importorskip("deepspeed")
     spread, seen = WAYS[way]
-    result = measured(ranks.run(**spread))
+    result = measured(ranks(**spread))
     assert result.effects["parallelism"] == seen
     assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
 
@@ -141,9 +121,9 @@ def test_micro_batches_are_balanced_over_processes(ranks, tmp_path, sharding):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))
     data, knobs = {"dataset": str(file)}, {"train_sampling_strategy": "batch_rebalance"}
-    balanced = measured(ranks.run(knobs=knobs, data=data, sharding=sharding))
+    balanced = measured(ranks(knobs=knobs, data=data, sharding=sharding))
     assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
-    one = measured(ranks.run(world_size=1, micro_batch=4, data=data))
+    one = measured(ranks(world_size=1, micro_batch=4, data=data))
     assert balanced.curve.losses == pytest.approx(one.curve.losses, rel=1e-4)
 
 
@@ -160,7 +140,7 @@ SHARED = {"sharding": "zero_3", "sequence_parallel": 2, "micro_batch": 4}
 )
 def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks, alone, spread, seen):
     pytest.importorskip("deepspeed")
-    result = measured(ranks.run(**{"knobs": SGD, **spread}))
+    result = measured(ranks(**{"knobs": SGD, **spread}))
     assert seen in result.effects["parallelism"]
     assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
     steps = result.step_times_s
@@ -169,7 +149,7 @@ def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks,
 
 def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
     pytest.importorskip("deepspeed")
-    losses = measured(ranks.run(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
+    losses = measured(ranks(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
     assert losses[0] == pytest.approx(alone(**SGD)[0], rel=1e-5)
     assert losses != pytest.approx(alone(**SGD), rel=1e-4)
 
@@ -182,7 +162,7 @@ def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
     ],
 )
 def test_what_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
-    outcome = ranks.run("t5", **spread).outcome
+    outcome = ranks("t5", **spread).outcome
     assert not isinstance(outcome, Measurement)
     assert why in outcome.cause
 
@@ -191,12 +171,12 @@ def test_what_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
 def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
     if sharding != "none":
         pytest.importorskip("deepspeed")
-    result = measured(ranks.run("t5", sharding=sharding))
+    result = measured(ranks("t5", sharding=sharding))
     assert result.curve.losses == pytest.approx(alone("t5"), rel=1e-4)
 
 
 def test_what_silently_runs_ddp_is_no_result(tmp_path, tiny_llama):
     with (bench := Bench(resolve(str(tiny_llama)), tmp_path / "run")).runner:
-        outcome = Ranks(bench).run(sharding="fsdp_full").outcome
+        outcome = spread_trial(bench, {}, sharding="fsdp_full").outcome
     assert not isinstance(outcome, Measurement)
     assert "fsdp_full was asked for, but the model is wrapped as DistributedDataParallel" in outcome.cause

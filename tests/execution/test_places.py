@@ -1,7 +1,5 @@
 """Parts of a machine that share no device and no core; over how many devices a training is spread."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

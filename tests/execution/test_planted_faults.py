@@ -4,8 +4,6 @@ Each Trainer is made by a pickled function and described by `run_describe`, whic
 honest ones and those that drop samples are also run as trials.
 """
 
-from __future__ import annotations
-
 import sys
 
 import cloudpickle
@@ -52,20 +50,9 @@ class OwnLoss(Trainer):
         return token_loss(model(**inputs), labels, count, shifts=self._loss_shifts_labels, reduction=self.reduction)
 
 
-class SummedButClaimed(OwnLoss):
-    divides, loss_is_scaled_for_ga = False, True
-
-
-class SummedAndDivided(OwnLoss):
-    divides, loss_is_scaled_for_ga = False, False
-
-
-class MeanButClaimed(OwnLoss):
-    reduction, divides, loss_is_scaled_for_ga = "mean", False, True
-
-
-class MeanOfBatches(OwnLoss):
-    reduction, divides, loss_is_scaled_for_ga = "mean", False, False
+def undivided(reduction, *, claimed):
+    """Return a Trainer whose loss knows nothing of the step; `claimed`: that it is scaled for accumulation."""
+    return type("Undivided", (OwnLoss,), {"reduction": reduction, "divides": False, "loss_is_scaled_for_ga": claimed})
 
 
 class LastAlone(OwnLoss):
@@ -76,27 +63,22 @@ class LastAlone(OwnLoss):
         return super().training_step(model, *args, **kwargs)
 
 
-class Half:
-    """A collator that leaves every other sample out."""
+class Dropping:
+    """A collator that keeps some of the samples alone."""
 
-    def __init__(self, collate):
-        self.collate = collate
+    def __init__(self, collate, kept):
+        self.collate, self.kept = collate, kept
 
     def __call__(self, samples):
-        return self.collate(samples[::2])
+        return self.collate(self.kept(samples))
 
 
 def made(kind, name, directory, collator=lambda collate: collate):
     """Return a function that makes a Trainer, and has all it needs."""
 
     def make():
-        args = arguments_for(directory, 4, 2)
-        trainer = kind(
-            model=build(name),
-            args=args,
-            train_dataset=4 * samples_for(name),
-            data_collator=collator(collator_for(name)),
-        )
+        data = {"train_dataset": 4 * samples_for(name), "data_collator": collator(collator_for(name))}
+        trainer = kind(model=build(name), args=arguments_for(directory, 4, 2), **data)
         trainer.model_accepts_loss_kwargs = True  # some heads swallow the count of labels
         return trainer
 
@@ -142,12 +124,13 @@ def look(tmp_path, pickled, tiny_llama):
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        pytest.param(SummedAndDivided, True, marks=NEEDS_FLAG),
-        (SummedButClaimed, False),  # a sum over the samples of the step, whatever the split
-        (MeanButClaimed, True),
-        pytest.param(MeanOfBatches, True, marks=NEEDS_FLAG),
+        pytest.param(undivided("sum", claimed=False), True, marks=NEEDS_FLAG),
+        (undivided("sum", claimed=True), False),  # a sum over the samples of the step, whatever the split
+        (undivided("mean", claimed=True), True),
+        pytest.param(undivided("mean", claimed=False), True, marks=NEEDS_FLAG),
         (LastAlone, True),
     ],
+    ids=["sum", "sum, claimed", "mean, claimed", "mean", "the last alone"],
 )
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_loss_that_changes_with_the_split_is_told(look, tmp_path, name, kind, changes):
@@ -158,8 +141,8 @@ def test_a_loss_that_changes_with_the_split_is_told(look, tmp_path, name, kind, 
 
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_collator_that_drops_samples_is_refused(look, tmp_path, name):
-    found = look(made(Trainer, name, tmp_path, Half))
-    assert found.message.startswith("your data collator Half makes 8 rows of 16 samples: it drops the others")
+    found = look(made(Trainer, name, tmp_path, lambda collate: Dropping(collate, lambda samples: samples[::2])))
+    assert found.message.startswith("your data collator Dropping makes 8 rows of 16 samples: it drops the others")
 
 
 def assert_honest(found):
@@ -194,22 +177,17 @@ def test_an_honest_training_passes_and_completes_its_trial(bench, look, pickled,
     assert result.status is TrialStatus.COMPLETED, result.outcome
 
 
-class Early:
-    """A collator that keeps all 16 samples of the first batch it makes, and 2 of others."""
-
-    def __init__(self, collate):
-        self.collate = collate
-
-    def __call__(self, samples):
-        return self.collate(samples if len(samples) > 4 else samples[:2])
+def early(collate):
+    """Keep all 16 samples of the first batch that is made, and 2 of others."""
+    return Dropping(collate, lambda samples: samples if len(samples) > 4 else samples[:2])
 
 
 @pytest.mark.parametrize("name", FAULTY)
 def test_samples_that_are_dropped_later_make_the_trial_invalid(bench, look, pickled, tmp_path, name):
-    make = made(Trainer, name, tmp_path, Early)
+    make = made(Trainer, name, tmp_path, early)
     result = trial_of(bench, look(make), pickled, make)
     assert result.status is TrialStatus.INVALID
-    assert "your data collator Early makes" in result.outcome.cause
+    assert "your data collator Dropping makes" in result.outcome.cause
     assert "it drops the others" in result.outcome.cause
 
 

@@ -1,9 +1,6 @@
 """Trials on a Ray cluster of two nodes, both of them this machine: what arrives, what dies, what is refused."""
 
-from __future__ import annotations
-
 import contextlib
-import os
 import secrets
 import sys
 import time
@@ -13,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from benches import is_running, misbehaviour
 from factories import (
     SEPARABLE,
     SEPARABLE_BEST,
@@ -23,9 +21,9 @@ from factories import (
     make_space_file,
     make_workload,
 )
-from misbehaviours import run_all
+from misbehaving import MISBEHAVIOURS
 from ray_makers import NOTES
-from runner_contract import TrainingContract
+from running import process, wait_for
 
 from autotune.errors import InfrastructureError
 from autotune.execution.ray_pool import Cluster, RayPool, joined
@@ -42,43 +40,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mar
 @pytest.fixture(scope="module")
 def _environment() -> Iterator[None]:
     """Token authentication as by default, with a token of the test's own; workers find the tests' modules."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), *filter(None, sys.path)])
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        environment.setenv("PYTHONPATH", path)
+        environment.setenv("PYTHONPATH", process()["env"]["PYTHONPATH"])
         pytest.importorskip("ray")  # it reads these when it is imported
         yield
 
 
-class Machines:
-    """A head that runs nothing, and nodes."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster as Nodes
-
-        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        self.address = self._nodes.address
-
-    def add(self) -> Any:
-        return self._nodes.add_node(num_cpus=1)
-
-    def kill(self, node: Any) -> None:
-        """As a power cut does."""
-        node.kill_raylet()
-
-    def end(self) -> None:
-        self._nodes.shutdown()
-
-
 @pytest.fixture(scope="module")
-def machines(_environment) -> Iterator[Machines]:
-    made = Machines()
-    made.add()
-    made.add()
+def machines(_environment) -> Iterator[Any]:
+    """A head that runs nothing, and two nodes."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    made = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    made.add_node(num_cpus=1)
     yield made
-    made.end()
+    made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +96,9 @@ def training_pool(cluster, tmp_path_factory) -> Iterator[RayPool]:
         yield made
 
 
-def noting(folder: Path, number: int, misbehaviour: str | None = None):
+def noting(folder: Path, number: int, name: str | None = None):
     folder.mkdir(exist_ok=True)
-    arguments = {NOTES: str(folder)} | ({"misbehaviour": misbehaviour} if misbehaviour else {})
+    arguments = {NOTES: str(folder)} | ({"misbehaviour": name} if name else {})
     return make_request(number=number, workload=make_workload(fixed_arguments=arguments))
 
 
@@ -127,14 +107,31 @@ def test_workers_import_no_module_of_the_working_directory(cluster, project):
     assert str(project) not in paths
 
 
-class TestContract(TrainingContract):
-    @pytest.fixture
-    def runner(self, training_pool):
-        return training_pool
+def test_trials_are_measured_or_fail_as_on_this_machine(training_pool, bench):
+    starved = {"config": {"per_device_train_batch_size": 256}, "limits": {"memory_bytes": 20 << 20}}
+    hurried = {"workload": misbehaviour("ignore_sigterm"), "limits": {"timeout_s": 1}}
+    for fields, status in ((starved, "out of memory"), (hurried, "timed out"), ({}, "completed")):
+        request = bench.request(**fields)
+        result = training_pool.run(request)
+        assert (result.request, result.status) == (request, status), result.outcome
+    assert result.measurement.memory.peak_bytes <= request.limits.memory_bytes
 
 
-def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench, misbehaviour):
-    run_all(make_pool("light"), bench, misbehaviour)
+def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench):
+    pool, waiting, results = make_pool("light"), {}, []
+    for case in MISBEHAVIOURS:
+        request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
+        waiting[request.number] = case
+        if not pool.free():
+            results.append(pool.wait())
+        pool.begin(request)
+    while len(results) < len(MISBEHAVIOURS):
+        results.append(pool.wait())
+    for result in results:
+        case = waiting[result.request.number]
+        assert result.status == case.status
+        assert result.outcome.cause.startswith(case.cause)
+        assert case.logged in result.outcome.log_tail
 
 
 def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, tmp_path):
@@ -170,19 +167,15 @@ def test_a_trial_that_waits_for_its_turn_in_the_cluster_has_not_crashed(make_poo
     cluster.ray.get(others)
 
 
-@pytest.mark.parametrize(("misbehaviour", "is_killed"), [("hang_with_children", True), ("ignore_sigterm", False)])
-def test_a_killed_worker_or_leaving_the_pool_ends_what_runs(make_pool, tmp_path, is_running, misbehaviour, is_killed):
+@pytest.mark.parametrize(("name", "is_killed"), [("hang_with_children", True), ("ignore_sigterm", False)])
+def test_a_killed_worker_or_leaving_the_pool_ends_what_runs(make_pool, tmp_path, name, is_killed):
     pool, notes = make_pool("light"), tmp_path / "notes"
-    pool.begin(noting(notes, 0, misbehaviour))
+    pool.begin(noting(notes, 0, name))
     worker = psutil.Process(int(wait_for(notes / "worker-0")))
     launcher = wait_until(worker.children)[0]
     started = [launcher, *wait_until(launcher.children)]  # what a trial has cut loose ends when its slot is used again
     worker.kill() if is_killed else pool.__exit__(None, None, None)
     wait_until(lambda: not any(is_running(process.pid) for process in started))
-
-
-def wait_for(path: Path) -> str:
-    return wait_until(lambda: path.exists() and path.read_text())
 
 
 def wait_until(condition):
@@ -219,12 +212,12 @@ def runs_at(pool: RayPool, node: Any) -> bool:
 
 def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_path):
     usual, _ = search(cluster, tmp_path / "usual", {})
-    third, killed = machines.add(), []
+    third, killed = machines.add_node(num_cpus=1), []
 
     def kill(pool: RayPool) -> None:
         if not killed and runs_at(pool, third):
             killed.append(third)
-            machines.kill(third)
+            third.kill_raylet()  # as a power cut does
 
     result, ended = search(cluster, tmp_path / "killed", dict.fromkeys(range(8, 40), kill))
     explored = [r.request.config for r in ended if r.request.purpose.explores]
@@ -239,7 +232,7 @@ def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_pat
 def test_a_node_that_joins_is_used(machines, cluster, tmp_path):
     """Three trials run at a time after it has come."""
     new = []
-    _, ended = search(cluster, tmp_path / "joined", {5: lambda pool: new.append(machines.add())})
-    machines.kill(new[0])
+    _, ended = search(cluster, tmp_path / "joined", {5: lambda pool: new.append(machines.add_node(num_cpus=1))})
+    new[0].kill_raylet()
     spans = [(r.began, r.began + r.duration_s) for r in ended if r.request.purpose is Purpose.SEARCH]
     assert max(sum(b <= began < e for b, e in spans) for began, _ in spans) == 3

@@ -1,7 +1,5 @@
 """Whatever a trial does, the runner gives back a result, and the next trial runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,12 +13,12 @@ import time
 import benches
 import psutil
 import pytest
-from benches import Bench
+from benches import Bench, is_running, left_behind, misbehaviour
 from factories import ScriptedRunner, make_request, make_workload
-from misbehaviours import MISBEHAVIOURS
-from runner_contract import TrainingContract
+from misbehaving import MISBEHAVIOURS
+from running import process, wait_for
 
-from autotune.errors import InfrastructureError, InputError
+from autotune.errors import InfrastructureError
 from autotune.execution import runner as runner_module
 from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE
@@ -35,23 +33,26 @@ LARGE = {"per_device_train_batch_size": 256}  # takes some 60 MiB
 SMALL_BYTES = 20 * MIB
 
 
-class TestContract(TrainingContract):
-    @pytest.fixture
-    def runner(self, bench):
-        return bench.runner
-
-
-def mark_of(bench) -> str:
-    return json.loads((bench.run_directory / MARK_FILE).read_text())["mark"]
+def marked_by(bench) -> list[int]:
+    return marked(json.loads((bench.run_directory / MARK_FILE).read_text())["mark"])
 
 
 def launcher_pid(bench) -> int:
-    return next(pid for pid in marked(mark_of(bench)) if psutil.Process(pid).ppid() == os.getpid())
+    return next(pid for pid in marked_by(bench) if psutil.Process(pid).ppid() == os.getpid())
+
+
+def assert_goes_on(bench) -> None:
+    """The next trial runs."""
+    assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
 def test_a_real_trial_is_measured_and_its_result_is_on_disk(bench):
-    result = bench.run()
+    request = bench.request()
+    result = bench.runner.run(request)
     assert isinstance(result.outcome, Measurement)
+    assert result.request == request
+    assert result.measurement.samples_per_second > 0
+    assert result.duration_s > 0
     assert read_value(TrialResult, bench.directory(result) / "result.json") == result
     assert not (bench.directory(result) / "trainer").exists()
 
@@ -62,9 +63,7 @@ def test_running_out_of_memory_is_real_and_the_next_trial_runs(bench):
     assert re.fullmatch(r"[\d.]+ [MG]iB were asked for with .* in use; the budget is 20 MiB", result.outcome.cause)
     assert result.outcome.memory.peak_bytes < 1.05 * (SMALL_BYTES + (16 << 20))  # the limit has room for generated code
     assert "DefaultCPUAllocator" in result.outcome.log_tail
-    enough = bench.run(config=LARGE)
-    assert enough.status is TrialStatus.COMPLETED
-    assert enough.outcome.memory.peak_bytes > 1.2 * SMALL_BYTES
+    assert bench.measured(config=LARGE).memory.peak_bytes > 1.2 * SMALL_BYTES
 
 
 @pytest.mark.parametrize(("name", "status", "cause", "logged"), MISBEHAVIOURS)
@@ -72,25 +71,29 @@ def test_a_trial_without_a_result_has_a_status_a_cause_and_the_end_of_its_log(be
     result = bench.misbehave(name)
     assert result.status == status
     assert result.outcome.cause.startswith(cause)
+    assert "\n" not in result.outcome.cause
     assert logged in result.outcome.log_tail
 
 
-def test_a_result_that_was_written_before_the_process_hung_counts(bench):
-    result = bench.misbehave("hang_after_the_result", timeout_s=3)
-    assert (result.status, result.outcome.cause) == (TrialStatus.INVALID, "planted")
+@pytest.mark.parametrize(
+    ("name", "status", "cause"),
+    [("hang_after_the_result", "invalid", "planted"), ("ignore_sigterm", "timed out", "no result within 2 s")],
+)
+def test_at_its_time_limit_a_process_is_ended_and_a_result_that_it_has_written_counts(bench, name, status, cause):
+    result = bench.misbehave(name, timeout_s=2)
+    assert (result.status, result.outcome.cause) == (status, cause)
 
 
 def test_no_worker_of_the_data_loader_outlives_its_trial(bench):
     assert bench.run(config={"dataloader_num_workers": 2}).status is TrialStatus.COMPLETED
-    assert marked(mark_of(bench)) == [launcher_pid(bench)]
+    assert marked_by(bench) == [launcher_pid(bench)]
 
 
 def test_the_same_request_gives_the_same_loss_whatever_ran_between(bench):
-    first = bench.run()
+    first = bench.measured()
     bench.misbehave("change_the_process")
-    second = bench.run()
-    assert first.outcome.loss == second.outcome.loss
-    assert first.outcome.effects == second.outcome.effects
+    second = bench.measured()
+    assert (first.loss, first.effects) == (second.loss, second.effects)
 
 
 def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkeypatch):
@@ -101,39 +104,36 @@ def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkey
     assert "out-of-memory killer" in result.outcome.cause
 
 
-def test_a_launcher_that_is_killed_during_a_trial_takes_it_along_and_is_replaced(own_bench, is_running, left_behind):
+def test_a_launcher_that_is_killed_during_a_trial_takes_it_along_and_is_replaced(own_bench):
     result = own_bench.misbehave("kill_the_launcher")
     directory = own_bench.directory(result)
-    assert result.status is TrialStatus.CRASHED
-    assert result.outcome.cause == "the process that runs trials died with it"
-    trial = json.loads((directory / "process.json").read_text())["pid"]
-    assert [pid for pid in (trial, *left_behind(directory)) if is_running(pid)] == []
-    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+    assert (result.status, result.outcome.cause) == (TrialStatus.CRASHED, "the process that runs trials died with it")
+    assert [pid for pid in (own_bench.process(result)["pid"], *left_behind(directory)) if is_running(pid)] == []
+    assert_goes_on(own_bench)
 
 
-def test_a_launcher_that_falls_silent_is_given_up_with_its_trial(own_bench, is_running, monkeypatch):
+def test_a_launcher_that_falls_silent_is_given_up_with_its_trial(own_bench, monkeypatch):
     monkeypatch.setattr(runner_module, "LAUNCHER_GRACE_S", 1.0)
     result = own_bench.misbehave("stop_the_launcher", timeout_s=2)
     assert (result.status, result.outcome.cause) == (TrialStatus.TIMED_OUT, "no result within 2 s")
-    assert not is_running(json.loads((own_bench.directory(result) / "process.json").read_text())["pid"])
-    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+    assert not is_running(own_bench.process(result)["pid"])
+    assert_goes_on(own_bench)
 
 
 def test_a_launcher_that_dies_between_two_trials_costs_none(own_bench):
-    own_bench.misbehave("refuse")
+    assert_goes_on(own_bench)
     os.kill(pid := launcher_pid(own_bench), signal.SIGKILL)
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while is_running(pid):
         time.sleep(0.01)
-    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+    assert_goes_on(own_bench)
 
 
-def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_bench, is_running, misbehaviour):
+def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_bench):
     request = own_bench.request(workload=misbehaviour("hang"))
-    process = own_bench.run_directory / "trials" / f"{request.number:04d}" / "process.json"
+    path = own_bench.run_directory / "trials" / f"{request.number:04d}" / "process.json"
 
     def interrupt() -> None:
-        while not process.exists() or not process.read_text():
-            time.sleep(0.05)
+        wait_for(path)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -141,51 +141,45 @@ def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_b
     with pytest.raises(KeyboardInterrupt):
         own_bench.runner.run(request)
     thread.join()
-    assert not is_running(json.loads(process.read_text())["pid"])
-    assert own_bench.misbehave("refuse").outcome.cause == "planted"
+    assert not is_running(json.loads(path.read_text())["pid"])
+    assert_goes_on(own_bench)
 
 
 KILLED_SEARCH = """
 import sys
 import autotune.execution.launch
+import benches
 from pathlib import Path
-from autotune.execution.places import check_disk
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest
-autotune.execution.launch.launch_command = lambda *arguments: [sys.executable, "-P", "-c", sys.argv[2], *arguments]
+autotune.execution.launch.launch_command = benches.light_command
 run = Path(sys.argv[1])
 with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
     runner.run(read_value(TrialRequest, run / "asked.json"))
 """
 
 
-def test_what_a_killed_search_left_running_is_ended_by_the_next(
-    own_bench, is_running, left_behind, misbehaviour, light_command
-):
+def test_what_a_killed_search_left_running_is_ended_by_the_next(own_bench):
     run = own_bench.run_directory
     request = own_bench.request(workload=misbehaviour("hang_with_children"))
     (run / "asked.json").write_text(request.model_dump_json())
-    path = os.pathsep.join(p for p in sys.path if p)
-    search = subprocess.Popen(
-        [sys.executable, "-c", KILLED_SEARCH, str(run), light_command()[3]], env={**os.environ, "PYTHONPATH": path}
-    )
     left = run / "trials" / f"{request.number:04d}" / "left.txt"
-    while search.poll() is None and (not left.exists() or left.read_text().count("\n") < 3):
-        time.sleep(0.05)
-    search.kill()
-    search.wait()
+    with subprocess.Popen(**process("-c", KILLED_SEARCH, run)) as search:
+        while search.poll() is None and (not left.exists() or left.read_text().count("\n") < 3):
+            time.sleep(0.05)
+        search.kill()
     orphans = left_behind(left.parent)
-    assert all(is_running(pid) for pid in orphans)  # what makes ending them necessary
+    assert all(map(is_running, orphans))  # what makes ending them necessary
     with LocalRunner(run, detect("cpu")):
-        assert [pid for pid in orphans if is_running(pid)] == []
-    assert marked(mark_of(own_bench)) == []
+        assert not any(map(is_running, orphans))
+    assert marked_by(own_bench) == []
 
 
 def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, light_launchers):
     with (bench := Bench(model, tmp_path / "a 'b' ü $x\n;")).runner:
-        assert bench.misbehave("refuse").outcome.cause == "planted"
+        assert_goes_on(bench)
 
 
 def test_a_launcher_that_cannot_import_a_library_says_which_with_the_remedy(model, tmp_path, monkeypatch):
@@ -207,19 +201,6 @@ def test_a_launcher_that_cannot_import_a_library_says_which_with_the_remedy(mode
             Bench(model, tmp_path / f"run-{number}").run()
 
 
-def test_describing_a_model_tells_its_facts(bench):
-    request = bench.request()
-    description = bench.runner.describe(DescribeRequest(workload=request.workload))
-    assert description.facts.supports_checkpointing
-    assert description.facts.vocab_size == 512
-
-
-def test_a_workload_that_cannot_be_described_raises_the_childs_error(bench):
-    request = DescribeRequest(workload=bench.request().workload, arguments={"learning_rat": 1})
-    with pytest.raises(InputError, match=r"learning_rat.*did you mean"):
-        bench.runner.describe(request)
-
-
 def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=16 << 10))
@@ -239,12 +220,13 @@ def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own
     assert (own_bench.run_directory / "builds.txt").read_text() == "killed\nbuilt\n"
 
 
-def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up(own_bench):
+def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up_and_trials_have_their_own(own_bench):
     own_bench.runner.start()
     own_bench.runner.ends_at = time.perf_counter() + 1.0
     own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=3600)
     with pytest.raises(InfrastructureError, match="a longer --max-time"):
         own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=60)
+    assert_goes_on(own_bench)
 
 
 def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
@@ -256,12 +238,6 @@ def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monk
         bench.runner.start()
 
 
-def test_trials_have_limits_of_their_own(own_bench):
-    own_bench.runner.start()
-    own_bench.runner.ends_at = time.perf_counter() - 1.0
-    assert own_bench.misbehave("exit_without_a_word").status is TrialStatus.CRASHED
-
-
 def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
     endless = {"measure_steps": 50_000, "measure_time_s": 1e9, "relative_interval": 1e-12}
     result = bench.run(limits={"timeout_s": 8.0, **endless})
@@ -269,17 +245,8 @@ def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):
     assert 10 <= len(result.measurement.step_times_s) < 50_000
 
 
-def in_turn(bench, *configs, **limits):
-    requests = [
-        bench.request(config=config, limits={"measure_time_s": 0.5, "measure_steps": 4000, **limits})
-        for config in configs
-    ]
-    numbers = tuple(request.number for request in requests)
-    return bench.runner.run_in_turn([r.model_copy(update={"in_turn_with": numbers}) for r in requests])
-
-
 def test_trials_in_turn_are_alive_at_once_and_each_waits_while_the_other_computes(bench):
-    first, second = in_turn(bench, {}, {"optim": "adafactor"})
+    first, second = bench.in_turn({}, {"optim": "adafactor"})
     assert [r.status for r in (first, second)] == [TrialStatus.COMPLETED] * 2
     assert first.request.config != second.request.config
     turns = [len(r.measurement.step_times_s) / r.measurement.steps_per_turn for r in (first, second)]
@@ -291,7 +258,7 @@ def test_trials_in_turn_are_alive_at_once_and_each_waits_while_the_other_compute
 
 
 def test_when_one_of_the_trials_in_turn_runs_out_of_memory_the_others_are_measured_alone(bench):
-    ours, large = in_turn(bench, {}, LARGE, memory_bytes=SMALL_BYTES)
+    ours, large = bench.in_turn({}, LARGE, memory_bytes=SMALL_BYTES)
     assert large.status is TrialStatus.OUT_OF_MEMORY
     assert ours.status is TrialStatus.COMPLETED
     assert ours.measurement.steps_per_turn is None
@@ -304,7 +271,6 @@ def test_one_place_runs_a_trial_while_it_is_waited_for(tmp_path):
         return 10.0
 
     runner, request = ScriptedRunner(tmp_path, rate), make_request(number=3)
-    assert runner.free() == 1
     runner.begin(request)
     assert (runner.free(), runner.requests) == (0, [])
     assert runner.wait().request == request

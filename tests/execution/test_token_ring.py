@@ -1,13 +1,12 @@
 """Trials in turn: a token goes round, one computes at a time, and the first process decides when it is enough."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from factories import make_limits
+from running import python
 
 from autotune.execution.token_ring import Turns, ring
 from autotune.values.statistics import paired_ratio
@@ -165,7 +164,7 @@ print(goes_on, turns.broken, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_one_that_hangs_is_ended_and_the_others_go_on_alone():
-    run = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60)
+    run = python("-c", HANGING, timeout=60)
     assert run.stdout.split() == ["False", "True", "1"], run.stderr
     assert "Timeout (" in run.stderr
 

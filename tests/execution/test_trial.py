@@ -1,14 +1,12 @@
 """Real trials of scripts of a user's own, each described before; when a trial ends, and which losses count."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from factories import make_config, make_hardware, make_limits, make_plan, make_request
-from own_trainings import LLAMA_SCRIPT, SCRIPT, quiet_arguments, write
+from own_trainings import LLAMA_SCRIPT, SCRIPT, quiet_arguments, script
 from torch import nn
 from transformers import Trainer
 
@@ -21,7 +19,7 @@ from autotune.values.budget import Budget, Effort, LossTask, SoakTask
 from autotune.values.model import Task
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import DescribeRequest, Purpose, TrialStatus
-from autotune.values.workload import Held, OwnCode, Workload
+from autotune.values.workload import Held, Workload
 
 GUARD = SimpleNamespace(relax=None, step_ended=None, retries=None)
 
@@ -52,10 +50,13 @@ def test_a_single_loss_that_is_no_number_is_seen_though_the_trainer_hides_it(bad
     assert not math.isfinite(total)
 
 
-def test_measuring_ends_before_the_process_is_killed(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("task", "ends_at"), [(None, 998.5), (LossTask(steps=20, pass_steps=4, seed=0), math.inf)])
+def test_measuring_ends_before_the_process_is_killed_and_a_check_runs_all_its_steps(
+    monkeypatch, tmp_path, task, ends_at
+):
     monkeypatch.setenv(ENDS_VARIABLE, "1000.5")
-    request = make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0))
-    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == 998.5
+    request = make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0), task=task)
+    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == ends_at
 
 
 @pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
@@ -74,22 +75,12 @@ def test_a_trial_runs_a_micro_step_that_neither_writes_gradients_nor_exchanges_t
     assert request.accumulation_steps == micro_steps
 
 
-def test_a_check_runs_all_its_steps_or_fails(tmp_path):
-    request = make_request(accumulation_steps=2, task=LossTask(steps=20, pass_steps=4, seed=0))
-    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == math.inf
-
-
-NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("own")
 
 
-def script(folder, text, *arguments, name="train.py"):
-    path = write(folder, text, name)
-    return OwnCode(kind="script", shown=name, command=(path.name, *arguments), directory=str(folder))
+QUIET = ("--output_dir", "out", "--use_cpu", "True")
 
 
 def described(bench, code):
@@ -98,15 +89,14 @@ def described(bench, code):
     description = bench.runner.describe(DescribeRequest(workload=workload))
     found = description.own
     known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes", "checkpoints")}
-    fields = {
-        "model": found.spec,
-        "task": found.task,
-        "sequence_length": found.sequence_length,
-        "global_batch_size": 8,
-        "lengths": description.lengths,
-        "own_code": code.model_copy(update=known),
-    }
-    return description, workload.model_copy(update=fields)
+    fields = {"model": found.spec, "task": found.task, "sequence_length": found.sequence_length, "global_batch_size": 8}
+    own = {"lengths": description.lengths, "own_code": code.model_copy(update=known)}
+    return description, workload.model_copy(update=fields | own)
+
+
+def holding(workload, held):
+    """The workload, of whose code these knobs are held."""
+    return workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
 
 
 def run(bench, workload, *, purpose=Purpose.SEARCH, task=None, limits=None, **config):
@@ -126,13 +116,13 @@ def measured(bench, workload, **fields):
 def net(bench, folder):
     """A module with a loss of its own in a subclass of Trainer, which evaluates, saves and logs at every step."""
     busy = ("--save_strategy", "steps", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1")
-    code = script(folder, SCRIPT, "--output_dir", "out", "--use_cpu", "True", "--learning_rate", "0.25", *busy)
+    code = script(folder, SCRIPT, *QUIET, "--learning_rate", "0.25", *busy)
     return described(bench, code)
 
 
 @pytest.fixture(scope="module")
 def llama(bench, folder):
-    code = script(folder, LLAMA_SCRIPT, "--output_dir", "out", "--use_cpu", "True", name="llama.py")
+    code = script(folder, LLAMA_SCRIPT, *QUIET, name="llama.py")
     return described(bench, code)
 
 
@@ -204,38 +194,48 @@ def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can
         "from peft import LoraConfig, get_peft_model\n"
         "checkpointed = LlamaForCausalLM(config)\ncheckpointed.gradient_checkpointing_enable()\ntrainer = Trainer(",
     )
-    description, workload = described(bench, script(tmp_path, text, "--output_dir", "out", "--use_cpu", "True"))
+    description, workload = described(bench, script(tmp_path, text, *QUIET))
     found = description.own
     assert found.checkpoints
     assert found.not_predicted is None
     assert found.adapter is not None
     arguments = UserArguments(found.arguments, found.fixed, "the script")
     assert baseline_config(arguments, 8, description.facts, make_hardware()).checkpointing == "full"
-    held = {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()}
-    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    workload = holding(workload, {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()})
     # two layers of each of four micro-batches
     for checkpointing, effect in (("none", "none"), ("full", "8 checkpointed calls in the first step")):
         assert measured(bench, workload, checkpointing=checkpointing).effects["checkpointing"] == effect
 
 
 def streaming(samples):
-    return SCRIPT.replace("train_dataset=Rows()", "train_dataset=Stream()").replace(
-        "trainer = ",
-        f"""
+    """A script whose samples come as a stream of so many."""
+    stream = f"""
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from (Rows()[index] for index in range({samples}))
 
-trainer = """,
+trainer = """
+    return SCRIPT.replace("train_dataset=Rows(), eval_dataset=Rows(8)", "train_dataset=Stream()").replace(
+        "trainer = ", stream
     )
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder, size):
-    code = script(folder, streaming(5), "--output_dir", "out", "--use_cpu", "True", "--max_steps", "9", name="five.py")
+    code = script(folder, streaming(5), *QUIET, "--max_steps", "9", name="five.py")
     result = run(bench, described(bench, code)[1], per_device_train_batch_size=size)
     assert result.status is TrialStatus.INVALID, result.outcome
     assert "5 samples, within the first step of 8" in result.outcome.cause
+
+
+@pytest.mark.slow
+def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
+    description, workload = described(bench, script(tmp_path, streaming(64), *QUIET, "--max_steps", "5"))
+    assert description.own.held["train_sampling_strategy"] == "the samples come as a stream"
+    assert workload.own_code.reorders is False
+    measured(bench, workload, per_device_train_batch_size=4)
+    soak = measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert soak.soaked.eval_batch_size is None
 
 
 FAILING = {
@@ -265,7 +265,7 @@ def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
         "        return self.accelerator.prepare(loader)\n",
     )
     with pytest.raises(InputError, match="get_train_dataloader makes batches of 5, whatever per_device"):
-        described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+        described(bench, script(tmp_path, own, *QUIET))
 
 
 def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path):
@@ -275,30 +275,10 @@ def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path
         "def mean(outputs, labels, num_items_in_batch=None):\n    return outputs.logits.float().square().mean()\n\n\n"
         "trainer = Trainer(\n    compute_loss_func=mean,",
     )
-    description, _ = described(bench, script(tmp_path, own, "--output_dir", "out", "--use_cpu", "True"))
+    description, _ = described(bench, script(tmp_path, own, *QUIET))
     assert "in 1 micro-batch of 4 and" in description.facts.split_changes
     assert description.facts.split_changes in " ".join(description.notes)
     assert description.own.normalizes is False
-
-
-SMALL = ("--output_dir", "out", "--use_cpu", "True")
-
-
-@pytest.mark.slow
-def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
-    stream = SCRIPT.replace("class Rows(torch.utils.data.Dataset):", "class Rows(torch.utils.data.IterableDataset):")
-    stream = stream.replace(
-        "    def __getitem__(self, index):\n        return {",
-        "    def __iter__(self):\n        for index in range(64):\n            yield self.row(index)\n\n"
-        "    def row(self, index):\n        return {",
-    ).replace("    def __len__(self):\n        return len(self.features)\n", "")
-    stream = stream.replace("eval_dataset=Rows(8)", "eval_dataset=None")
-    description, workload = described(bench, script(tmp_path, stream, *SMALL, "--max_steps", "5"))
-    assert description.own.held["train_sampling_strategy"] == "the samples come as a stream"
-    assert workload.own_code.reorders is False
-    measured(bench, workload, per_device_train_batch_size=4)
-    soak = measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
-    assert soak.soaked.eval_batch_size is None
 
 
 @pytest.mark.slow
@@ -308,17 +288,16 @@ def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path
         "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
         "trainer = NetTrainer(model=net, args=args, optimizers=(optimizer, None),",
     )
-    description, workload = described(bench, script(tmp_path, own, *SMALL))
+    description, workload = described(bench, script(tmp_path, own, *QUIET))
     assert description.own.held["optim"] == "your code hands the Trainer an optimizer"
-    held = {"optim": Held(value="adamw_torch", reason="its own")}
-    workload = workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
+    workload = holding(workload, {"optim": Held(value="adamw_torch", reason="its own")})
     assert measured(bench, workload).effects["optim"] == "as your code has it"
 
 
 @pytest.mark.slow
 def test_arguments_that_are_set_after_the_trainer_was_made_make_a_trial_invalid(bench, tmp_path):
     late = SCRIPT.replace("trainer.train()\n", "trainer.args.per_device_train_batch_size = 3\ntrainer.train()\n")
-    _, workload = described(bench, script(tmp_path, late, *SMALL))
+    _, workload = described(bench, script(tmp_path, late, *QUIET))
     result = run(bench, workload)
     assert result.status is TrialStatus.INVALID
     assert result.outcome.cause == "your code sets per_device_train_batch_size again after it has made its Trainer"

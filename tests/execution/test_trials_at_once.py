@@ -1,20 +1,18 @@
 """Trials at several places of one machine at once: each for itself, and none left when the pool is."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from benches import is_running, misbehaviour
 from factories import make_config, make_gpu, make_limits, make_request, make_workload
-from misbehaviours import run_all
+from running import wait_for
 
 from autotune.errors import InfrastructureError
 from autotune.execution.job import marked
@@ -23,7 +21,7 @@ from autotune.execution.places import Place, core_sets
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
-from autotune.values.trial import TrialStatus
+from autotune.values.trial import TrialRequest, TrialStatus
 
 # A place needs a core of its own.
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -31,28 +29,28 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs 
 DIED = "the process that runs trials died with it"
 
 
-def make_pool(run_directory: Path) -> LocalRunner:
-    run_directory.mkdir(exist_ok=True)
-    return LocalRunner(run_directory, detect("cpu"), places=core_sets(2), entry="misbehaving:behave")
-
-
 @pytest.fixture
 def pool(tmp_path, light_launchers) -> Iterator[LocalRunner]:
     """Two places for trials that train nothing."""
-    with make_pool(tmp_path / "run") as made:
+    (tmp_path / "run").mkdir()
+    with LocalRunner(tmp_path / "run", detect("cpu"), places=core_sets(2), entry="misbehaving:behave") as made:
         yield made
 
 
 @pytest.fixture
-def ask(light_launchers):
-    """Return a function that makes the request for a misbehaviour."""
+def begin(pool):
+    """Return a function that begins trials which go wrong, and returns their requests."""
     numbers = itertools.count()
 
-    def make(name: str, *, timeout_s: float = 600):
-        workload = make_workload(fixed_arguments={"misbehaviour": name})
-        return make_request(number=next(numbers), workload=workload, limits=make_limits(timeout_s=timeout_s))
+    def begun(*names: str, timeout_s: float = 600) -> list[TrialRequest]:
+        limits = make_limits(timeout_s=timeout_s)
+        workloads = [make_workload(**misbehaviour(name)) for name in names]
+        requests = [make_request(number=next(numbers), workload=each, limits=limits) for each in workloads]
+        for request in requests:
+            pool.begin(request)
+        return requests
 
-    return make
+    return begun
 
 
 def running(run: Path) -> list[int]:
@@ -60,18 +58,16 @@ def running(run: Path) -> list[int]:
     return marked(json.loads((run / MARK_FILE).read_text())["mark"])
 
 
-def process_of(run: Path, number: int) -> int:
+def process_of(run: Path, request: TrialRequest) -> int:
     """Return the trial's process, once it runs."""
-    path = trial_directory(run, number) / "process.json"
-    while not path.exists() or not path.read_text():
-        time.sleep(0.02)
-    return json.loads(path.read_text())["pid"]
+    return json.loads(wait_for(trial_directory(run, request.number) / "process.json"))["pid"]
 
 
-def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launcher(pool, ask, tmp_path):
-    for _ in range(2):
-        assert pool.free()
-        pool.begin(ask("tell_its_cores"))
+def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launcher(pool, begin, tmp_path):
+    assert pool.free()
+    begin("tell")
+    assert pool.free()
+    begin("tell")
     assert pool.free() == 0
     results = [pool.wait(), pool.wait()]
     told = [re.search(r"cores \[(.*)\] threads (.*)", r.outcome.log_tail) for r in results]
@@ -85,49 +81,40 @@ def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launc
     assert psutil.Process(launcher).ppid() == os.getpid()
 
 
-def test_results_come_in_the_order_in_which_trials_end(pool, ask, tmp_path):
-    hanging, quick = ask("hang"), ask("refuse")
-    pool.begin(hanging)
-    pool.begin(quick)
+def test_results_come_in_the_order_in_which_trials_end(pool, begin, tmp_path):
+    hanging, quick = begin("hang", "refuse")
     assert pool.wait().request == quick
-    os.kill(process_of(tmp_path / "run", hanging.number), signal.SIGKILL)
+    os.kill(process_of(tmp_path / "run", hanging), signal.SIGKILL)
     assert pool.wait().request == hanging
 
 
-def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, ask):
-    requests = [ask("hang"), ask("kill_the_launcher")]
-    for request in requests:
-        pool.begin(request)
+def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, begin):
+    requests = begin("hang", "kill_the_launcher")
     results = [pool.wait(), pool.wait()]
     assert [r.request for r in results] == requests
     assert {(r.status, r.outcome.cause) for r in results} == {(TrialStatus.CRASHED, DIED)}
     assert pool.free() == 2
-    assert pool.run(ask("refuse")).outcome.cause == "planted"
+    begin("refuse")
+    assert pool.wait().outcome.cause == "planted"
 
 
-def test_a_trial_ends_at_its_own_time_limit_whatever_runs_beside_it(pool, ask):
-    long, short = ask("hang", timeout_s=4), ask("hang_with_children", timeout_s=1)
-    pool.begin(long)
-    pool.begin(short)
-    assert [pool.wait().request for _ in range(2)] == [short, long]
+def test_a_trial_ends_at_its_own_time_limit_whatever_runs_beside_it(pool, begin):
+    requests = [*begin("hang", timeout_s=4), *begin("hang_with_children", timeout_s=1)]
+    assert [pool.wait().request for _ in range(2)] == requests[::-1]
 
 
-def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(ask, tmp_path, is_running):
-    run = tmp_path / "run"
-    requests = [ask("hang_with_children"), ask("ignore_sigterm")]
-    with make_pool(run) as pool:
-        for request in requests:
-            pool.begin(request)
-        pids = [process_of(run, request.number) for request in requests]
+def test_leaving_the_pool_ends_trials_that_run_and_they_have_no_result(pool, begin, tmp_path):
+    pids = [process_of(tmp_path / "run", request) for request in begin("hang_with_children", "ignore_sigterm")]
+    pool.__exit__(None, None, None)
     assert not any(map(is_running, pids))
-    assert running(run) == []
-    assert not list(run.rglob("result.json"))
+    assert running(tmp_path / "run") == []
+    assert not list(tmp_path.rglob("result.json"))
 
 
-def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(tmp_path, ask, monkeypatch):
+def test_a_place_whose_launcher_cannot_start_is_an_infrastructure_error(begin, monkeypatch):
     monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["false"])
-    with make_pool(tmp_path / "run") as broken, pytest.raises(InfrastructureError, match="did not start"):
-        broken.begin(ask("refuse"))
+    with pytest.raises(InfrastructureError, match="did not start"):
+        begin("refuse")
 
 
 def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_launchers, monkeypatch):
@@ -136,7 +123,7 @@ def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_la
     monkeypatch.setattr(LocalRunner, "_fault_of", lambda *_: "")  # there is no device to try after them
     places = (Place(devices=("cuda:0",)), Place(devices=("cuda:1", "cuda:2", "cuda:3")))
     (tmp_path / "run").mkdir()
-    with LocalRunner(tmp_path / "run", make_gpu(), entry="misbehaving_ranks:tell_its_rank", places=places) as pool:
+    with LocalRunner(tmp_path / "run", make_gpu(), entry="misbehaving:tell", places=places) as pool:
         for number, ranks in enumerate((1, 2)):
             config = make_config(parallelism=Parallelism(world_size=ranks)) if ranks > 1 else make_config()
             pool.begin(make_request(config, number=number, device="cuda:0", limits=make_limits(timeout_s=60)))
@@ -144,9 +131,4 @@ def test_ranks_see_as_many_devices_of_their_place_as_they_are(tmp_path, light_la
             pool.wait()
     for number, seen in enumerate(("4", "5,6")):
         log = trial_directory(tmp_path / "run", number) / "log.txt"
-        assert f"CUDA_VISIBLE_DEVICES='{seen}'" in log.read_text()
-
-
-@pytest.mark.slow
-def test_misbehaving_trials_at_once_have_the_same_status_cause_and_log_as_alone(pool, bench, misbehaviour):
-    run_all(pool, bench, misbehaviour)
+        assert f"CUDA_VISIBLE_DEVICES={seen} " in log.read_text()

@@ -1,7 +1,5 @@
 """The samples of a user's Trainer: their lengths are read, the longest come first, the same ones for every loss run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from datasets import Dataset

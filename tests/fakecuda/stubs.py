@@ -14,22 +14,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PREFIXES = {
-    "cublas": "cublas",
-    "cublasLt": "cublasLt",
-    "cudnn": "cudnn",
-    "cufft": "cufft",
-    "cufile": "cuFile",
-    "cupti": "cupti",
-    "curand": "curand",
-    "cusolver": "cusolver",
-    "cusparse": "cusparse",
-    "cusparseLt": "cusparseLt",
-    "nccl": "nccl",
-    "nvrtc": "nvrtc",
-    "nvshmem_host": "nvshmem",
-    "nvToolsExt": "nvtx",
-}
+ALIKE = (
+    "cublas",
+    "cublasLt",
+    "cudnn",
+    "cufft",
+    "cupti",
+    "curand",
+    "cusolver",
+    "cusparse",
+    "cusparseLt",
+    "nccl",
+    "nvrtc",
+)
+PREFIXES = {name: name for name in ALIKE} | {"cufile": "cuFile", "nvshmem_host": "nvshmem", "nvToolsExt": "nvtx"}
 NEEDED = re.compile(r"\(NEEDED\).*\[(lib([A-Za-z_]+)\.so[^\]]*)\]")
 UNDEFINED = re.compile(r"^\s*U (\w+)(?:@+(\S+))?$", re.MULTILINE)
 DEFINED = re.compile(r"^[0-9a-f]+ T (\w+)", re.MULTILINE)
@@ -38,7 +36,6 @@ NOT_SUPPORTED = 9  # of cuSOLVER
 
 
 def main(site: Path, work: Path, libcuda: Path) -> None:
-    """Build all libraries beside `libcuda`."""
     users = [*site.glob("torch/lib/*.so"), *site.glob("bitsandbytes/libbitsandbytes_cuda*.so")]
     taken = symbols(users)
     versions = library_versions(site)
@@ -84,7 +81,6 @@ def symbols(users: Iterable[Path]) -> set[tuple[str, str]]:
 
 
 def belongs(symbol: str, version: str, soname: str, name: str) -> bool:
-    """Tell whether `symbol` is to come from the library."""
     if version:
         return version == soname or (version == "NVSHMEM" and name == "nvshmem_host")
     return re.match(PREFIXES[name] + "(?!Lt)[A-Z_]", symbol) is not None
@@ -113,7 +109,6 @@ def build(soname: str, name: str, versions: dict[str, str], defines: list[str], 
 
 
 def stub(symbol: str, name: str) -> str:
-    """Return the C code of a function that does nothing."""
     if "String" in symbol:
         return f'long {symbol}(void) {{ return (long)"an error of the stand-in"; }}\n'
     if "Create" in symbol:
@@ -125,12 +120,10 @@ def stub(symbol: str, name: str) -> str:
 
 
 def output(*command: str | Path) -> str:
-    """Return what a command prints."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def run(*command: str | Path) -> None:
-    """Run a command."""
     subprocess.run(command, check=True)
 
 

@@ -1,11 +1,10 @@
 """The stand-in's clock and the faults it plants. Times are its own, so lower bounds and ratios of them are exact."""
 
 import json
-import os
 import subprocess
-import sys
 
 import pytest
+from running import printed, process, python
 
 pytestmark = pytest.mark.cuda
 
@@ -33,14 +32,11 @@ def machine(tmp_path, monkeypatch):
 
 
 def run(code: str, clock: str = "1", **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "FAKECUDA_CLOCK": clock, **environment}
-    return subprocess.run([sys.executable, "-c", BEGIN + code], env=variables, capture_output=True, text=True)
+    return python("-c", BEGIN + code, FAKECUDA_CLOCK=clock, **environment)
 
 
 def told(code: str, clock: str = "1", **environment: str):
-    done = run(code, clock, **environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed("-c", BEGIN + code, FAKECUDA_CLOCK=clock, **environment)[-1])
 
 
 def test_launches_run_ahead_and_events_tell_when_their_stream_is_done():
@@ -102,27 +98,23 @@ def test_a_lost_device_is_lost_to_later_processes_and_to_nvml():
     later = run("", FAKECUDA_FAULT="")
     assert "unknown error" in later.stderr
     asked = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetTemperature(pynvml.nvmlDeviceGetHandleByIndex(0), 0)"
-    nvml = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    assert "GPU is lost" in nvml.stderr
+    assert "GPU is lost" in python("-c", asked).stderr
 
 
 def test_a_device_of_one_process_refuses_another():
-    hold = [sys.executable, "-c", BEGIN + "print(flush=True); input()"]
-    environment = {**os.environ, "FAKECUDA_EXCLUSIVE": "1"}
-    with subprocess.Popen(hold, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    hold = process("-c", BEGIN + "print(flush=True); input()", FAKECUDA_EXCLUSIVE="1")
+    with subprocess.Popen(**hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         refused = run("", FAKECUDA_EXCLUSIVE="1")
-        other.communicate(b"\n")
+        other.communicate("\n")
     assert "busy or unavailable" in refused.stderr
     assert run("", FAKECUDA_EXCLUSIVE="1").returncode == 0
 
 
 def test_a_search_on_the_clock_ends_with_an_answer(tmp_path):
     command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "90s", "--max-trials", "3"]
-    command += ["--fix", "attention=sdpa,compile=none", "--run-dir", str(tmp_path / "run")]
-    variables = {**os.environ, "FAKECUDA_CLOCK": "noise=0.002,process=0.002,ramp=0.1,drift=0.03"}
-    variables["AUTOTUNE_HOME"] = str(tmp_path / "home")
-    done = subprocess.run([sys.executable, "-m", "autotune", *command], env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command += ["--fix", "attention=sdpa,compile=none", "--run-dir", tmp_path / "run"]
+    clock = "noise=0.002,process=0.002,ramp=0.1,drift=0.03"
+    printed("-m", "autotune", *command, FAKECUDA_CLOCK=clock, AUTOTUNE_HOME=str(tmp_path / "home"))
     answer = json.loads((tmp_path / "run" / "best-config.json").read_text())
     assert answer["verdict"] in ("faster", "no_clear_winner", "undecided")

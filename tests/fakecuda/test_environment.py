@@ -3,10 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import process, python
 
 # They take seconds, and run with what they guard.
 pytestmark = pytest.mark.cuda
@@ -39,11 +39,12 @@ def test_any_other_failure_is_one(tmp_path):
 
 
 def test_torch_names_the_processes_that_hold_memory():
-    hold = "import torch; held = torch.zeros(1 << 20, device='cuda'); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    hold = process("-c", "import torch; held = torch.zeros(1 << 20, device='cuda'); print(flush=True); input()")
+    with subprocess.Popen(**hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
-        fail = "import torch; torch.zeros(1 << 20, device='cuda'); torch.zeros(1 << 44, device='cuda')"
-        said = subprocess.run([sys.executable, "-c", fail], capture_output=True, text=True).stderr
-        other.communicate(b"\n")
+        said = python(
+            "-c", "import torch; torch.zeros(1 << 20, device='cuda'); torch.zeros(1 << 44, device='cuda')"
+        ).stderr
+        other.communicate("\n")
     assert str(other.pid) in (named := re.findall(r"Process (\d+) has", said)), said
     assert all(Path(f"/proc/{pid}").exists() or pid == str(other.pid) for pid in named), said

@@ -1,34 +1,26 @@
 """What the fault suite shares: processes that searches run in, and what is known of their models."""
 
-from __future__ import annotations
-
+import functools
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from faults.replaying import Search
-
-_SEARCHED: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+from faults import replaying
+from faults.replaying import FIND, LIMITS, Search, finish, said
+from own_trainings import SCRIPT
 
 
 @pytest.fixture(scope="session")
 def server():
     """What starts processes that have everything imported."""
-    from faults import replaying
-
     return replaying.server()
 
 
 @pytest.fixture(scope="session")
 def kinds(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """The options of each kind of search: at one place, two trials at a time, of an unchanged script."""
-    from faults.replaying import FIND, LIMITS
-    from own_trainings import SCRIPT
-
     script: Path = tmp_path_factory.mktemp("script") / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), "--output_dir", str(script.parent / "out"), "--use_cpu", "true"]
@@ -38,29 +30,27 @@ def kinds(tmp_path_factory) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def answers(server, kinds, tmp_path_factory):
     """Return a function that gives what the launcher's children say of a kind's model, from a first search of it."""
-    from faults.replaying import Search, finish, said
 
-    known: dict[str, Path] = {}
-
+    @functools.cache
     def of(kind: str) -> Path:
-        kind = "find" if kind == "workers" else kind  # of the same model
-        if kind not in known:
-            known[kind] = tmp_path_factory.mktemp("answers")
-            folder = tmp_path_factory.mktemp("first")
-            (folder / "home").mkdir()
-            first = Search(folder / "run", folder / "home", known[kind], {**kinds[kind], "max_trials": 1})
-            assert finish(server, first) == 0, said(first)
-        return known[kind]
+        known, folder = (tmp_path_factory.mktemp(name) for name in ("answers", "first"))
+        (folder / "home").mkdir()
+        first = Search(folder / "run", folder / "home", known, {**kinds[kind], "max_trials": 1})
+        assert finish(server, first) == 0, said(first)
+        return known
 
-    return of
+    return lambda kind: of("find" if kind == "workers" else kind)  # of the same model
+
+
+@pytest.fixture(scope="session")
+def searched() -> dict[str, Search]:
+    """The searches of `stopped`, by kind."""
+    return {}
 
 
 @pytest.fixture
-def stopped(server, begin, tmp_path_factory, tmp_path, request):
+def stopped(server, begin, searched, tmp_path_factory, tmp_path):
     """Return a function that gives a search of two trials, which is to go on to five; each kind is searched once."""
-    from faults.replaying import finish, said
-
-    searched: dict[str, Search] = request.session.stash.setdefault(_SEARCHED, {})
 
     def of(kind: str = "find") -> Search:
         if kind not in searched:
@@ -79,7 +69,6 @@ def stopped(server, begin, tmp_path_factory, tmp_path, request):
 @pytest.fixture
 def begin(tmp_path, kinds, answers):
     """Return a function that gives a search of a kind, kept in a folder of its own."""
-    from faults.replaying import Search
 
     def begun(kind: str, **options: object) -> Search:
         folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"

@@ -4,8 +4,6 @@ A write is what the interpreter announces to audit hooks (https://docs.python.or
 opened to be written, a directory made, a file renamed; and a flush to disk, at which a full disk shows as well.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -20,19 +18,12 @@ _MADE = {"os.mkdir": 0, "os.rename": 1}  # position of the path that is made
 
 
 class AtWrite(NamedTuple):
-    """From the n-th write below a folder on, each one fails; or at that write the folder is removed.
-
-    Args:
-        folder: Where the fault is.
-        write: Number of the write, from 1.
-        number: Of the error; 0: the folder is removed instead.
-        lasting: Whether later writes fail as well.
-    """
+    """From the n-th write below a folder on, each one fails; or at that write the folder is removed."""
 
     folder: Path
-    write: int
-    number: int = errno.ENOSPC
-    lasting: bool = True
+    write: int  # from 1
+    number: int = errno.ENOSPC  # of the error; 0: the folder is removed instead
+    lasting: bool = True  # whether later writes fail as well
 
     @property
     def mark(self) -> Path:

@@ -1,7 +1,5 @@
 """Bad files, as data: what stands in them instead of what is expected."""
 
-from __future__ import annotations
-
 from tiny_models import TINY
 
 DEEP = {

@@ -1,7 +1,5 @@
 """What must hold of a search whatever has happened: nothing is lost, nothing is measured twice, files are whole."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input on the command line and in environment variables, as data: words, and the exit code that they deserve."""
 
-from __future__ import annotations
-
 # Options of `autotune estimate` and `autotune find` beside those that are good, with values that no one can mean.
 _NUMBERS = ("-1", "0", "1e25", "9" * 40, "nan", "inf", "x", "")
 ESTIMATE = {

@@ -4,8 +4,6 @@ Everything but the launcher is real: `find` and `resume`, the run directory, the
 sampler, the record. What the launcher's children would answer about the model is computed once and kept in a folder.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing
@@ -22,6 +20,7 @@ from unittest.mock import patch
 
 import transformers.models.auto.modeling_auto  # which `find` looks into, and takes seconds
 import transformers.models.llama.configuration_llama  # noqa: F401
+from running import process
 from searching.tables import TableTrial, load_table
 
 from autotune import api
@@ -172,7 +171,7 @@ def server() -> Any:
     """Return what starts processes that have everything imported."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[1]), *filter(None, sys.path)]))
+    os.environ["PYTHONPATH"] = process()["env"]["PYTHONPATH"]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["faults.replaying"])
     return context
@@ -180,11 +179,11 @@ def server() -> Any:
 
 def finish(server: Any, search: Search, fault: Fault | None = None) -> int:
     """Go on with a search to its end, and return its exit code."""
-    process = server.Process(target=run, args=(search, fault))
-    process.start()
-    process.join(LIMIT_S)
-    assert process.exitcode is not None, "it hangs"
-    return process.exitcode
+    begun = server.Process(target=run, args=(search, fault))
+    begun.start()
+    begun.join(LIMIT_S)
+    assert begun.exitcode is not None, "it hangs"
+    return begun.exitcode
 
 
 def said(search: Search) -> str:

@@ -3,8 +3,6 @@
 By default a few writes of two rows fail; every write of every row with `-m slow`.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re
@@ -24,21 +22,13 @@ MOST = 1000  # writes of a search of two trials, at the most
 
 
 class Row(NamedTuple):
-    """What happens at a write, where, and how the search may end.
+    """What happens at a write: where, by which error (0: the folder is removed), and how the search may end."""
 
-    Args:
-        place: The folder: "run" or "home".
-        number: Of the error; 0: the folder is removed.
-        codes: Exit codes that are right.
-        words: What is said, if it doesn't end well.
-        lasting: Whether later writes fail as well.
-    """
-
-    place: str
+    place: str  # "run" or "home"
     number: int
-    codes: tuple[int, ...]
-    words: str
-    lasting: bool = True
+    codes: tuple[int, ...]  # exit codes that are right
+    words: str  # said if it doesn't end well
+    lasting: bool = True  # whether later writes fail as well
 
 
 ROWS = {

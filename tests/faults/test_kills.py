@@ -3,8 +3,6 @@
 `pytest tests/faults/test_kills.py -m slow --kills 1000` kills replayed searches so often, counted when they died of it.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """A record on a PostgreSQL server that is stopped and started again while a search runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults.kept import Kept
-from faults.replaying import run, said
+from faults.replaying import finish, run, said
 
 NOBODY = 65534  # the server refuses to run as root
 PROGRAMS = {name: shutil.which(name) for name in ("initdb", "pg_ctl")}
@@ -78,7 +76,5 @@ def test_a_server_that_is_stopped_and_started_has_all_trials_in_the_end(server, 
     process.join()
     assert process.exitcode == 0, said(search)
     assert "the search goes on without it" in said(search)
-    run_again = server.Process(target=run, args=(search,))  # which writes what the server missed
-    run_again.start()
-    run_again.join()
+    assert finish(server, search) == 0, said(search)  # which writes what the server missed
     Kept(search).check_end()

@@ -3,14 +3,12 @@
 `pytest tests/faults/test_real_kills.py -m slow --real-kills 100` kills each a hundred times.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import psutil
 import pytest
 from faults.kept import Kept
 from faults.replaying import MODEL, TABLES, Search
+from running import process
 
 from autotune.execution.environment import shared_files
 from autotune.values.trial import TrialStatus
@@ -32,14 +31,9 @@ def start(search: Search, trials: int) -> subprocess.Popen:
         "--model": MODEL, "--space": TABLES / "space.yaml", "--device": "cpu", "--seq-len": 32, "--global-batch": 16,
         "--effort": "quick", "--max-time": "2h", "--max-trials": trials, "--run-dir": search.run,
     }  # fmt: skip
-    words = [str(word) for pair in options.items() for word in pair]
-    return subprocess.Popen(
-        [sys.executable, "-m", "autotune", "find", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "AUTOTUNE_HOME": str(search.home), "AUTOTUNE_RECORD": "", "OMP_NUM_THREADS": "1"},
-    )
+    command = process("-m", "autotune", "find", *itertools.chain(*options.items()), AUTOTUNE_HOME=str(search.home),
+                      AUTOTUNE_RECORD="", OMP_NUM_THREADS="1")  # fmt: skip
+    return subprocess.Popen(**command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def running(run: Path) -> dict[int, int]:
@@ -62,10 +56,10 @@ def kill_again_and_again(search: subprocess.Popen, run: Path, victim: str, kills
             if number == 0 or number in killed:  # the first gives something to lose
                 continue
             try:
-                process = psutil.Process(pid)
-                target = process if victim == "trial" else process.parent()
+                trial = psutil.Process(pid)
+                target = trial if victim == "trial" else trial.parent()
                 time.sleep(random.uniform(0.0, LONGEST_S))
-                if process.is_running() and target.pid != search.pid:
+                if trial.is_running() and target.pid != search.pid:
                     target.send_signal(signal.SIGKILL)
                     killed.add(number)
             except psutil.NoSuchProcess:
@@ -78,10 +72,10 @@ def kill_again_and_again(search: subprocess.Popen, run: Path, victim: str, kills
 def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, request, tmp_path):
     kills, shared = request.config.getoption("--real-kills"), shared_files()
     search = Search(tmp_path / "run", tmp_path / "home", tmp_path)
-    process = start(search, trials := kills + kills // 2 + 6)
-    killed = kill_again_and_again(process, search.run, victim, kills)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    begun = start(search, trials := kills + kills // 2 + 6)
+    killed = kill_again_and_again(begun, search.run, victim, kills)
+    _, errors = begun.communicate()
+    assert begun.returncode == 0, errors
     assert len(killed) == kills
     kept = Kept(search)
     results = kept.look()
@@ -113,8 +107,8 @@ def small_group():
 
 def test_a_trial_that_the_kernel_kills_for_memory_is_out_of_memory(small_group, tmp_path):
     search = Search(tmp_path / "run", tmp_path / "home", tmp_path)
-    process, moved = start(search, 8), set()
-    while process.poll() is None and len(moved) < 2:
+    begun, moved = start(search, 8), set()
+    while begun.poll() is None and len(moved) < 2:
         for number, pid in running(search.run).items():
             if number and number not in moved:
                 try:
@@ -123,8 +117,8 @@ def test_a_trial_that_the_kernel_kills_for_memory_is_out_of_memory(small_group, 
                     continue
                 moved.add(number)
         time.sleep(0.01)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    _, errors = begun.communicate()
+    assert begun.returncode == 0, errors
     kept = Kept(search)
     results = kept.look()
     causes = {number: results[number].outcome.cause for number in moved if results[number].measurement is None}

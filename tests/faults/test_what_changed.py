@@ -1,12 +1,12 @@
 """What is another one when a search goes on: versions, machine, model, script, files that were damaged, the record."""
 
-from __future__ import annotations
-
+import contextlib
 import fcntl
 import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,40 +141,40 @@ def test_a_damaged_plan_is_refused_in_a_line_and_nothing_else_is_touched(server,
 GIVEN_UP = "the search goes on without it"
 
 
-def hold(search: Search) -> threading.Thread:
-    """Keep every other process from the record until the search has said so."""
+@contextlib.contextmanager
+def held(search: Search) -> Iterator[None]:
+    """Every other process is kept from the record until the search has said so."""
 
-    def held() -> None:
+    def hold() -> None:
         ends = time.monotonic() + LIMIT_S
         with search.record.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             while GIVEN_UP not in said(search) and time.monotonic() < ends:
                 time.sleep(0.2)
 
-    thread = threading.Thread(target=held)
+    thread = threading.Thread(target=hold)
     thread.start()
-    return thread
+    yield
+    thread.join()
 
 
-def test_a_record_that_is_held_for_a_while_has_all_trials_in_the_end(server, stopped):
-    search = more(stopped())
-    holding = hold(search)
-    assert finish(server, search) == 0, said(search)
-    holding.join()
-    assert GIVEN_UP in said(search)
-    assert finish(server, search) == 0
-    Kept(search).check_end()
-
-
-def test_a_record_that_is_away_for_a_while_is_written_when_it_is_back(server, stopped):
-    search = more(stopped())
+@contextlib.contextmanager
+def away(search: Search) -> Iterator[None]:
+    """Something else stands where the record was."""
     aside = search.record.with_suffix(".aside")
     search.record.rename(aside)
-    search.record.mkdir()  # something else stands there
-    assert finish(server, search) == 0, said(search)
-    assert GIVEN_UP in said(search)
+    search.record.mkdir()
+    yield
     search.record.rmdir()
     aside.rename(search.record)
+
+
+@pytest.mark.parametrize("hindered", [held, away])
+def test_a_record_that_can_not_be_written_for_a_while_has_all_trials_in_the_end(server, stopped, hindered):
+    search = more(stopped())
+    with hindered(search):
+        assert finish(server, search) == 0, said(search)
+    assert GIVEN_UP in said(search)
     assert finish(server, search) == 0
     Kept(search).check_end()
 

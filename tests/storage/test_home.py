@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from at_once import run_at_once
 from factories import make_hardware, make_workload
 from profiles import make_family, make_profile
+from running import run_at_once
 
 from autotune.cost.corrections import Observation
 from autotune.errors import InputError

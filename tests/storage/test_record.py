@@ -11,11 +11,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from at_once import run_at_once
 from factories import OUT_OF_MEMORY, make_config
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from recorded_searches import keep, recorded_search, recorded_trial, stored
+from running import run_at_once
 
 from autotune.errors import InputError, RecordError
 from autotune.storage import record as module

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from at_once import run_at_once
 from factories import make_config, make_plan, make_result
+from running import run_at_once
 from typer.testing import CliRunner
 
 from autotune.cli.main import app

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_facts, make_plan, make_spec, make_workload
 from finished_searches import make_search
-from planted import planted
+from own_trainings import planted
 from pydantic import ValidationError
 from typer.testing import CliRunner
 

@@ -55,14 +55,8 @@ def of(found: Explanation, knob: str) -> Contribution:
 @pytest.mark.parametrize(
     ("fields", "knobs"),
     [
-        (
-            {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
-            [["torch_compile_backend", "torch_compile_mode"]],
-        ),
-        (
-            {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
-            [["dataloader_num_workers", "dataloader_prefetch_factor"]],
-        ),
+        (compiled := {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}, [[*compiled]]),
+        (workers := {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}, [[*workers]]),
         ({"adapter": {"rank": 8}, "quantization": "nf4"}, [["adapter", "quantization"]]),
         ({"precision": "bf16", "optim": "adafactor"}, [["precision"], ["optim"]]),
         (
@@ -80,8 +74,7 @@ def test_what_needs_a_knob_goes_with_it(fields, knobs):
 
 
 def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
-    search = Search(workload=make_workload(global_batch_size=16))
-    result = search.answer()
+    result = Search(workload=make_workload(global_batch_size=16)).answer()
     odd = result.baseline.model_copy(update={"config": make_config(5)})
     found = removals(result.model_copy(update={"baseline": odd}))[0]
     assert found.config is None
@@ -141,27 +134,21 @@ def test_a_trial_that_the_search_cut_short_tells_nothing_and_what_it_refused_say
     assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
 
 
-def test_independent_knobs_multiply_to_the_whole():
+def width(interval):
+    return math.log(interval.high / interval.low)
+
+
+@pytest.mark.parametrize(("without_bf16", "together"), [(20.0, 1.0), (15.0, 0.75)], ids=["independent", "overlapping"])
+def test_what_knobs_bring_beyond_their_parts_is_less_sure_than_the_total_and_each_part(without_bf16, together):
     search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0), (SMALL, 15.0))
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, without_bf16), (SMALL, 15.0))
     found = search.explain()
-    assert math.prod(c.ratio for c in found.contributions) == pytest.approx(found.total) == pytest.approx(3.0)
-    assert found.together == pytest.approx(1.0)
     assert found.is_settled
-
-
-def test_knobs_that_overlap_leave_a_rest_below_one_less_sure_than_the_total_and_each_part():
-    search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 15.0), (SMALL, 15.0))
-    found = search.explain()
-    assert found.together == pytest.approx(0.75)
-
-    def width(interval):
-        return math.log(interval.high / interval.low)
-
+    assert found.total == pytest.approx(3.0)
+    assert found.together == pytest.approx(together) == found.total / math.prod(c.ratio for c in found.contributions)
     parts = [width(c.interval) for c in found.contributions]
     assert width(found.together_interval) >= math.hypot(width(found.total_interval), *parts)
-    assert found.together_interval.low < 0.75 < found.together_interval.high
+    assert found.together_interval.low < together < found.together_interval.high
 
 
 def test_a_part_without_an_end_leaves_the_rest_without_one():

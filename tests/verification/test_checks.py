@@ -1,7 +1,5 @@
 """What a winner has to pass: which trial is next, what refuses it, and what is said of what was not checked."""
 
-from __future__ import annotations
-
 import pytest
 from factories import (
     CRASHED,
@@ -91,17 +89,16 @@ def test_the_baseline_as_the_answer_is_soaked_and_compared_with_nothing():
 @pytest.mark.parametrize(
     ("own", "sizes"),
     [
-        (None, (128, 64, 32, 16, 8, 4, 2, 1)),
-        (64, (64, 32, 16, 8, 4, 2, 1)),
-        (48, (48, 32, 16, 8, 4, 2, 1)),
-        (4, (4, 2, 1)),
-        (1, (1,)),
-        (500, (500, 128, 64, 32, 16, 8, 4, 2, 1)),
+        ({}, (128, 64, 32, 16, 8, 4, 2, 1)),
+        *(
+            ({"per_device_eval_batch_size": sizes[0]}, sizes)
+            for sizes in ((64, 32, 16, 8, 4, 2, 1), (48, 32, 16, 8, 4, 2, 1), (1,), (500, 128, 64, 32, 16, 8, 4, 2, 1))
+        ),
     ],
+    ids=str,
 )
 def test_evaluation_is_tried_with_the_largest_batch_first_and_with_none_above_the_users_own(own, sizes):
-    fixed = {} if own is None else {"per_device_eval_batch_size": own}
-    search = Search(workload=make_workload(fixed_arguments=fixed))
+    search = Search(workload=make_workload(fixed_arguments=own))
     assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=sizes)
 
 
@@ -134,21 +131,26 @@ def test_a_soak_that_passes_the_second_time_counts():
     assert search.proof.soaked(FAST) is not None
 
 
-def test_a_soak_that_was_cut_short_refuses_nobody_and_is_told():
-    search = Search(loss_steps=0)
-    search.answer(TIMED_OUT)
-    assert search.proof.next(FAST) is None
-    assert search.proof.refusal(FAST) is None
-    assert search.proof.gaps(FAST)[0] == "not checked on the longest samples: soak, trial 2: timed out: cut short"
+ENDED = "the search ended first (its time was up, or it was stopped)"
 
 
-def test_who_has_not_been_checked_for_lack_of_time_is_told():
-    soaked, compared = Search().proof.gaps(FAST)
-    assert soaked == "not checked on the longest samples: the search ended first (its time was up, or it was stopped)"
-    assert (
-        compared
-        == "losses were not compared with the baseline's: the search ended first (its time was up, or it was stopped)"
-    )
+@pytest.mark.parametrize(
+    ("plan", "answers", "gaps"),
+    [
+        ({"loss_steps": 0}, [TIMED_OUT], ["not checked on the longest samples: soak, trial 2: timed out: cut short"]),
+        ({}, [], [f"not checked on the longest samples: {ENDED}",
+                  f"losses were not compared with the baseline's: {ENDED}"]),
+        ({"soak": False}, [CRASHED], ["trial 2 of the baseline crashed"]),
+    ],
+    ids=["cut short", "no time", "the baseline failed"],
+)  # fmt: skip
+def test_who_could_not_be_checked_is_not_refused_and_it_is_told(plan, answers, gaps):
+    search = Search(**plan)
+    search.answer(*answers)
+    assert (search.proof.next(FAST) is None) == bool(answers)
+    assert search.proof.refusals() == {}
+    told = search.proof.gaps(FAST)
+    assert all(gap in said for gap, said in zip(gaps, told[: len(gaps)], strict=True)), told
 
 
 def test_a_winner_whose_own_loss_run_fails_is_refused():
@@ -158,14 +160,6 @@ def test_a_winner_whose_own_loss_run_fails_is_refused():
     assert search.proof.refusal(FAST) == "loss check, trial 4: invalid: the loss became nan"
 
 
-def test_a_baseline_whose_loss_run_fails_ends_the_comparison_and_refuses_nobody():
-    search = Search(soak=False)
-    search.answer(CRASHED)
-    assert search.proof.next(FAST) is None
-    assert search.proof.refusals() == {}
-    assert "trial 2 of the baseline crashed" in search.proof.gaps(FAST)[0]
-
-
 def test_where_the_baseline_does_not_fit_the_largest_default_that_does_is_the_reference():
     smaller, rounded = make_config(4), make_config(8, precision="bf16")
     search = Search([(BASE, OUT_OF_MEMORY), (make_config(2), 8.0), (smaller, 9.0), (rounded, 20.0)], soak=False)
@@ -173,27 +167,25 @@ def test_where_the_baseline_does_not_fit_the_largest_default_that_does_is_the_re
     assert search.answer(losses(), losses(), losses(), winner=rounded)[0] == (smaller, Purpose.LOSS_CHECK)
 
 
-def test_without_any_default_that_fits_nothing_is_compared_and_it_is_told():
-    rounded = make_config(8, precision="bf16")
-    search = Search([(BASE, OUT_OF_MEMORY), (rounded, 20.0)], soak=False)
-    assert search.proof.next(rounded) is None
-    assert "neither the baseline nor" in search.proof.gaps(rounded)[0]
-
-
 GENERATING = Recipe(name="grpo", prompt_length=8, completion_length=8, generations=2)
+ROUNDED = make_config(8, precision="bf16")
 
 
 @pytest.mark.parametrize(
-    ("workload", "why"),
+    ("searched", "workload", "why"),
     [
-        (make_workload(global_batch_size=None), "with a free global batch, steps are not the same"),
-        (make_workload(recipe=GENERATING), "other completions have other losses"),
+        ([(BASE, OUT_OF_MEMORY), (ROUNDED, 20.0)], make_workload(), "neither the baseline nor"),
+        ([(BASE, 10.0), (ROUNDED, 20.0)], make_workload(global_batch_size=None), "with a free global batch, steps"),
+        ([(BASE, 10.0), (ROUNDED, 20.0)], make_workload(recipe=GENERATING), "other completions have other losses"),
     ],
+    ids=["nothing to compare with", "free batch", "generating"],
 )
-def test_losses_that_can_not_be_compared_are_told(workload, why):
-    search = Search(soak=False, workload=workload)
-    assert search.proof.next(FAST) is None
-    assert search.proof.gaps(FAST) == (f"losses were not compared with the baseline's: {why}",)
+def test_losses_that_can_not_be_compared_are_told(searched, workload, why):
+    search = Search(searched, soak=False, workload=workload)
+    assert search.proof.next(ROUNDED) is None
+    (gap,) = search.proof.gaps(ROUNDED)
+    assert gap.startswith("losses were not compared with the baseline's: ")
+    assert why in gap
 
 
 def test_comparing_that_nobody_asked_for_may_not_take_much_of_the_time():

@@ -46,15 +46,8 @@ SLOWER = (1.12, 1.13, 1.11)
     ids=["unknown", "quiet", "others", "heat", "power cap", "drift", "the worst"],
 )
 def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
-    results = [
-        make_result(
-            BASE,
-            make_measurement().model_copy(update={"conditions": conditions, "step_times_s": times}),
-            number=number,
-            purpose=Purpose.FINAL,
-        )
-        for number, (times, conditions) in enumerate(trials)
-    ]
+    seen = [make_measurement(conditions=conditions).model_copy(update={"step_times_s": t}) for t, conditions in trials]
+    results = [make_result(BASE, each, number=n, purpose=Purpose.FINAL) for n, each in enumerate(seen)]
     found = disturbance(Finals(SearchState(make_plan(baseline=BASE), results)))
     assert found is None if said is None else f"noise: the machine was disturbed: {said}" in found
 
