@@ -18,22 +18,20 @@ PROGRAMS = sorted(path.name for path in BENCHMARKS.glob("*.py") if "__main__" in
 ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_every_program_starts():
-    code = f"import runpy, sys\nfor name in {PROGRAMS}:\n    runpy.run_path(f'{BENCHMARKS}/{{name}}', run_name=name)"
-    done = python("-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{code}")
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_optimizer_of_every_published_row_is_modelled():
-    code = """
+def test_every_program_starts_and_the_optimizer_of_every_published_row_is_modelled():
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+for name in {PROGRAMS}:
+    runpy.run_path(f"{BENCHMARKS}/{{name}}", run_name=name)
 from autotune.cost.optimizers import OPTIMIZERS
 from predictor import ROWS
 from published.rows import load_rows
 from published.setups import _optimizer
-found = {_optimizer(row, version) for row in load_rows(ROWS) for version in ((1, 7), (2, 4))}
+found = {{_optimizer(row, version) for row in load_rows(ROWS) for version in ((1, 7), (2, 4))}}
 assert len(found) >= 5 and found <= OPTIMIZERS.keys(), found
 """
-    done = python("-c", f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n{code}")
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
 
 
