@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,15 +178,16 @@ def neighbours(best: TrainConfig, every: list[TrainConfig], plan: SearchPlan) ->
 
 def figures(kept: dict[str, Any]) -> dict[str, Any]:
     """Return how the answers of a problem's searches compare with the truth."""
-    rates = {json.dumps(row["config"], sort_keys=True): row["rate"] for row in kept["truth"]}
+    key = partial(json.dumps, sort_keys=True)
+    rates = {key(row["config"]): row["rate"] for row in kept["truth"]}
 
     def rate(config: dict[str, Any]) -> float:
-        return float(rates[json.dumps(config, sort_keys=True)])
+        return float(rates[key(config)])
 
     ended = [
         {**search, "rate": rate(search["config"]), "base": rate(search["tried"][0])}
         for search in kept["searches"]
-        if "config" in search
+        if "config" in search and {key(search["config"]), key(search["tried"][0])} <= rates.keys()
     ]
     best = max(rates.values())
     shares = [search["rate"] / best for search in ended]

@@ -276,7 +276,10 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         asked, layers = self._config.quantization, dict(quantized_layers(self._model))
         kinds = {quantization_of(layer) for layer in layers.values()}
         seen = "/".join(map(str, kinds)) or "not packed"
-        _require(kinds == ({asked} if asked else set()), f"packed weights: {asked} was asked for, but they are {seen}")
+        _require(
+            kinds == ({asked} if asked else set()),
+            f"packed weights: {asked or 'none'} was asked for, but they are {seen}",
+        )
         for name, layer in layers.items():
             is_packed = layer.weight.dtype in (torch.uint8, torch.int8)
             _require(is_packed, f"{asked} weights were asked for, but those of {name} are not packed")

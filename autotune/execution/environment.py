@@ -68,7 +68,10 @@ COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compil
 def launcher_environment(
     device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return that of a launcher for `device` and `others`, as the parent counts; `mark` makes its descendants known."""
+    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N', as the parent counts) and `others` like it.
+
+    `mark` is a variable by which the launcher's descendants are known (see `job`).
+    """
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
         # Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in

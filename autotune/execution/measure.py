@@ -200,12 +200,16 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             return True
         # The last two spans are compared, of half a second at the least, as clocks rise as slowly, if they have steps
         # enough to tell a trend from chance.
-        spans: list[list[float]] = [[], []]
-        for step_s in reversed(self._warm_s):
-            if open_spans := [span for span in spans if sum(span) < max(0.5, least_s / 2)]:
-                open_spans[0].append(step_s)
-        if sum(spans[1]) < max(0.5, least_s / 2):
-            return False
+        spans: list[list[float]] = []
+        latest_first = reversed(self._warm_s)
+        for _ in range(2):
+            span, span_s = list[float](), 0.0
+            while span_s < max(0.5, least_s / 2):
+                if (step_s := next(latest_first, None)) is None:
+                    return False
+                span.append(step_s)
+                span_s += step_s
+            spans.append(span)
         if min(map(len, spans)) < _ENOUGH:
             return True
         late_s, early_s = map(statistics.fmean, spans)
@@ -268,7 +272,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
-        """Return the records that count: not the first, which fills the heap or the queue of launches, of several."""
+        """Return the records that count: of several not the first, which fills the heap or the queue of launches."""
         # Of trials in turn it is the first turn.
         if self.steps_per_turn is not None:
             return self._records[self.steps_per_turn :]

@@ -59,7 +59,10 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places, on CUDA of the `each` freest GPUs like `hardware`; one is all of it. Else MachineError."""
+    """Return `count` places, each of `each` GPUs like `hardware` with the most free memory; one alone is all of it.
+
+    MachineError: there aren't as many.
+    """
     if count == 1:
         return (whole(hardware),)
     if hardware.is_cpu:
@@ -78,7 +81,10 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
-    """Return what a trial has to itself: the least free of any GPU, or a share of a CPU; InputError: it is none."""
+    """Return the hardware of each trial: a place's devices, with the least that is free on any, or a share of a CPU.
+
+    InputError: a share of the CPU's memory is too little.
+    """
     if (count := len(places)) == 1:
         return hardware
     if not hardware.is_cpu:

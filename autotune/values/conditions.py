@@ -107,7 +107,10 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
-    """Return the numbers of others' processes, on a GPU of those that have opened it, busy for a tenth of a core."""
+    """Return the ids of processes, beside this one and those it started, that use more than a tenth of a core.
+
+    On a GPU only processes that have opened it count.
+    """
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     watched, busy = [], []
