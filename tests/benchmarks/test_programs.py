@@ -99,7 +99,13 @@ def test_a_killed_pack_has_lost_nothing_but_its_last_trial(tmp_path):
 
 @pytest.mark.cuda
 @pytest.mark.timeout(900)
-def test_parts_of_a_pack_pass_on_a_cuda_device(tmp_path):
-    parts = "visible,checkpointing,savers,adapters,vision,sharing,losses,calibrate"
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "visible,vision,sharing,calibrate",
+        pytest.param("checkpointing,savers,adapters,losses", marks=pytest.mark.slow),
+    ],
+)
+def test_parts_of_a_pack_pass_on_a_cuda_device(tmp_path, parts):
     done = python(*pack("--parts", parts, "--deadline", "1800", "--out", tmp_path / "out"), timeout=850)
     assert list(passed(done, tmp_path / "out")["parts"]) == parts.split(",")

@@ -112,7 +112,7 @@ def test_a_device_of_one_process_refuses_another():
 
 
 def test_a_search_on_the_clock_ends_with_an_answer(tmp_path):
-    command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "90s", "--max-trials", "3"]
+    command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "90s", "--max-trials", "2"]
     command += ["--fix", "attention=sdpa,compile=none", "--run-dir", tmp_path / "run"]
     clock = "noise=0.002,process=0.002,ramp=0.1,drift=0.03"
     printed("-m", "autotune", *command, FAKECUDA_CLOCK=clock, AUTOTUNE_HOME=str(tmp_path / "home"))

@@ -16,7 +16,7 @@ from faults.replaying import Search, finish, said
 
 from autotune.values.time_spent import wall_s
 
-STRIDE = 59
+STRIDE = 89
 SHORT = ("full", "home full")
 MOST = 1000  # writes of a search of two trials, at the most
 

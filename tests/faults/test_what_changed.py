@@ -169,7 +169,7 @@ def away(search: Search) -> Iterator[None]:
     aside.rename(search.record)
 
 
-@pytest.mark.parametrize("hindered", [held, away])
+@pytest.mark.parametrize("hindered", [pytest.param(held, marks=pytest.mark.slow), away])
 def test_a_record_that_can_not_be_written_for_a_while_has_all_trials_in_the_end(server, stopped, hindered):
     search = more(stopped())
     with hindered(search):
