@@ -95,9 +95,10 @@ class CostModel:
     network: Network | None = None  # of a training on several devices; None: all are in this machine
     evaluation: Evaluation | None = None  # how the training is evaluated, if that can be the peak; not in `predict`
     experts: int = 0  # of a layer; with any, memory is unsure by what uneven routing may take
-    # What was counted of a kind and its micro-batches, the time of a step included; empty in a copy in which anything
-    # above is replaced.
+    # What was counted of a kind and its micro-batches, the time of a step included, and what was replayed of a
+    # configuration; empty in a copy in which anything above is replaced.
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
+    replayed: dict[tuple[object, ...], tuple[Components, float]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -290,8 +291,10 @@ class CostModel:
     def _parts(
         self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
     ) -> tuple[Components, float]:
-        steps = self.workload.accumulation_steps(config)
-        return memory.parts(config, profile, float(self._padded(config).largest[0]), steps, evaluation)
+        if (key := (config, evaluation)) not in self.replayed:
+            steps, samples = self.workload.accumulation_steps(config), float(self._padded(config).largest[0])
+            self.replayed[key] = memory.parts(config, profile, samples, steps, evaluation)
+        return self.replayed[key]
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
@@ -303,6 +306,7 @@ class CostModel:
             return self
         learned = replace(self, corrections=self.corrections.with_observations(*found))
         learned.counts.update(self.counts)  # which nothing that is observed changes
+        learned.replayed.update(self.replayed)
         return learned
 
     def observation(self, result: TrialResult) -> Observation | None:

@@ -191,10 +191,7 @@ class Preview(Problem):
 def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     sampler = CostModelSampler(plan, model)
     space, legal = sampler.space, sampler.space.legal
-    refused: Counter[str] = Counter()
-    for _, reason in space.judged:
-        if reason is not None:
-            refused[reason] += len(space.loadings)
+    refused = Counter({reason: count * len(space.loadings) for reason, count in space.judged[1].items()})
     if too_large := sampler.beyond_memory:
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
     options = {knob.parameter: knob.option for knob in knobs()}

@@ -191,3 +191,4 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)
+OF_MICRO_BATCHES: tuple[Rule, ...] = (_idle_knobs,)

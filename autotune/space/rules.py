@@ -7,7 +7,7 @@ model (`ModelFacts`) and techniques. A trial finds what only a run can show.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autotune.space import parallel_rules
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
@@ -26,8 +26,15 @@ def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     return list(reasons(config, workload, facts, hardware))
 
 
-def reasons(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    for rule in _RULES:
+def reasons(
+    config: TrainConfig,
+    workload: Workload,
+    facts: ModelFacts,
+    hardware: Hardware,
+    among: Iterable[parallel_rules.Rule] | None = None,
+) -> Iterator[str]:
+    """Yield the first reason of each rule that has one; `among`: of these rules alone."""
+    for rule in RULES if among is None else among:
         if (reason := next(rule(config, workload, facts, hardware), None)) is not None:
             yield reason
 
@@ -361,7 +368,13 @@ def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield f"{barred.knob} {barred.value}: {barred.reason}"
 
 
-_RULES: tuple[parallel_rules.Rule, ...] = (
+RULES: tuple[parallel_rules.Rule, ...] = (
     _micro_batch, _precision, _tf32, _attention, _optimizer, _checkpointing, _compile, _experts, _gpu_alone, _adapter,
     _quantization, _chunked_loss, _sampling, _packing, _recipe, _user_code, *parallel_rules.RULES,
 )  # fmt: skip
+
+# Those whose reasons depend on the size of the micro-batch, by which gradients accumulate or not; and all others.
+OF_MICRO_BATCHES = (
+    _micro_batch, _optimizer, _compile, _sampling, _recipe, _user_code, *parallel_rules.OF_MICRO_BATCHES,
+)  # fmt: skip
+OF_THE_REST = tuple(rule for rule in RULES if rule not in OF_MICRO_BATCHES)

@@ -10,12 +10,24 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from autotune.space import rules
 from autotune.space.file import SpaceFile
-from autotune.space.knobs import NESTED, Scalar, allowance_of, fitting, has_field, make_config, make_point, valid
+from autotune.space.knobs import (
+    MICRO_BATCH,
+    NESTED,
+    Scalar,
+    allowance_of,
+    fitting,
+    has_field,
+    make_config,
+    make_point,
+    valid,
+)
+from autotune.space.parallel_rules import Rule
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Objective, Problem
@@ -143,12 +155,17 @@ class SearchSpace:
         """Return why `config` may not be tried: a rule of legality, the space's own rules, or the allowance."""
         return next(self._reasons(config), None)
 
-    def _illegal(self, config: TrainConfig) -> Iterator[str]:
-        return rules.reasons(config, self._problem.workload, self._problem.facts, self._problem.hardware)
+    def _illegal(self, config: TrainConfig, among: Iterable[Rule] | None = None) -> Iterator[str]:
+        return rules.reasons(config, self._problem.workload, self._problem.facts, self._problem.hardware, among)
 
-    def _reasons(self, config: TrainConfig, *, alone: bool = False) -> Iterator[str]:
-        """Yield all reasons against `config`; `alone`: of the file's rules only those on one parameter."""
-        yield from self._illegal(config)
+    def _reasons(
+        self, config: TrainConfig, *, alone: bool = False, among: Iterable[Rule] | None = None
+    ) -> Iterator[str]:
+        """Yield all reasons against `config`.
+
+        `alone`: of the file's rules only those on one parameter; `among`: of the rules of legality only these.
+        """
+        yield from self._illegal(config, among)
         point = make_point(config) if self.file.rules else {}
         for rule in self.file.rules:
             counts = not alone or len(rule.forbid) == 1
@@ -170,23 +187,39 @@ class SearchSpace:
         return (point for point in self._grown(self.dimensions) if self.refusal(self.config(point)) is None)
 
     @functools.cached_property
-    def judged(self) -> list[tuple[TrainConfig, str | None]]:
-        """Every configuration that loads data as the baseline does, with the reason why it may not be tried, or None.
+    def judged(self) -> tuple[list[TrainConfig], Counter[str]]:
+        """The legal configurations that load data as the baseline does, and numbers of the others by their reasons.
 
-        With each of the `loadings` it is a configuration of the space, which is legal if this one is.
+        With each of the `loadings` a configuration is another one of the space, which is legal if this one is.
         """
-        configs = map(self.config, self._grown(self._split[0]))
-        return [(config, self.refusal(config)) for config in configs]
+        legal: list[TrainConfig] = []
+        refused: Counter[str] = Counter()
+        dimensions = self._split[0]
+        is_free = not any(MICRO_BATCH in d.when or (d.when and d.name == MICRO_BATCH) for d in dimensions)
+        sizes = next((d for d in dimensions if d.name == MICRO_BATCH and is_free), None)
+        for point in self._grown([d for d in dimensions if d is not sizes]):
+            config = self.config(point)
+            choices = [config.per_device_train_batch_size] if sizes is None else sizes.choices
+            if (reason := next(self._illegal(config, rules.OF_THE_REST), None)) is not None:
+                refused[reason] += len(choices)
+                continue
+            for size in choices:
+                each = config.model_copy(update={MICRO_BATCH: size})
+                if (reason := next(self._reasons(each, among=rules.OF_MICRO_BATCHES), None)) is None:
+                    legal.append(each)
+                else:
+                    refused[reason] += 1
+        return legal, refused
 
     @property
     def legal(self) -> list[TrainConfig]:
-        return [config for config, reason in self.judged if reason is None]
+        return self.judged[0]
 
     @functools.cached_property
     def loadings(self) -> list[Point]:
         """The legal ways of loading data, which change neither memory nor what else is legal, as values of knobs.
 
-        Where a rule or a condition joins them with other knobs, none is listed, and `judged` has all configurations.
+        Where a rule or a condition joins them with other knobs, none is listed, and `judged` counts all configurations.
         """
         excused = set(self._illegal(self.baseline))
         found = []
