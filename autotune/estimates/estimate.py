@@ -109,49 +109,47 @@ def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
 
 
 def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.ConfigReport:
-    plan, device = forecast.plan, forecast.device
-    config = request.config_of(plan, question.options.point)
+    plan, point, said, remedy = forecast.plan, question.options.point, list(notes), None
+    config = request.config_of(plan, point)
     _check_possible(forecast, config)
-    found, point, values = forecast.predicted(config), question.options.point, make_point(config)
-    of_evaluation, change = None, None
-    of_knobs: list[str] = []
+    found, values = forecast.predicted(config), make_point(config)
     if found.memory.phase == "evaluation":
         phases = [p for p in found.memory.phases if p.name not in ("evaluation", "saving")]
         training = show_memory(max(phase.allocated_bytes for phase in phases))
-        of_evaluation = (
+        remedy = (
             f"the peak is that of the evaluation, and training has {training} allocated at most: a smaller "
             "--eval-batch takes less, and so do fewer --eval-samples (eval_accumulation_steps moves logits to the host)"
         )
-    if not found.fits_at_all:
-        change = of_evaluation or would_fit(forecast, config, Allowance.METHOD, given=point)
+        said.insert(0, remedy)
     if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
-        of_knobs.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
+        said.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
     if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
-        of_knobs.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
+        said.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
-        of_knobs.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+        said.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    if not found.fits_at_all:
+        remedy = remedy or would_fit(forecast, config, Allowance.METHOD, given=point)
     return reports.ConfigReport(
         workload=plan.workload,
-        device=device,
+        device=forecast.device,
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
-        would_fit=change,
+        would_fit=None if found.fits_at_all else remedy,
         alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found),
-        notes=(*filter(None, [of_evaluation]), *notes, *of_knobs, *forecast.basis(config), *found.notes),
+        notes=(*said, *forecast.basis(config), *found.notes),
     )
 
 
 def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.RankingReport:
-    plan, device = forecast.plan, forecast.device
-    configs = plan.every_config()
+    plan, configs = forecast.plan, forecast.plan.every_config()
     best, fitting = forecast.fastest(configs, BEST)
     if not best:
         raise nothing_fits(forecast, configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
     return reports.RankingReport(
         workload=plan.workload,
-        device=device,
+        device=forecast.device,
         allowance=plan.allowance,
         considered=len(configs),
         fitting=fitting,
@@ -163,7 +161,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> r
 
 
 def left_out(space: SearchSpace) -> tuple[str, ...]:
-    """Return lines that name the values which the ranked space leaves out, and why."""
+    """Return a line for each reason why values aren't ranked, with the values."""
     reasons: dict[str, list[str]] = {}
     for (name, value), reason in space.left_out.items():
         if name in _PARAMETERS:

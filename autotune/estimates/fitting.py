@@ -1,7 +1,7 @@
 """Finds the changes that make a model fit where a configuration doesn't, or none does.
 
-In a search a child of the launcher answers that, which has loaded torch: what isn't traced yet is traced there, and no
-device is touched.
+A search asks a child of the launcher, which has loaded torch: it traces the families that lack a trace, and touches no
+device.
 """
 
 from __future__ import annotations
@@ -74,18 +74,16 @@ def nothing_fits(
 def would_fit(
     forecast: Forecast, config: TrainConfig, allowance: Allowance, whole: bool = True, given: Container[str] = ()
 ) -> str:
-    """Return a clause on what would make a configuration fit, and on the device that it fits as it is.
+    """Return a clause that names the changes with which a configuration fits, and the device that it fits as it is.
 
     Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
     tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
-    is enough, several are named, of those that the user allows if they do; for others the clause names the `--allow`
-    that they need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
+    is enough, the clause names several, allowed ones if they are enough; for others it adds the `--allow` that they
+    need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
     """
     needed = round(forecast.predicted(config).memory.device_interval.high)
     device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
-    chosen = ways.alone()
-    for admitted in dict.fromkeys((allowance, Allowance.METHOD)):
-        chosen = chosen or ways.together(admitted)
+    chosen = ways.alone() or ways.together(allowance) or ways.together(Allowance.METHOD)
     changed = ways.changed(chosen) if chosen else None
     if not chosen or changed is None:
         return f"no change makes it fit; {device}"
@@ -145,9 +143,9 @@ class _Ways:
     def together(self, admitted: Allowance) -> dict[str, Scalar] | None:
         """Return changes that fit together, and none of which can be left out; None if all together don't fit.
 
-        Of each knob the lightest choice is taken, those that save most first: of weights, gradients and states, which
-        needs no trace, and then of the whole. The loss in chunks, which a short search leaves out, comes after them,
-        and weights in 4 bits last, as only an adapter can be trained on them; before that if nothing fits without them.
+        Of each knob the lightest choice is taken, those that save most first: by weights, gradients and states, which
+        need no trace, and then by the whole. The loss in chunks, which a short search leaves out, comes after them. As
+        only an adapter can be trained on weights in 4 bits, these come last, or earlier where nothing fits otherwise.
         """
         plan, changes = self._forecast.plan, [change for change in self._changes if admitted.admits(change.depth)]
         chunks: dict[str, Scalar] = {"chunked_loss": True} if admitted.admits(Allowance.NUMERICS) else {}
@@ -180,7 +178,7 @@ class _Ways:
         return chosen
 
     def _fastest(self, configs: Sequence[TrainConfig]) -> list[int]:
-        """Return the positions of those that may fit, the fastest first; what can't be traced doesn't."""
+        """Return the positions of those that may fit, the fastest first, without those that can't be traced."""
         found = self._forecast.model.predict(configs)
         order: list[int] = np.argsort(-found.samples_per_second, kind="stable").tolist()
         return [row for row in order if found.least_bytes[row] <= self._forecast.device.memory_bytes]

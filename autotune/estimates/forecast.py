@@ -3,8 +3,8 @@
 The model is traced once for each family of configurations and kind of device, whose devices share the trace.
 :class:`Profiles` reads traces from the home, or makes them in this process. For a search the launcher enters
 `run_trace` in a process of its own, like a trial; it touches no device. There families are traced in the order they are
-asked for until the processor time for it is spent; one that can't be traced is left out, with the reason. Wall time is
-limited by what the search has alone: a busy machine would leave it blind.
+asked for until the processor time for it is spent; one that can't be traced is left out, with the reason. The time that
+the search has left is the only limit of wall time: with a closer one it would have no predictions on a busy machine.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Profiles(Mapping[Family, Profile]):
 
 @contextlib.contextmanager
 def _muted(*names: str) -> Iterator[None]:
-    """Silence libraries: warnings are about real trainings, and an error is raised as well as logged."""
+    """Silence libraries, whose warnings are about real trainings; an error is raised as well as logged."""
     with contextlib.ExitStack() as changed:
         for logger in map(logging.getLogger, names):
             changed.callback(logger.setLevel, logger.level)
@@ -230,7 +230,6 @@ class Forecast:
         return self.device_bytes(config) <= self.device.memory_bytes
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
-        """Return the largest micro-batch that fits with the other knobs of `config`; None if none does."""
         if self.plan.workload.global_batch_size is None:  # memory rises with the micro-batch
 
             def is_too_large(size: int) -> bool:
@@ -248,7 +247,7 @@ class Forecast:
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
         """Return the configuration with the least predicted memory.
 
-        Nothing is traced for one whose weights, gradients and optimizer states alone take more than another in all.
+        One whose weights, gradients and optimizer states alone take more than another in all isn't traced.
         """
 
         def taken(configs: Sequence[TrainConfig]) -> list[float]:
@@ -268,10 +267,10 @@ class Forecast:
     def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
         """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
 
-        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Predicted rates that
-        are as good as equal are ordered by allowance class, then by position in `configs`. A
-        configuration may fit if the lower bound of its memory is within the device's. Nothing is traced for one whose
-        weights, gradients and optimizer states alone aren't.
+        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Those whose predicted
+        rates are within 1 % are ordered by allowance class, then by position in `configs`. A configuration may fit if
+        the lower bound of its memory is within the device's; one whose weights, gradients and optimizer states alone
+        are larger isn't traced.
         """
         configs = [config for config in configs if not too_large(self.plan, config)]
         found = self.model.predict(configs)

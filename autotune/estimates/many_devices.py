@@ -27,7 +27,7 @@ PREFIX = "parallelism."
 # Ways that keep states or weights in the host's memory.
 _OFFLOADS = (("zero_2", "optimizer"), ("zero_3", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters"))
 
-# What makes a training fit that no way does, in the order of naming; LoRA on weights in 4 bits last.
+# Changes that are tried where no way fits, in this order; LoRA on weights in 4 bits last.
 _LIGHTER: tuple[dict[str, Scalar], ...] = (
     {"adapter": "lora"},
     {"adapter": "lora", "precision": "pure_bf16"},
@@ -67,7 +67,7 @@ def shown(way: Parallelism) -> str:
 
 
 def nodes_of(devices: int, nodes: int | None) -> int:
-    """Return the number of nodes that hold `devices`: `nodes`, or if that is None as many as of eight devices each."""
+    """Return the number of nodes that hold `devices`: `nodes`, by default nodes of eight devices each."""
     count = nodes or -(-devices // 8)  # as in NVIDIA's DGX and HGX systems and most rented ones
     if devices % count:
         raise InputError(f"--nodes {count}: does not divide the {devices} devices")
@@ -75,13 +75,9 @@ def nodes_of(devices: int, nodes: int | None) -> int:
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    return network_of(
-        target.device.hardware,
-        devices,
-        nodes=nodes_of(devices, options.nodes),
-        gb_s=options.network_gb_s,
-        host_bandwidth=target.rates.host_bandwidth,
-    )
+    nodes, gb_s = nodes_of(devices, options.nodes), options.network_gb_s
+    hardware, host_bandwidth = target.device.hardware, target.rates.host_bandwidth
+    return network_of(hardware, devices, nodes=nodes, gb_s=gb_s, host_bandwidth=host_bandwidth)
 
 
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
@@ -115,13 +111,9 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             needed = chosen.host_bytes * (devices // nodes)
             fits = host_memory_bytes is None or needed <= host_memory_bytes
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
-
-        def order(row: SpreadRow) -> tuple[bool, float]:
-            if row.fits_at_all:
-                return False, -row.predicted.samples_per_second
-            return True, row.predicted.memory.device_peak_bytes
-
-        return sorted(rows, key=order)
+        fitting = sorted((r for r in rows if r.fits_at_all), key=lambda r: -r.predicted.samples_per_second)
+        others = sorted((r for r in rows if not r.fits_at_all), key=lambda r: r.predicted.memory.device_peak_bytes)
+        return [*fitting, *others]
 
     rows = compared(found, point)
     if not rows:

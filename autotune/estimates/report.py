@@ -67,7 +67,6 @@ class Predicted(Cost):
 
     @property
     def fits_at_all(self) -> bool:
-        """Whether it fits, at least probably."""
         return self.fits in ("yes", "probably")
 
     @property
@@ -179,13 +178,8 @@ def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload
     tokens, mfu = estimate.tokens_per_second, estimate.mfu
     share = None if mfu is None else interval.times(mfu / rate)
     speed = Speed(
-        step_time_s=estimate.step_time_s,
-        step_time_interval=estimate.step_time_interval,
-        samples_per_second=rate,
-        samples_per_second_interval=interval,
-        tokens_per_second=tokens,
+        **{name: getattr(estimate, name) for name in Speed.model_fields.keys() & CostEstimate.model_fields.keys()},
         tokens_per_second_interval=None if tokens is None else interval.times(tokens / rate),
-        mfu=mfu,
         mfu_interval=None if share is None else Interval(low=min(share.low, 1.0), high=min(share.high, 1.0)),
     )
     return Predicted(
@@ -209,8 +203,8 @@ def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
 
 def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
     """Return how likely a training stays within `memory_bytes`: it needs some of what the allocator holds unused."""
-    # A quarter isn't given back where memory runs short. That, and that the device's interval says how unsure it is, is
-    # by published runs: `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
+    # Where memory runs short the allocator keeps a quarter of the unused part. Published runs gave that share, and the
+    # device's interval as the uncertainty: `benchmarks/results/2026-11-23-amd-epyc-calibration.json`.
     unused = max(0, memory.reserved_peak_bytes - memory.allocated_peak_bytes)
     needed = memory.allocated_peak_bytes + memory.framework_bytes + 0.25 * unused
     deviation = (memory.device_interval.high - memory.device_interval.low) / (2 * Z)
@@ -218,7 +212,6 @@ def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
 
 
 def miss(found: Predicted, device: Device) -> str:
-    """Return words on the memory that a configuration takes and the memory of the device."""
     takes, ends = show_memory(found.memory.device_peak_bytes), found.memory.device_interval
     between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
     return f"takes {takes} ({between}); {device.name} has {show_memory(device.memory_bytes)}"
@@ -239,12 +232,8 @@ def larger_device(needed_bytes: int, device: Device) -> str:
 def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> RunCost:
     """Return the cost of training on `tokens`, source and target together, with a configuration."""
     tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
-    hours = interval = None
-    if (
-        (speed := predicted.speed) is not None
-        and speed.tokens_per_second
-        and (rates := speed.tokens_per_second_interval)
-    ):
+    hours, interval, speed = None, None, predicted.speed
+    if speed is not None and speed.tokens_per_second and (rates := speed.tokens_per_second_interval):
         hours = tokens / speed.tokens_per_second / 3600
         interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
     devices = predicted.config.parallelism.world_size
@@ -265,8 +254,8 @@ def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, paramet
 
 
 def tokens_per_sample(workload: Workload) -> float:
-    """Return the tokens of a sample, source and target together."""
+    """Return the tokens of a sample, source and target together; an InputError refuses `--tokens` without any."""
     if workload.tokens_per_sample is None:
-        what = "sound, which has" if workload.task.takes_audio else "images, which have"
-        raise InputError(f"--tokens: {workload.model.name} is trained on {what} none")
+        samples = "sound, which has" if workload.task.takes_audio else "images, which have"
+        raise InputError(f"--tokens: {workload.model.name} is trained on {samples} none")
     return workload.tokens_per_sample

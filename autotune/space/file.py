@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFac
 
 
 def _listed(value: Any) -> Any:
-    """Refuse what is no list of values, before pydantic says so in more words."""
+    """Refuse anything but a list of values, in fewer words than pydantic's."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, Scalar) for item in value):
         raise ValueError(f"expected a list of texts, numbers, true, false or null, not {value!r}")
     if len(set(map(repr, value))) != len(value):
@@ -123,7 +123,8 @@ def read_space(path: Path) -> SpaceFile:
             known = (*SpaceFile.model_fields, *Parameter.model_fields, *ForbidRule.model_fields)
             words = f"is unknown{suggestion(str(first['loc'][-1]), known)}"
         raise SearchSpaceError(f"{path}: {where}: {words}") from None
-    _check_values(path, space)
+    if (mistake := next(_mistakes(space), None)) is not None:
+        raise SearchSpaceError(f"{path}: {mistake}")
     return space
 
 
@@ -142,35 +143,30 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _check_values(path: Path, space: SpaceFile) -> None:
-    """Refuse names that are no parameters, and values that no configuration can have."""
+def _mistakes(space: SpaceFile) -> Iterator[str]:
+    """Yield names that are no parameters and values that no configuration can have; the first may cause the others."""
 
-    def check(where: str, found: str | None) -> None:
-        if found is not None:
-            raise SearchSpaceError(f"{path}: {where}{found}")
-
-    def check_all(where: str, condition: Mapping[str, tuple[Scalar, ...]]) -> None:
+    def of(where: str, condition: Mapping[str, tuple[Scalar, ...]]) -> Iterator[str]:
         for name, values in condition.items():
             if name not in PARAMETERS:
-                check("", f"parameter {name!r} is unknown{suggestion(name, PARAMETERS)}")
-            check(f"{where}.{name}: ", next(filter(None, (problem(name, value) for value in values)), None))
+                yield f"parameter {name!r} is unknown{suggestion(name, PARAMETERS)}"
+            yield from (f"{where}.{name}: {wrong}" for value in values if (wrong := problem(name, value)) is not None)
 
     above: list[str] = []
     for name, parameter in space.parameters.items():
         at = f"parameters.{name}"
-        check_all("parameters", {name: () if parameter.choices == "lattice" else parameter.choices})
+        yield from of("parameters", {name: () if parameter.choices == "lattice" else parameter.choices})
         if parameter.choices == "lattice" and name != MICRO_BATCH:
-            check(f"{at}.choices: ", "'lattice' is for the micro-batch only")
-        check_all(f"{at}.when", parameter.when)
-        for other in parameter.when:
-            check(f"{at}.when: ", None if other in above else f"{other!r} is not a parameter above it")
-        for kind in parameter.when.get("adapter", ()):
-            check(f"{at}.when.adapter: ", None if has_field(kind, name) else f"{kind} has no {name.partition('.')[2]}")
+            yield f"{at}.choices: 'lattice' is for the micro-batch only"
+        yield from of(f"{at}.when", parameter.when)
+        yield from (f"{at}.when: {n!r} is not a parameter above it" for n in parameter.when if n not in above)
+        kinds = parameter.when.get("adapter", ())
+        yield from (f"{at}.when.adapter: {k} has no {name.partition('.')[2]}" for k in kinds if not has_field(k, name))
         if name.startswith("adapter.") and "adapter" not in space.parameters:
-            check(f"{at}: ", "there is no parameter 'adapter'")
+            yield f"{at}: there is no parameter 'adapter'"
         above.append(name)
     for number, rule in enumerate(space.rules):
-        check_all(f"rules.{number}.forbid", rule.forbid)
+        yield from of(f"rules.{number}.forbid", rule.forbid)
 
 
 def facts_for(space: SpaceFile) -> ModelFacts:

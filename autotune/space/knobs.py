@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
@@ -35,13 +33,10 @@ _ADAPTER = "adapter."
 _PARALLEL = "parallelism."
 
 # Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter.
-PARAMETERS = (
-    (frozenset(TrainConfig.model_fields) - {"parallelism"})
-    | {f"{_PARALLEL}{field}" for field in Parallelism.model_fields}
-    | {f"{_ADAPTER}{field}" for kind in ADAPTERS.values() for field in kind.model_fields if field != "kind"}
-)
+_OF_ADAPTERS = dict.fromkeys(f"{_ADAPTER}{f}" for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
+PARAMETERS = frozenset((*KNOBS, *_OF_ADAPTERS))
 
-# Those that make the values of fields together.
+# Parameters that together make the value of one field.
 NESTED = frozenset(name for name in PARAMETERS if name == "adapter" or "." in name)
 
 
@@ -81,7 +76,7 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
 
 
 def differing(config: TrainConfig, baseline: TrainConfig) -> dict[str, Scalar]:
-    """Return what `--fix` has to name for `config`, the number of devices aside: where it isn't as `baseline`."""
+    """Return the values of `config` that `--fix` has to name beside `baseline`, without the number of devices."""
     point, of_baseline = make_point(config), make_point(baseline)
     usual = make_point(make_config(fitting({"adapter": point["adapter"]}, of_baseline)))
     usual |= {"adapter": of_baseline["adapter"], f"{_PARALLEL}world_size": config.parallelism.world_size}
@@ -171,32 +166,16 @@ class KnobOption(NamedTuple):
 
     parameter: str  # name in search spaces, such as 'adapter.rank'
     option: str  # such as 'adapter-rank'
-    choices: tuple[str, ...]  # empty: any value
-    is_flag: bool
-    may_be_none: bool
+    may_be_none: bool = False
 
 
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
-    fields: dict[str, tuple[str, FieldInfo]] = {}
-    for name, (knob, field) in KNOBS.items():
-        fields[name] = knob.short or name.replace("_", "-"), field
-        if name == "adapter":  # and the fields that some kinds of adapters have
-            own = {f: kind.model_fields[f] for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
-            fields |= {f"adapter.{f}": (f"adapter-{f.replace('_', '-')}", of_kind) for f, of_kind in own.items()}
     found = []
-    for name, (option, field) in fields.items():
-        kinds = get_args(field.annotation)
-        may_be_none = NoneType in kinds
-        kind: Any = next(kind for kind in kinds if kind is not NoneType) if may_be_none else field.annotation
-        choices: Iterable[Any] = ADAPTERS if name == "adapter" else ()
-        if get_origin(kind) is Literal:
-            choices = get_args(kind)
-        elif isinstance(kind, type) and issubclass(kind, StrEnum):
-            choices = kind
-        if words := tuple(map(str, choices)):
-            words += ("none",) * may_be_none
-        found.append(KnobOption(name, option, words, kind is bool, may_be_none))
+    for name, (knob, field) in KNOBS.items():
+        found.append(KnobOption(name, knob.short or name.replace("_", "-"), NoneType in get_args(field.annotation)))
+        if name == "adapter":  # and the fields that some kinds of adapters have
+            found += [KnobOption(own, _hyphened(own)) for own in _OF_ADAPTERS]
     return tuple(found)
 
 
@@ -212,9 +191,10 @@ def refused(error: ValidationError) -> InputError:
     if not first["loc"]:  # about several options together
         return InputError(complaint(first))
     field = str(first["loc"][0])
-    knob = next((k for k in knobs() if k.parameter in (field, f"adapter.{field}", f"parallelism.{field}")), None)
-    option = knob.option if knob is not None else field
-    return InputError(f"--fix {option}={first['input']}: {complaint(first)}")
+    names = (field, f"adapter.{field}", f"parallelism.{field}")
+    knob = next((knob for knob in knobs() if knob.parameter in names), KnobOption(field, field))
+    none = ", or none" * (knob.may_be_none and first["type"] == "literal_error")
+    return InputError(f"--fix {knob.option}={first['input']}: {complaint(first)}{none}")
 
 
 # TrainingArguments that stand for values of a knob: its option, the value if the argument is true, and if it is false.
@@ -224,7 +204,7 @@ _SWITCHES = {
     "gradient_checkpointing": ("checkpointing", "full", "none"),
     "torch_compile": ("compile", "inductor", "none"),
 }
-# Names that people try which are no knobs, and what to write.
+# Names that people try in place of a knob's, and what to write.
 _MEANT = {
     "gradient-accumulation-steps": "follows from micro-batch and --global-batch; name micro-batch",
     "batch-size": "name micro-batch, the samples of a device at once, or give --global-batch, those of a step",
@@ -248,41 +228,40 @@ def knob_named(name: str, option: str) -> KnobOption:
 
 def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
     """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'."""
-    fixed_values(written)
-    return tuple(f"{option}={str(v).lower() if isinstance(v, bool) else v}" for option, v in _fixed(written).items())
+    values = fixed_values(written)
+    return tuple(in_words(knob.parameter, values[knob.parameter]) for knob in _fixed(written))
 
 
 def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
     """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space."""
     given, point = _fixed(written), dict[str, Scalar]()
-    for option, value in given.items():
-        knob, said = _by_name()[_hyphened(option)], f"--fix {option}={value}"
+    kind = next((value for knob, value in given.items() if knob.parameter == "adapter"), "lora")
+    for knob, value in given.items():
+        said = f"--fix {knob.option}={value}"
         if (reason := why_not(knob.parameter, value)) is not None:
             raise InputError(f"{said}: {reason}")
-        if knob.choices and value not in knob.choices:
-            near = suggestion(str(value), knob.choices)
-            raise InputError(f"{said}: expected {_either(knob.choices)}{near}")
+        if knob.parameter == "adapter" and value not in (*ADAPTERS, "none"):
+            raise InputError(f"{said}: expected {_either((*ADAPTERS, 'none'))}{suggestion(value, ADAPTERS)}")
         point[knob.parameter] = None if knob.may_be_none and value == "none" else value
         if knob.parameter.startswith("adapter."):
             having = kinds_with(knob.parameter.removeprefix("adapter."))
-            kind = given.get("adapter", "lora")
             if kind == "none":
                 raise InputError(f"{said}: there is no adapter (--fix adapter=none)")
             if kind not in having:
                 raise InputError(f"{said}: {kind} has none (--fix adapter={_either(having)} has)")
-            point.setdefault("adapter", str(kind))
+            point.setdefault("adapter", kind)
     try:
         valid = make_point(make_config({"per_device_train_batch_size": 1, **point}))
     except ValidationError as error:
         raise refused(error) from None
-    for name in point:
-        if (reason := problem(name, valid[name])) is not None:
-            raise InputError(f"--fix {_by_name()[_hyphened(name)].option}: {reason}")
+    for knob in given:
+        if (reason := problem(knob.parameter, valid[knob.parameter])) is not None:
+            raise InputError(f"--fix {knob.option}: {reason}")
     return {name: valid[name] for name in point}
 
 
-def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
-    found: dict[str, str | bool] = {}
+def _fixed(written: Sequence[str]) -> dict[KnobOption, str]:
+    found: dict[KnobOption, str] = {}
     for word in written:
         name, _, text = (part.strip() for part in word.partition("="))
         if not text:
@@ -290,15 +269,12 @@ def _fixed(written: Sequence[str]) -> dict[str, str | bool]:
         knob = knob_named(name, "--fix")
         if knob.option == "devices":
             raise InputError(f"--fix {word}: say --devices {text}")
-        switch = _SWITCHES.get(name.lower())
-        value: str | bool = text
-        if knob.is_flag or switch:
+        if (switch := _SWITCHES.get(name.lower())) is not None:
             if text.lower() not in _TRUTHS:
                 raise InputError(f"--fix {word}: expected true or false")
-            is_true = _TRUTHS[text.lower()]
-            value = switch[1 if is_true else 2] if switch else is_true
-        if found.setdefault(knob.option, value) != value:
-            raise InputError(f"--fix {word}: {knob.option} is fixed at {found[knob.option]} too; drop one of the two")
+            text = switch[1 if _TRUTHS[text.lower()] else 2]
+        if found.setdefault(knob, text) != text:
+            raise InputError(f"--fix {word}: {knob.option} is fixed at {found[knob]} too; drop one of the two")
     return found
 
 

@@ -43,7 +43,7 @@ def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hard
     if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
         yield "buckets and the static graph are DDP's: several devices without sharding"
     if spread.ddp_static_graph and accumulates(config, workload):
-        yield "a static graph is learnt in the first backward pass, which DDP forgets where gradients accumulate"
+        yield "DDP learns a static graph in the first backward pass, and forgets it where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         yield "wrapping is FSDP's"
     if spread.offload != "none" and spread.sharding == "none":
@@ -113,10 +113,8 @@ def _zero(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
     # fails, since it passes an argument that DeepSpeed's lacks.
     if spread.offload != "none" and config.optim not in ("adamw_torch", "adamw_torch_fused"):
         yield f"DeepSpeed's optimizer of the host stands in for torch's AdamW, not for {config.optim}"
-    if config.optim not in _ELEMENTWISE and OPTIMIZERS[config.optim].package != "bitsandbytes":
-        if OPTIMIZERS[config.optim].targets or config.optim == "adafactor":
-            yield f"{config.optim} works on whole matrices, and DeepSpeed hands out one flat vector"
-        yield f"{config.optim} is not known to update DeepSpeed's flat shards; adamw_torch_fused does"
+    if OPTIMIZERS[config.optim].package != "bitsandbytes":
+        yield from _on_shards(config, "DeepSpeed")
 
 
 def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -169,8 +167,7 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         times = f"{degree} times as large"
         yield f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
     if hardware.is_cpu and spread.data_parallel > 1:
-        which = "ranks of which rank 0 is none (a CPU; all ranks may share)"
-        yield f"{alone}over gloo torch can't gather the losses of {which}"
+        yield f"{alone}over gloo torch can't gather losses in a group without rank 0 (on a CPU all ranks may share)"
     if workload.dataset is not None:
         labels = "however many labels each has: samples must have one length"
         yield f"{alone}the Trainer weighs micro-batches alike, {labels}"
@@ -178,7 +175,7 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         yield f"{alone}{config.attn_implementation} has not been run so, sdpa has"
     kinds = set(model.get("layer_types") or ()) - {"full_attention"}
     if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
-        yield f"{alone}DeepSpeed drops the mask of sdpa, by which layers with a window see no more than that"
+        yield f"{alone}DeepSpeed drops the mask of sdpa, which keeps layers to their window"
     for holds, what in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),

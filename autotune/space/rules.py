@@ -151,8 +151,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             yield "inductor needs the package triton on CUDA"
         if not hardware.is_cpu and not hardware.has_cc:
             yield f"inductor {_NEEDS_CC}"
-        # A learned bias of attention, which inductor hands to efficient attention in a layout that it refuses
-        # ("(*bias): last dimension must be contiguous") where a checkpointed layer runs again: t5-3b, torch 2.11.
+        # Where a checkpointed layer runs again, inductor hands efficient attention the learned bias in a layout that it
+        # refuses ("(*bias): last dimension must be contiguous"): t5-3b, torch 2.11.
         biased = workload.model.model_type in ("t5", "mt5", "umt5") and config.attn_implementation == "sdpa"
         if biased and not hardware.is_cpu and config.checkpointing != "none":
             yield f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
@@ -169,7 +169,7 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     kind = config.experts_implementation
     if kind is not None and kind not in facts.experts_implementations:
-        has = "has experts of its own way" if facts.experts else "has no experts"
+        has = "computes experts in its own way" if facts.experts else "has no experts"
         yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
     if kind in HUB_EXPERTS and "kernels" not in hardware.versions:
         yield f"experts_implementation {kind} needs the package kernels and its kernel cached"

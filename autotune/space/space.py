@@ -86,17 +86,16 @@ class SearchSpace:
         if name in self._origin and own not in wanted:
             wanted.insert(0, own)
         for value in wanted if not parameter.when else ():
-            if value != own and (reason := self._alone(name, value)) is not None:
+            if value != own and (reason := self._never_legal(name, value)) is not None:
                 self.left_out[name, value] = reason
         choices = tuple(value for value in wanted if (name, value) not in self.left_out)
         return Dimension(name=name, choices=choices, when=parameter.when)
 
-    def _alone(self, name: str, value: Scalar) -> str | None:
-        """Return why `value` is illegal with every combination of the other parameters, or None.
+    def _never_legal(self, name: str, value: Scalar) -> str | None:
+        """Return why `value` is illegal whatever the other parameters are, at the baseline; None: it can be legal.
 
-        The reason is that at the baseline. As a kernel that needs 16 bits is illegal at an fp32 baseline alone, `value`
-        is checked with all combinations of the `_COMPANIONS`. Rules of the file on several parameters don't count, nor
-        do reasons that hold for the baseline itself.
+        All combinations of the `_COMPANIONS` are tried: at an fp32 baseline a kernel that needs 16 bits is illegal, and
+        legal beside bf16. The file's rules on several parameters and reasons against the baseline itself don't count.
         """
         reasons: list[str] = []
         for others, excused in self._surroundings:
@@ -111,7 +110,7 @@ class SearchSpace:
 
     @functools.cached_property
     def _surroundings(self) -> list[tuple[Point, list[str]]]:
-        """Combinations of the `_COMPANIONS` as legal as the baseline, which comes first, and what is against each."""
+        """The combinations of the `_COMPANIONS` as legal as the baseline, the first, with the reasons against each."""
         choices = []
         for name in _COMPANIONS:
             written = self.file.parameters.get(name)
@@ -349,9 +348,9 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
 def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     """Return the lattice of micro-batches in ascending order.
 
-    For a given global batch: its divisors that are multiples of 8, and 4, 2, 1; other divisors only where nothing on
-    the lattice reaches them (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64.
-    Multiples of 8, and of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
+    For a given global batch: its divisors that are multiples of 8, and 4, 2, 1; other divisors only where they are
+    larger than all of these (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64. Multiples of 8, and
+    of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
     """
     if global_batch is None:
         return (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, 256, 384, 512, 768, 1024)

@@ -138,7 +138,7 @@ CheckTask = Annotated[SoakTask | LossTask, Field(discriminator="kind")]
 
 
 class Soaked(Value):
-    """What fitted the memory budget in a soak."""
+    """The result of a soak: the evaluation batch and checkpoint that fitted the memory budget."""
 
     eval_batch_size: PositiveInt | None  # None: there was no evaluation
     not_evaluated: str | None = None  # why; None: the user's Trainer has no evaluation data
@@ -153,11 +153,8 @@ class Soaked(Value):
     @property
     def arguments(self) -> dict[str, Any]:
         """The TrainingArguments that a soak adds to the winner's."""
-        own = {
-            "per_device_eval_batch_size": self.eval_batch_size,
-            "eval_accumulation_steps": self.eval_accumulation_steps,
-        }
-        return {name: value for name, value in own.items() if value is not None}
+        names = {"eval_batch_size": "per_device_eval_batch_size", "eval_accumulation_steps": "eval_accumulation_steps"}
+        return {argument: value for name, argument in names.items() if (value := getattr(self, name)) is not None}
 
     def __str__(self) -> str:
         batch = self.not_evaluated or "nothing to evaluate on"

@@ -19,11 +19,11 @@ from pydantic import Field
 from autotune.value import Value
 from autotune.values.hardware import Hardware, nvml_handle
 
-# Share of the measured time from which on a disturbance is reported: on idle machines the kernel and its daemons stay
-# below 1 %, and 5 % is more than the confidence intervals that a search aims at.
+# Least share of the measured time for which a disturbance is reported: on idle machines the kernel and its daemons take
+# less than 1 %, and 5 % is more than the confidence intervals that a search aims at.
 WORTH_A_WARNING = 0.05
 
-# Share of the machine up to which other processes leave it quiet: what is measured then may be kept for later searches.
+# Largest share of the machine that other processes may take for a measurement that later searches use.
 QUIET_SHARE = 0.10
 
 POWER_CAP = "power cap"
@@ -72,12 +72,9 @@ class Conditions(Value):
             reasons = ", ".join(f"{name} ({share:.0%} of the time)" for name, share in self.slowed_by.items())
             heat = f", at {self.temperature_c:.0f} °C" if self.temperature_c is not None else ""
             lines.append(f"the GPU was slowed down by {reasons}{heat}")
-        for share, what in (
-            (self.others_share, "other processes took {} of the cores' time"),
-            (self.stolen_share, "the hypervisor took {} of the cores' time"),
-        ):
+        for taker, share in (("other processes", self.others_share), ("the hypervisor", self.stolen_share)):
             if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
-                lines.append(f"{what.format(f'{share:.0%}')} while it was measured")
+                lines.append(f"{taker} took {share:.0%} of the cores' time while it was measured")
         return tuple(lines)
 
 
@@ -85,11 +82,9 @@ def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
     if not ranks:
         return None
     reasons = sorted({reason for rank in ranks for reason in rank.throttled})
-    worst: dict[str, Any] = {
-        "throttled": {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
-    }
-    worst |= {field: highest(ranks, field) for field in Conditions.model_fields.keys() - worst.keys()}
-    return Conditions.model_validate(worst)
+    throttled = {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
+    shares = {field: highest(ranks, field) for field in Conditions.model_fields if field != "throttled"}
+    return Conditions(throttled=throttled, **shares)
 
 
 def highest(values: Sequence[Value], field: str) -> Any:
@@ -128,7 +123,7 @@ def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
 
 
 def computing_on(device: str) -> dict[int, int | None]:
-    """Return the bytes of each process on a CUDA device by its number; None: untold, as in most containers."""
+    """Return the bytes that each process uses on a CUDA device, by its id; None: unknown, as in most containers."""
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(device))
     except (pynvml.NVMLError, IndexError):

@@ -14,22 +14,18 @@ Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
 
 
 class Timings(Value):
-    """What was measured on a device of operators and optimizers in the shapes that models have."""
+    """Measured times of a device's operators and optimizers, in the shapes that models have."""
 
     operators: dict[str, float] = Field(default_factory=dict)  # seconds of an operator, by its call
     # Seconds of a step over one parameter, by optimizer, type and shape.
     optimizers: dict[str, float] = Field(default_factory=dict)
-    operator_s: float = Field(ge=0)  # of each operator, views too, what Python and autograd take beside it
-    micro_step_s: float = Field(ge=0)  # of the Trainer for each micro-step
+    operator_s: float = Field(ge=0)  # seconds of Python and autograd beside each operator, views too
+    micro_step_s: float = Field(ge=0)  # seconds of the Trainer for each micro-step
 
     def updated(self, later: Timings) -> Timings:
-        """Return these with the operators and optimizers of `later`, which come last and hold where both have one."""
-        return self.model_copy(
-            update={
-                "operators": {**self.operators, **later.operators},
-                "optimizers": {**self.optimizers, **later.optimizers},
-            }
-        )
+        """Return these with the operators and optimizers of `later`, which replace those of the same name."""
+        both = {name: {**getattr(self, name), **getattr(later, name)} for name in ("operators", "optimizers")}
+        return self.model_copy(update=both)
 
 
 class Rates(Value):
@@ -48,7 +44,7 @@ class Rates(Value):
 TracedBy = Literal["meta", "fake", "run"]  # the latter two by earlier versions
 
 
-# What a training does: the peak of memory is that of the largest.
+# Phases of a training, of which the largest has the peak of memory.
 PhaseName = Literal["generation", "forward and backward", "optimizer step", "evaluation", "saving"]
 
 
@@ -111,7 +107,7 @@ class MemoryBreakdown(Value):
 
 
 class Cost(Value):
-    """What is predicted of one configuration beside its speed."""
+    """The predictions for one configuration beside its speed."""
 
     memory: MemoryBreakdown
     flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")

@@ -24,23 +24,23 @@ from pydantic import Field, PositiveInt, field_validator
 
 from autotune.errors import InputError, MachineError
 from autotune.value import Value
-from autotune.values.techniques import PACKAGES as OPTIMIZER_PACKAGES
+from autotune.values.techniques import OPTIMIZERS
 
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"  # environment variable with settings of torch's allocator
 
-# glibc's malloc hands out larger blocks by mmap, and takes them back at once. The value with which processes of trials
-# on a CPU start: see `keep_freed_blocks`, which undoes it before anything is timed.
+# glibc's malloc maps blocks above this threshold, and gives them back to the system when they are freed. Processes of
+# trials on a CPU start with our value, which `keep_freed_blocks` undoes before anything is timed.
 MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
 
 # Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
 # switches it off again.
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
-PACKAGES = (
+_PACKAGES = dict.fromkeys((
     "torch", "transformers", "accelerate", "peft", "bitsandbytes", "optuna", "datasets", "triton", "flash-attn",
     "flash-attn-3", "liger-kernel", "kernels", "torchao", "transformer-engine", "deepspeed",
-    *(package for package in OPTIMIZER_PACKAGES if package not in ("bitsandbytes", "torchao")),
-)  # fmt: skip
+    *sorted({row.package for row in OPTIMIZERS.values() if row.package is not None}),
+))  # fmt: skip
 
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
 
@@ -200,14 +200,14 @@ def allocator_settings() -> str | None:
 
 
 def keep_freed_blocks() -> None:
-    """Let malloc keep what this process frees, as it usually does; not if the user's environment says otherwise.
+    """Let malloc keep the blocks that this process frees, as it usually does, unless the user has set its threshold.
 
-    Mapping each block of more than `OWN_MMAP_THRESHOLD` bytes anew lets memory be measured, and costs time that a
-    user's own training doesn't take.
+    A trial maps each block above `OWN_MMAP_THRESHOLD` bytes anew while its memory is measured, which takes time that
+    a user's own training doesn't need.
     """
     if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
         return
-    # What glibc's malloc comes to by itself when blocks of up to 32 MiB are freed (mallopt(3)).
+    # The thresholds that glibc's malloc sets itself when blocks of up to 32 MiB are freed (mallopt(3)).
     libc = ctypes.CDLL(None)
     for parameter, value in ((-3, 32 << 20), (-1, 64 << 20)):  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
         with contextlib.suppress(AttributeError):  # another C library, which has no such thresholds
@@ -215,7 +215,7 @@ def keep_freed_blocks() -> None:
 
 
 def installed_versions() -> dict[str, str]:
-    found = {package: version for package in PACKAGES if (version := _version(package)) is not None}
+    found = {package: version for package in _PACKAGES if (version := _version(package)) is not None}
     return {"python": platform.python_version(), **found}
 
 
@@ -228,12 +228,10 @@ def _version(package: str) -> str | None:
 
 
 def _cpuinfo(key: str) -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-    match = re.search(rf"^{key}\s*:\s*(.*)$", text, re.MULTILINE)
-    return match[1].strip() if match else ""
+    with contextlib.suppress(OSError):
+        if match := re.search(rf"^{key}\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match[1].strip()
+    return ""
 
 
 class DeviceMemory(NamedTuple):
@@ -280,15 +278,12 @@ def nvml_handle(device: str) -> object:
 
 
 def capability_of(handle: object) -> tuple[int, int]:
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except pynvml.NVMLError:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole_device(handle))
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole_device(handle))  # a MIG instance has none of its own
     return major, minor
 
 
 def whole_device(handle: object) -> object:
-    """Return the handle of the device that a MIG instance is a part of; of another device its own."""
+    """Return the handle of the whole device: of a MIG instance its device, of any other device its own."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     return handle
@@ -302,7 +297,7 @@ def sharing_of(device: str) -> frozenset[str]:
         of_mode = {pynvml.NVML_COMPUTEMODE_PROHIBITED: "nobody", pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "one"}
         found |= {of_mode.get(pynvml.nvmlDeviceGetComputeMode(handle), "all")} - {"all"}
         found |= {"MIG"} if pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE else set()
-    # Where it is, every process that begins to use CUDA becomes a client of the server.
+    # Where this file exists, every process that starts to use CUDA becomes a client of the MPS server.
     if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists():
         found.add("MPS")
     return frozenset(found)

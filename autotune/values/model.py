@@ -76,7 +76,7 @@ def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:
     """Yield the texts in a config that name a repository; `is_name`: whether texts name implementations here."""
     if isinstance(value, dict):
         for key in sorted(value):
-            # Such a field names one for the whole model, or several by its parts.
+            # The field is one name for the whole model, or names by its parts.
             names = is_name or bool(re.search("(attn|experts)_implementation", key))
             yield from _kernels_in(value[key], is_name=names)
     elif isinstance(value, list | tuple):

@@ -70,7 +70,7 @@ def cold_start_s(measurement: Measurement) -> float:
 
 
 def break_even_steps(measurement: Measurement, reference: Measurement) -> int | None:
-    """Return the steps, as many samples each, after which faster ones have made up for a slower start; None: never."""
+    """Return the number of steps, of as many samples, that make up for a slower start; None: they aren't faster."""
     won_s = statistics.fmean(reference.step_times_s) - statistics.fmean(measurement.step_times_s)
     cost_s = cold_start_s(measurement) - cold_start_s(reference)
     return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None
@@ -80,7 +80,7 @@ Engine = Literal["local", "ray"]
 
 
 class Fleet(Value):
-    """What runs the trials: this machine, or the nodes of a Ray cluster."""
+    """The machines that run the trials: this one, or the nodes of a Ray cluster."""
 
     engine: Engine = "local"
     workers: PositiveInt | None = None  # trials at once; None: one on this machine, one per device or node of a cluster
@@ -99,7 +99,7 @@ class Allotment(Value):
 
     hardware: Hardware
     is_shared: bool = False  # whether concurrent trials share one processor, and disturb each other
-    notes: tuple[str, ...] = ()  # what the user should know, a line each
+    notes: tuple[str, ...] = ()  # lines for the user
 
 
 class Note(Value):
@@ -121,15 +121,8 @@ class Phase(StrEnum):
 
     @classmethod
     def of(cls, purpose: Purpose) -> Phase:
-        return _PHASES.get(purpose, cls.CHECKING)
-
-
-_PHASES = {
-    Purpose.BASELINE: Phase.BASELINE,
-    Purpose.SEARCH: Phase.SEARCHING,
-    Purpose.FINAL: Phase.CONFIRMING,
-    Purpose.EXPLAIN: Phase.EXPLAINING,
-}
+        phases = {Purpose.BASELINE: cls.BASELINE, Purpose.SEARCH: cls.SEARCHING, Purpose.FINAL: cls.CONFIRMING}
+        return {**phases, Purpose.EXPLAIN: cls.EXPLAINING}.get(purpose, cls.CHECKING)
 
 
 class PhaseBegan(Value):
@@ -172,4 +165,4 @@ Observer = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Ignore an event."""
+    pass

@@ -39,7 +39,7 @@ class Speedup(Value):
     def bound(self) -> float | None:
         """The factor by which it is faster at most; None: the interval is too wide to tell.
 
-        How slow it may be is of no interest: a tenth at most tells enough, however wide the interval is.
+        An upper end of a tenth or less tells enough, however low the other end is.
         """
         return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
@@ -168,7 +168,7 @@ class ResultData(Value):
     compilation: Compilation | None = Field(default=None, description="None: the winner isn't compiled or confirmed")
     soaked: Soaked | None = Field(default=None, description="result of the winner's soak")
     loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
-    proof_notes: tuple[str, ...] = Field(default=(), description="what failed a check, and checks that were left out")
+    proof_notes: tuple[str, ...] = Field(default=(), description="failed checks, and checks that were left out")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
     # If the baseline is kept: of the finalist whose interval has the highest upper end.
     challenger: Speedup | None = None
@@ -178,7 +178,7 @@ class ResultData(Value):
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]
     outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: there was none")
-    notes: tuple[str, ...] = Field(default=(), description="what the user should know, a line each")
+    notes: tuple[str, ...] = Field(default=(), description="lines for the user")
     disturbances: tuple[str, ...] = Field(default=(), description="disturbances of the trials, a line each")
     search_time_s: float
     spent: Spent | None = Field(default=None, description="where the time went; None: recorded by an older version")

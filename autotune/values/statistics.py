@@ -25,19 +25,19 @@ _T95 = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
-# Prior of the standard deviation of the logarithm of the ratio of two processes that train the same, beyond that of
-# their turns or steps, and the pairs that it is of. Ten deviated from 1 by 1.2 % where their turns explain 1.5 %
-# (results/2026-11-23-amd-epyc-alike-llama-3m.json of benchmarks, a CPU): a bound. None was measured on a GPU yet.
+# Prior of the standard deviation of the logarithm of the ratio of two processes that train the same, beyond the spread
+# of their turns or steps, and its number of pairs. Ten ratios deviated from 1 by 1.2 %, and their turns alone explain
+# 1.5 % (`benchmarks/results/2026-11-23-amd-epyc-alike-llama-3m.json`): an upper bound, of a CPU; no GPU was measured.
 PROCESS_SPREAD = 0.01
 PROCESS_PAIRS = 10
 
 # Parts of a trial in turn, which lasts a minute or more: they show how a machine drifts meanwhile.
 PARTS = 5
 
-# Standard deviation of the logarithm of a machine's speed between a search and runs at other times, of which its
-# finals, a few minutes, tell nothing. On CPUs it is that of 120 fresh runs of six answers beyond what parts explain,
-# of which 89 fell into intervals without it and 114 with it (`benchmarks/results/*-repeat-*`). On a GPU it is that of
-# twelve trials of two trainings (`2026-11-26-nvidia-h200-steps.json` there), whose host hesitated at times.
+# Standard deviation of the logarithm of a machine's speed between a search and other times, which the few minutes of
+# finals can't show. CPU: of 120 fresh runs of six answers, beyond the spread of parts; 89 of them fell into intervals
+# without it, 114 into those with it (`benchmarks/results/*-repeat-*`). GPU: of twelve trials of two trainings, whose
+# host hesitated at times (`2026-11-26-nvidia-h200-steps.json` there).
 DRIFT = {"cpu": 0.067, "cuda": 0.047}
 
 # Prior of the standard deviation of trials' means, in standard deviations of single steps of a trial: the median over
@@ -179,8 +179,8 @@ class Single(NamedTuple):
 
     rate: float
     again: float | None  # by the finals; None: not measured again
-    predicted: float | None  # before its trial; None: it wasn't
-    was_chosen: bool  # to be fast, as all but the baseline are
+    predicted: float | None  # before its trial; None: there was no prediction
+    was_chosen: bool  # as one that may be fast: all but the baseline
     step_times_s: Sequence[float]
 
 
@@ -217,7 +217,7 @@ def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
 
 
 def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
-    """Return the spread of runs by that of the parts of trials in turn, a sequence of parts per configuration."""
+    """Return the spread of runs, taken from the parts of trials in turn, a sequence of parts per configuration."""
     means = [_log_means(side) for side in sides]
     squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
     degrees = sum(len(side) - 1 for side in means)

@@ -33,12 +33,10 @@ CHECKPOINTING: dict[Checkpointing, CheckpointingKind] = {
 }
 assert {"none", *CHECKPOINTING} == set(get_args(Checkpointing))
 
-# transformers 5.23 renamed gradient_checkpointing (kept as an alias until 6) to activation_checkpointing.
-RENAMED = (5, 23)
-
 
 def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) -> dict[str, object]:
-    name = "activation_checkpointing" if transformers >= RENAMED else "gradient_checkpointing"
+    # transformers 5.23 renamed it, and keeps the older name as an alias until 6.
+    name = "activation_checkpointing" if transformers >= (5, 23) else "gradient_checkpointing"
     if kind == "none":
         return {name: False}
     row = CHECKPOINTING[kind]
@@ -197,14 +195,10 @@ def _optimizer(name: str) -> str:
 
 OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 
-# All distributions that optimizers need.
-PACKAGES = tuple(sorted({facts.package for facts in OPTIMIZERS.values() if facts.package is not None}))
-
 
 # Adapters
 
 Targets = Literal["all-linear", "attention", "all-linear+experts"]
-
 
 # 2^16 is above the width of any published layer's input.
 Rank = Annotated[PositiveInt, Field(le=1 << 16, description="rank of the adapter's factors")]
@@ -311,9 +305,7 @@ class PTuningAdapter(_Prompt):
     """Embeddings before those of the input, computed by a small trained network (arXiv:2103.10385)."""
 
     kind: Literal["p-tuning"] = "p-tuning"
-    encoder_hidden_size: PositiveInt = Field(
-        default=128, description="hidden size of the network that computes the virtual tokens"
-    )
+    encoder_hidden_size: PositiveInt = Field(default=128, description="of the network that computes the tokens")
 
 
 class BitfitAdapter(Adapter):

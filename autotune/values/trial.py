@@ -44,7 +44,7 @@ class Purpose(StrEnum):
 
     @property
     def explores(self) -> bool:
-        """Whether the trial explores the space; the others measure again, or check the winner."""
+        """Whether the trial explores the space; other trials measure a configuration again, or check the winner."""
         return self in (Purpose.BASELINE, Purpose.SEARCH)
 
     def label(self, number: int) -> str:
@@ -66,7 +66,7 @@ class Limits(Value):
     discarded_s: float = Field(default=0.0, ge=0)
     measure_steps: int = Field(ge=2)
     measure_time_s: float = Field(gt=0)
-    least_time_s: float = Field(default=0.0, ge=0)  # is measured however many steps that takes
+    least_time_s: float = Field(default=0.0, ge=0)  # measuring lasts so long, however many steps that takes
     relative_interval: float = Field(gt=0)
     beaten_step_s: float | None = Field(default=None, gt=0)  # measuring ends early when a step surely takes longer
 
@@ -173,7 +173,7 @@ class Measurement(Value):
     padding_share: float | None = None  # share of padding in the positions that ran; None: no tokens
     loss: float | None  # mean training loss over all steps; None: the user's loop returns none
     alloc_retries: int | None = None  # CUDA: num_alloc_retries of torch's allocator during the measured steps
-    effects: dict[str, str]  # what was verified to be in effect, by knob
+    effects: dict[str, str]  # the setting that was verified to be in effect, by knob
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = None  # result of a soak
     curve: LossCurve | None = None  # result of a loss run
@@ -276,7 +276,7 @@ class Description(Value):
     kind: Literal["description"] = "description"
     facts: ModelFacts
     lengths: LengthProfile | None = None  # of the real data, tokenized
-    notes: tuple[str, ...] = ()  # what the user should know, a line each
+    notes: tuple[str, ...] = ()  # lines for the user
     own: OwnFound | None = None  # facts of the user's own code
 
 

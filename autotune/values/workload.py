@@ -59,7 +59,7 @@ class Barred(Value):
 
 
 class Traits(Value):
-    """What running the code up to its first training step says of its training."""
+    """Facts of a training, found by running its code up to the first training step."""
 
     # The code's own values of the TrainingArguments that a search decides.
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -74,7 +74,7 @@ class Traits(Value):
     normalizes: bool = False  # whether the loss is averaged over the global batch
     not_predicted: str | None = None  # why the cost model makes no predictions
     generates: bool = False  # whether steps begin with samples that the model generates
-    # Whose Trainer of TRL's it is.
+    # The recipe whose Trainer of TRL's it is.
     recipe: Literal["sft", "dpo", "reward", "kto"] | None = Field(default=None, exclude_if=lambda name: name is None)
 
 
@@ -100,7 +100,7 @@ class OwnCode(Traits):
 
 
 class OwnFound(Traits):
-    """What was found out by running the code up to the first training step."""
+    """Everything that was found by running the code up to the first training step."""
 
     spec: ModelSpec
     task: Task
@@ -122,7 +122,7 @@ RecipeName = Literal["sft", "dpo", "reward", "kto", "grpo", "rloo"]
 
 
 class RecipeKind(NamedTuple):
-    """What TRL's Trainer of a recipe needs and does."""
+    """Needs and steps of a recipe's Trainer in TRL."""
 
     trainer: str  # class of TRL
     columns: tuple[str, ...]  # of its data, of which the first ones are texts
@@ -199,7 +199,7 @@ class LengthProfile(Value):
 
 
 class Workload(Value):
-    """What every trial trains: model, task, data and global batch, held fixed so that throughputs compare."""
+    """The training of every trial: model, task, data and global batch, held fixed so that throughputs compare."""
 
     model: ModelSpec
     task: Task

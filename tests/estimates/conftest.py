@@ -1,5 +1,7 @@
 """An estimate of the tiny Llama, whose traces are made once."""
 
+import re
+
 import pytest
 import traced_once
 
@@ -14,6 +16,17 @@ GPU = "rtx-3070"  # 7.8 GiB
 @pytest.fixture(autouse=True)
 def _traced_once(monkeypatch):
     monkeypatch.setattr("autotune.cost.profiler.profile", traced_once.profile)
+
+
+@pytest.fixture
+def fix_in():
+    """Return a function that finds the configuration that a text names, as it can be pasted."""
+
+    def read(text: str) -> dict[str, str]:
+        (named,) = re.findall(r"with --fix (\S+) ", text)
+        return dict(pair.split("=") for pair in named.split(","))
+
+    return read
 
 
 @pytest.fixture

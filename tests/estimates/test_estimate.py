@@ -1,4 +1,4 @@
-"""What is estimated is what the cost model says; what fits is counted right; nothing is assumed without a word."""
+"""An estimate is the cost model's prediction, by options or from Python; its notes say what was assumed."""
 
 import pytest
 
@@ -22,25 +22,18 @@ LORA = {"adapter": "lora", "adapter-rank": "8"}
 
 def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
     found = estimated(fix={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA}, explain=True)
-    config = found.predicted.config
-    assert config == TrainConfig(
-        per_device_train_batch_size=4,
-        precision="bf16",
-        checkpointing="full",
-        adapter=LoraAdapter(rank=8),
-        attn_implementation="sdpa",
-    )
+    knobs = {"precision": "bf16", "checkpointing": "full", "attn_implementation": "sdpa"}
+    config = TrainConfig(per_device_train_batch_size=4, adapter=LoraAdapter(rank=8), **knobs)
+    assert found.predicted.config == config
     hardware = hypothetical(gpu_named(GPU))
     traced = profile(found.workload.model, family_of(config, hardware), shape_of(found.workload))
     expected = CostModel.of(found.workload, hardware, rates_of(hardware), [traced]).estimate(config)
     assert found.predicted.memory == expected.memory
-    assert found.predicted.speed.step_time_s == expected.step_time_s
-    assert found.predicted.speed.tokens_per_second == expected.tokens_per_second
-    assert found.predicted.speed.mfu == expected.mfu
+    for name in ("step_time_s", "samples_per_second_interval", "tokens_per_second", "mfu"):
+        assert getattr(found.predicted.speed, name) == getattr(expected, name), name
     assert found.predicted.accumulation_steps == 16
-    assert sum(row.allocated_bytes for row in found.alive) == pytest.approx(
-        expected.memory.allocated_peak_bytes, abs=len(found.alive)
-    )
+    alive_bytes = sum(row.allocated_bytes for row in found.alive)
+    assert alive_bytes == pytest.approx(expected.memory.allocated_peak_bytes, abs=len(found.alive))
 
 
 def test_a_recipe_is_estimated_by_its_own_step(estimated):
@@ -59,9 +52,9 @@ def test_a_recipe_is_estimated_by_its_own_step(estimated):
 
 
 def test_adapters_are_said_to_keep_the_frozen_weights_in_fp32_under_autocast(estimated):
-    notes = {p: estimated(fix={"adapter": "lora", "precision": p}).notes for p in ("bf16", "pure_bf16")}
+    notes = [estimated(fix={"adapter": "lora", "precision": p}).notes for p in ("bf16", "pure_bf16")]
     said = "with bf16 the frozen weights stay in fp32; precision=pure_bf16 halves them"
-    assert [said in notes[precision] for precision in notes] == [True, False]
+    assert [said in each for each in notes] == [True, False]
 
 
 def test_from_python_it_is_the_same(estimated, tiny_llama):
@@ -81,14 +74,14 @@ def test_from_python_contradictions_are_refused(tiny_llama):
     spec = resolve("gpt2")
     workload = Workload(model=spec, task=default_task(spec), sequence_length=64, global_batch_size=8)
     config = TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa")
-    with pytest.raises(InputError, match="needs a model or a workload"):
-        autotune.estimate(config=config)
-    with pytest.raises(InputError, match="seq_len is part of the workload"):
-        autotune.estimate(workload=workload, seq_len=8, config=config)
-    with pytest.raises(InputError, match="is not that of the workload"):
-        autotune.estimate(str(tiny_llama), workload=workload, config=config)
-    with pytest.raises(InputError, match="does not divide"):
-        autotune.estimate(workload=workload, config=config.model_copy(update={"per_device_train_batch_size": 3}))
+    for arguments, said in (
+        ({}, "needs a model or a workload"),
+        ({"workload": workload, "seq_len": 8}, "seq_len is part of the workload"),
+        ({"workload": workload, "model": str(tiny_llama)}, "is not that of the workload"),
+        ({"workload": workload, "config": config.model_copy(update={"per_device_train_batch_size": 3})}, "not divide"),
+    ):
+        with pytest.raises(InputError, match=said):
+            autotune.estimate(**{"config": config, **arguments})
 
 
 def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):

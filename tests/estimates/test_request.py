@@ -1,15 +1,11 @@
-"""What is asked of an estimate: its defaults are said, what can't be is refused in a line."""
+"""The request of an estimate: its defaults are said, and an impossible one is refused in a line."""
 
 import pytest
 
 from autotune.errors import InputError, MachineError
-from autotune.estimates.estimate import report
-from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import options_of
 from autotune.units import GIB
 from autotune.values.hardware import detect
 
-GPU = "rtx-3070"  # 7.8 GiB
 REFUSED = {
     "an unknown model": ({"model": "gpt-two"}, "unknown"),
     "an unknown GPU": ({"gpu": "a100"}, "did you mean 'a100-80gb'"),
@@ -37,27 +33,16 @@ REFUSED = {
 
 def test_every_default_is_said(estimated):
     said = " ".join(estimated(seq_len=None, model="t5-small", fix={"precision": "bf16"}).notes)
-    for default in (
-        "sequence length 512",
-        "target length 512",
-        "global batch 64",
-        "micro-batch=8",
-        "optim=adamw_torch_fused",
-        "attention=sdpa",
-        "rtx-3070 as its data sheet has it",
-        "meta device",
-    ):
+    defaults = ("sequence length 512", "target length 512", "global batch 64", "micro-batch=8", "attention=sdpa")
+    for default in (*defaults, "optim=adamw_torch_fused", "rtx-3070 as its data sheet has it", "meta device"):
         assert default in said
     assert "precision=" not in said
 
 
-def test_an_order_is_spoken_of_where_there_is_one(estimated):
-    fixed = estimated(gpu=None, memory_bytes=8 * GIB, fix={"micro-batch": "4"})
-    assert "only the memory of the device is known, so no speed (--gpu NAME)" in fixed.notes
-
-
-def test_knobs_that_change_nothing_say_so(estimated):
-    notes = estimated(fix={"workers": "4", "pin-memory": False}).notes
+def test_notes_tell_that_no_speed_is_known_and_which_knobs_change_nothing(estimated):
+    fix = {"micro-batch": "4", "workers": "4", "pin-memory": False}
+    notes = estimated(gpu=None, memory_bytes=8 * GIB, fix=fix).notes
+    assert "only the memory of the device is known, so no speed (--gpu NAME)" in notes
     assert any("workers=4, pin-memory=false changes nothing" in note for note in notes)
 
 
@@ -68,7 +53,7 @@ def test_flash_attention_is_taken_as_installed_on_a_device_of_the_table(estimate
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED.values(), ids=list(REFUSED))
-def test_what_can_not_be_used_is_refused_in_one_line(estimated, options, said):
+def test_an_impossible_request_is_refused_in_one_line(estimated, options, said):
     with pytest.raises(InputError) as error:
         estimated(**options)
     assert said in str(error.value)
@@ -80,20 +65,13 @@ def test_a_device_that_is_not_there_is_refused(estimated):
         estimated(gpu=None, device="cuda:99")
 
 
-def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(tiny_llama):
-    found = report(
-        options_of(EstimateOptions, {"model": str(tiny_llama), "device": "cpu", "fix": {"precision": "bf16"}})
-    )
+def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(estimated):
+    here = {"gpu": None, "device": "cpu", "seq_len": None, "fix": {"precision": "bf16"}}
+    found = estimated(**here)
     assert found.workload.sequence_length == 64
     assert found.workload.global_batch_size == 8
     assert found.device.hardware.is_cpu
     assert found.device.memory_bytes == pytest.approx(detect("cpu").default_budget_bytes, rel=0.3)
     assert found.device.rates == "table"
     assert any("autotune doctor --calibrate" in note for note in found.notes)
-    limited = report(
-        options_of(
-            EstimateOptions,
-            {"model": str(tiny_llama), "device": "cpu", "memory_bytes": GIB, "fix": {"precision": "bf16"}},
-        )
-    )
-    assert limited.device.memory_bytes == GIB
+    assert estimated(memory_bytes=GIB, **here).device.memory_bytes == GIB

@@ -1,4 +1,4 @@
-"""Rules of legality: each refuses what it is about, with a reason, and nothing beside it."""
+"""Rules of legality: each refuses its own case with a reason, and no other."""
 
 import pytest
 from factories import make_config, make_facts, make_gpu, make_hardware, make_spec, make_workload
@@ -10,8 +10,7 @@ from autotune.values.techniques import ADAPTERS
 from autotune.values.workload import Barred, Held, LengthProfile, OwnCode, Recipe, Workload
 
 CPU, GPU, OLD_GPU = make_hardware(), make_gpu(), make_gpu(capability=(7, 5))
-
-TF32_GPU, NO_CC = make_gpu(starts_with_tf32=True), make_gpu(has_cc=False)
+TF32_GPU, NO_CC, NO_CXX = make_gpu(starts_with_tf32=True), make_gpu(has_cc=False), make_hardware(cxx=None)
 AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune", "micro_batch": 16}
 
 
@@ -20,49 +19,49 @@ def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = 
     return refusals(make_config(**knobs), workload, facts or make_facts(), hardware)
 
 
-def with_packages(hardware, *packages: str):
-    return hardware.model_copy(update={"versions": {**hardware.versions, **dict.fromkeys(packages, "1.0")}})
+def with_package(hardware, package: str):
+    return hardware.model_copy(update={"versions": {**hardware.versions, package: "1.0"}})
+
+
+def without(hardware, package: str):
+    return hardware.model_copy(update={"versions": {k: v for k, v in hardware.versions.items() if k != package}})
 
 
 FLASH_3 = make_facts(attn_implementations=("sdpa", "flash_attention_3"))
 MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager", "sonicmoe"), experts_per_token=2)
 
 
-def without(hardware, *packages: str):
-    versions = {k: v for k, v in hardware.versions.items() if k not in packages}
-    return hardware.model_copy(update={"versions": versions})
-
-
-ADAPTABLE = make_facts(
-    linear_modules=("q_proj", "v_proj", "down_proj"), biases=8, max_sequence_length=128, takes_prefix=True
-)
+LINEAR = ("q_proj", "v_proj", "down_proj")
+ADAPTABLE = make_facts(linear_modules=LINEAR, biases=8, max_sequence_length=128, takes_prefix=True)
 FUSED = ADAPTABLE.model_copy(update={"expert_parameters": ("experts.gate_up_proj", "experts.down_proj")})
 
 
-def why_not(
-    kind, *, facts=ADAPTABLE, hardware=GPU, model_type="llama", task=Task.CAUSAL_LM, knobs: dict | None = None, **fields
-):
+def why_not(kind, *, facts=ADAPTABLE, hardware=GPU, model_type="llama", task=Task.CAUSAL_LM, knobs=(), **fields):
     """Return the reasons against an adapter of a kind with `fields`."""
     workload = make_workload(sequence_length=64, task=task, model=make_spec(model_type=model_type))
     adapter = kind and {"kind": kind, **fields}
-    return why(hardware, workload=workload, facts=facts, precision="bf16", adapter=adapter, **(knobs or {}))
+    return why(hardware, workload=workload, facts=facts, precision="bf16", adapter=adapter, **dict(knobs))
 
 
 LENGTHS = LengthProfile(samples=100, mean=40.0, minimum=8, median=32, p95=90, maximum=128)
 TEXTS = make_workload(lengths=LENGTHS)
 ALIKE = make_workload(lengths=LENGTHS.model_copy(update={"minimum": 128}))
 FREE = make_workload(lengths=LENGTHS, global_batch_size=None)
+MASKED = make_workload(lengths=LENGTHS, task=Task.MASKED_LM)
+SMOOTHED = make_workload(fixed_arguments={"label_smoothing_factor": 0.1})
 WITH_A_RECIPE = make_workload(lengths=LENGTHS, recipe=Recipe(name="sft", prompt_length=8, completion_length=8))
 BALANCED = {"train_sampling_strategy": "batch_rebalance"}
 SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
 PACKS = make_facts(packs=True)
 
-CHUNKED = make_facts(chunks_loss=True, liger=True)
+CHUNKED, UNNAMED = make_facts(chunks_loss=True, liger=True), make_facts(linear_modules=("in_x",))
 INDUCTOR, FLASH = {"torch_compile_backend": "inductor"}, {"attn_implementation": "flash_attention_2"}
 FLEX = {"facts": make_facts(attn_implementations=("flex_attention",)), "attn_implementation": "flex_attention"}
 GROUPED = {"train_sampling_strategy": "group_by_length"}
-LIGER_GPU, GALORE_GPU, LOMO_GPU = (with_packages(GPU, name) for name in ("liger-kernel", "galore-torch", "lomo-optim"))
-NO_BNB_GPU = without(GPU, "bitsandbytes")
+LIGER_GPU, GALORE_GPU, LOMO_GPU = (with_package(GPU, name) for name in ("liger-kernel", "galore-torch", "lomo-optim"))
+NO_BNB_GPU, NO_LINEAR, LIGER = without(GPU, "bitsandbytes"), make_facts(linear_modules=()), make_facts(liger=True)
+TWO, PARTS = Parallelism(world_size=2), Parallelism(world_size=2, tensor_parallel=2)
+HEADS = make_facts(tensor_parallel_heads=8)
 
 CODE = OwnCode(
     kind="script",
@@ -77,10 +76,7 @@ HELD = {"hardware": CPU, "workload": make_workload(own_code=CODE)}
 ILLEGAL = [
     (why(**HELD, optim="adafactor"), "optim stays as it is: the script hands over an optimizer"),
     (why(**HELD, optim="adamw_torch", precision="pure_bf16"), "precision pure_bf16: it casts nothing"),
-    (
-        why(**HELD, optim="adamw_torch", parallelism=Parallelism(world_size=2)),
-        "a training of your own is one process on one device",
-    ),
+    (why(**HELD, optim="adamw_torch", parallelism=TWO), "a training of your own is one process on one device"),
     (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
     (why(**GROUPED), "grouping by length: all samples have one length"),
     (why(workload=ALIKE, **GROUPED), "grouping by length: all samples have one length"),
@@ -88,23 +84,11 @@ ILLEGAL = [
     (why(workload=TEXTS, micro_batch=16, **BALANCED), "moves samples between the micro-batches of a step, which has"),
     (why(workload=FREE, micro_batch=4, **BALANCED), "moves samples between the micro-batches of a step, which has one"),
     (why(workload=TEXTS, micro_batch=4, packing=True, facts=PACKS, **BALANCED), "packed batches have no padding that"),
-    (
-        why(
-            workload=TEXTS,
-            micro_batch=4,
-            parallelism=Parallelism(world_size=2, tensor_parallel=2),
-            facts=make_facts(tensor_parallel_heads=8),
-            **BALANCED,
-        ),
-        "balancing by tokens: transformers' sampler deals samples out to all ranks",
-    ),
+    (why(workload=TEXTS, micro_batch=4, parallelism=PARTS, facts=HEADS, **BALANCED), "deals samples out to all ranks"),
     (why(workload=WITH_A_RECIPE, micro_batch=4, **BALANCED), "without code of yours or a recipe"),
     (why(packing=True, facts=PACKS), "packing: all samples have one length"),
     (why(workload=TEXTS, packing=True), "packing: llama lets the samples of a row see each other"),
-    (
-        why(workload=make_workload(task=Task.MASKED_LM, lengths=LENGTHS), packing=True, facts=PACKS),
-        "packing joins the texts of causal models",
-    ),
+    (why(workload=MASKED, packing=True, facts=PACKS), "packing joins the texts of causal models"),
     (why(workload=TEXTS, packing=True, facts=PACKS, attn_implementation="eager"), "packing with eager attention"),
     (why(workload=TEXTS, packing=True, facts=PACKS, **GROUPED), "packed batches have no padding"),
     (why(workload=TEXTS, packing=True, facts=PACKS, adapter={"kind": "prompt"}), "packing: prompt puts its virtual"),
@@ -114,20 +98,15 @@ ILLEGAL = [
     (why(model_type="t5", precision="fp16"), "t5 overflows in fp16"),
     (why(model_type="t5", **INDUCTOR, checkpointing="full"), "inductor with checkpointing on CUDA breaks the sdpa"),
     (why(OLD_GPU, precision="bf16"), "a GPU has no bf16"),
-    (why(OLD_GPU, precision="pure_bf16"), "a GPU has no bf16"),
     (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
     (why(TF32_GPU, tf32=False), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE has torch begin with TF32"),
     (why(tf32=True, precision="bf16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
-    (why(tf32=True, precision="fp16", **AUTOTUNED), "max-autotune raises in mixed precision where tf32 is asked for"),
     (why(NO_CC, **INDUCTOR), "inductor needs a C compiler on CUDA"),
-    (
-        why(with_packages(NO_CC, "liger-kernel"), facts=make_facts(liger=True), use_liger_kernel=True),
-        "use_liger_kernel needs a C compiler",
-    ),
+    (why(with_package(NO_CC, "liger-kernel"), facts=LIGER, use_liger_kernel=True), "use_liger_kernel needs a C comp"),
     (why(NO_CC, **FLEX), "flex attention needs a C compiler"),
-    (why(with_packages(NO_CC, "torchao"), optim="adamw_torch_8bit"), "compiles its step, which needs a C compiler"),
+    (why(with_package(NO_CC, "torchao"), optim="adamw_torch_8bit"), "compiles its step, which needs a C compiler"),
     (why(attn_implementation="flex_attention"), "llama offers no flex_attention attention"),
     (why(CPU, **FLASH, precision="bf16"), "flash attention needs a CUDA device"),
     (why(**FLASH, precision="fp32"), "flash attention computes in fp16 or bf16"),
@@ -138,31 +117,22 @@ ILLEGAL = [
     (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
     (why(adapter={"kind": "ia3"}, quantization="nf4", precision="pure_bf16"), "ia3 on nf4 weights: peft returns keys"),
     (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
-    *(
-        (why(optim=optim, precision="pure_bf16"), f"{optim}: bitsandbytes has no kernel of it for gradients in bf16")
-        for optim in ("rmsprop_bnb", "rmsprop_bnb_32bit", "rmsprop_bnb_8bit")
-    ),
+    (why(optim="rmsprop_bnb_8bit", precision="pure_bf16"), "bitsandbytes has no kernel of it for gradients in bf16"),
     (why(optim="galore_adamw"), "galore_adamw needs the package galore-torch"),
-    (why(with_packages(CPU, "lomo-optim"), optim="adalomo"), "adalomo needs CUDA"),
+    (why(with_package(CPU, "lomo-optim"), optim="adalomo"), "adalomo needs CUDA"),
     (why(LOMO_GPU, optim="lomo", micro_batch=8), "gradient accumulation forbids"),
     (why(GALORE_GPU, optim="galore_adamw", adapter={}), "an adapter's are low-rank already"),
-    (why(GALORE_GPU, optim="galore_adamw", facts=make_facts(linear_modules=())), "projects the gradients of linear"),
-    (why(make_hardware(cxx=None), optim="adamw_torch_4bit"), "adamw_torch_4bit needs the package torchao"),
-    (why(with_packages(make_hardware(cxx=None), "torchao"), optim="adamw_torch_4bit"), "compiles its step, which"),
+    (why(GALORE_GPU, optim="galore_adamw", facts=NO_LINEAR), "projects the gradients of linear"),
+    (why(with_package(NO_CXX, "torchao"), optim="adamw_torch_4bit"), "compiles its step, which needs a C++ compiler"),
     (why(CPU, checkpointing="offload"), "pinned memory of the host, which needs a CUDA device"),
     (why(facts=make_facts(layers=2), checkpointing="every-4th"), "checkpointing every-4th: tiny has 2 layers"),
     (why(torch_compile_mode="max-autotune"), "a mode of torch.compile needs a backend"),
-    *(
-        (
-            why(**{**AUTOTUNED, "torch_compile_mode": mode, "micro_batch": 8}),
-            f"CUDA graphs ({mode}) overwrite gradients that accumulate",
-        )
-        for mode in ("max-autotune", "reduce-overhead")
-    ),
+    (why(**AUTOTUNED | {"micro_batch": 8}), "CUDA graphs (max-autotune) overwrite gradients that accumulate"),
+    (why(**INDUCTOR, torch_compile_mode="reduce-overhead"), "CUDA graphs (reduce-overhead) overwrite gradients that"),
     (why(torch_compile_backend="cudagraphs", micro_batch=8), "CUDA graphs (cudagraphs) overwrite gradients that"),
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
     (why(experts_implementation="grouped_mm"), "llama has no experts"),
-    (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama has experts of its own way"),
+    (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama computes experts in its own way"),
     (why(facts=MOE, experts_implementation="sonicmoe"), "needs the package kernels"),
     (why(facts=MOE, experts_per_token=9), "9 experts a token are more than the 8 of a layer"),
     (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
@@ -174,25 +144,17 @@ ILLEGAL = [
     (why(**INDUCTOR, checkpointing="full", activation_memory_budget=0.5), "without checkpointing"),
     (why(chunked_loss=True), "the loss of llama isn't that of a linear head's logits alone"),
     (why(LIGER_GPU, facts=CHUNKED, chunked_loss=True, use_liger_kernel=True), "Liger's kernels have it already"),
-    (
-        why(workload=make_workload(fixed_arguments={"label_smoothing_factor": 0.1}), facts=CHUNKED, chunked_loss=True),
-        "worked out from all logits",
-    ),
+    (why(workload=SMOOTHED, facts=CHUNKED, chunked_loss=True), "worked out from all logits"),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(LIGER_GPU, use_liger_kernel=True), "liger-kernel has no kernels for llama"),
     (why(NO_BNB_GPU, optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
-    (why(NO_BNB_GPU, optim="paged_adamw_32bit"), "needs the package bitsandbytes"),
     (why(facts=make_facts(supports_checkpointing=False), checkpointing="full"), "has no activation checkpointing"),
-    (why(make_hardware(cxx=None), **INDUCTOR), "inductor needs a C++ compiler"),
+    (why(NO_CXX, **INDUCTOR), "inductor needs a C++ compiler"),
     (why(without(GPU, "triton"), **INDUCTOR), "inductor needs the package triton"),
     (why(CPU, torch_compile_backend="cudagraphs"), "cudagraphs does nothing on a CPU"),
-    (why(facts=make_facts(linear_modules=()), adapter={}), "has no linear layers for lora"),
-    (why_not("dora", facts=make_facts(linear_modules=())), "has no linear layers for dora"),
-    (why_not("ia3", facts=make_facts(linear_modules=("in_x",))), "is known to ia3 as keys, values or feed-forward"),
-    (
-        why_not("lora", facts=make_facts(linear_modules=("in_x",)), target_modules="attention"),
-        "no layer of llama is known as a projection of attention; use all-linear",
-    ),
+    (why_not("dora", facts=NO_LINEAR), "has no linear layers for dora"),
+    (why_not("ia3", facts=UNNAMED), "is known to ia3 as keys, values or feed-forward"),
+    (why_not("lora", facts=UNNAMED, target_modules="attention"), "is known as a projection of attention; use all-lin"),
     (why_not("loha", model_type="gpt2"), "peft's loha doesn't know the layers of gpt2; its lora does"),
     (why_not("bitfit", facts=make_facts(biases=0)), "bitfit trains biases, and llama has none"),
     (why_not("lora", target_modules="all-linear+experts"), "has no experts whose weights are fused; use"),
@@ -212,21 +174,19 @@ ILLEGAL = [
 
 LEGAL = [
     why(CPU),
-    why(**HELD, optim="adamw_torch"),
     why(**HELD, optim="adamw_torch", precision="bf16", checkpointing="full"),
     why(CPU, optim="adafactor"),
     why(),
-    why(micro_batch=16),
     why(micro_batch=3, workload=make_workload(global_batch_size=None)),
     why(CPU, precision="bf16"),
     why(LOMO_GPU, optim="lomo", micro_batch=16),
     why(facts=MOE, experts_implementation="eager", experts_per_token=1),
     why(**INDUCTOR, torch_compile_mode="max-autotune-no-cudagraphs"),
     why(**AUTOTUNED),
-    why(CPU, **{**AUTOTUNED, "micro_batch": 8}),
-    why(with_packages(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"),
+    why(CPU, **AUTOTUNED | {"micro_batch": 8}),
+    why(with_package(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"),
     why(checkpointing="offload"),
-    why(LIGER_GPU, facts=make_facts(liger=True), use_liger_kernel=True),
+    why(LIGER_GPU, facts=LIGER, use_liger_kernel=True),
     why(OLD_GPU, precision="fp16"),
     why(model_type="t5", precision="bf16"),
     why(**FLASH, precision="fp16"),
@@ -237,7 +197,6 @@ LEGAL = [
     why(optim="adamw_bnb_8bit", precision="pure_bf16"),
     why(checkpointing="full"),
     why(CPU, **INDUCTOR),
-    why(**INDUCTOR),
     why(NO_CC, torch_compile_backend="cudagraphs", micro_batch=16),
     why(TF32_GPU, tf32=True, precision="bf16", **AUTOTUNED),
     why(make_gpu(starts_with_tf32=True, capability=(7, 5))),
@@ -256,13 +215,13 @@ LEGAL = [
 
 
 @pytest.mark.parametrize(("reasons", "said"), ILLEGAL)
-def test_what_can_not_run_is_refused_with_the_reason(reasons, said):
+def test_an_illegal_configuration_is_refused_with_the_reason(reasons, said):
     assert len(reasons) == 1
     assert said in reasons[0]
 
 
 @pytest.mark.parametrize("reasons", LEGAL)
-def test_what_can_run_is_not_refused(reasons):
+def test_a_legal_configuration_is_not_refused(reasons):
     assert reasons == []
 
 
@@ -271,11 +230,8 @@ def test_every_reason_is_told():
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-def test_every_kind_is_legal_somewhere(kind):
+def test_every_kind_of_adapter_is_legal_somewhere_and_most_on_quantized_weights(kind):
     assert why_not(kind) == []
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind not in ("loha", "lokr", "bitfit")])
-def test_adapters_can_be_put_on_quantized_weights(kind):
     for quantization in ("int8", "nf4", "nf4-double", "fp4", "fp4-double"):
-        assert why_not(kind, knobs={"quantization": quantization}) == []
+        is_legal = not why_not(kind, knobs={"quantization": quantization})
+        assert is_legal is (kind not in ("loha", "lokr", "bitfit"))

@@ -1,4 +1,4 @@
-"""Every field of a configuration says what knob it is, once for all who ask; what is refused; ids."""
+"""The knobs of a configuration's fields, the values that are refused, and ids."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ def test_configurations_that_are_traced_differently_never_share_a_prediction():
     assert kind_of(make_config(4, dataloader_num_workers=2, dataloader_pin_memory=True)) == kind_of(usual)
 
 
-def test_words_and_features_are_said_of_what_is_not_the_default():
+def test_words_and_features_name_the_values_that_are_not_the_default():
     config = make_config(adapter={}, torch_compile_backend="inductor", torch_compile_mode="max-autotune", tf32=True)
     assert show_config(config) == (
         "micro-batch 8, fp32, adamw_torch_fused, tf32, sdpa attention, compile inductor max-autotune, "
@@ -61,10 +61,10 @@ def test_words_and_features_are_said_of_what_is_not_the_default():
     }  # fmt: skip
 
 
-def test_each_allowance_admits_itself_and_what_is_stricter():
-    order = [Allowance.EXACT, Allowance.NUMERICS, Allowance.OPTIMIZER, Allowance.METHOD]
+def test_each_allowance_admits_itself_and_the_stricter_ones():
+    order = ("exact", "numerics", "optimizer", "method")
     for (i, allowed), (j, asked) in itertools.product(enumerate(order), enumerate(order)):
-        assert allowed.admits(asked) == (j <= i)
+        assert Allowance(allowed).admits(Allowance(asked)) == (j <= i)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_each_allowance_admits_itself_and_what_is_stricter():
         ({"torch_compile_backend": "inducter"}, "Input should be 'inductor'"),
     ],
 )
-def test_what_can_not_be_trained_is_no_configuration(fields, said):
+def test_a_value_that_can_not_be_trained_is_refused(fields, said):
     with pytest.raises(ValidationError, match=said):
         make_config(**fields)
 

@@ -1,4 +1,4 @@
-"""The machine: what is detected, devices as CUDA counts them, and drivers that tell less than most."""
+"""The machine: its device, the devices as CUDA counts them, and drivers that tell less than most."""
 
 from __future__ import annotations
 
@@ -24,37 +24,32 @@ def driver(monkeypatch):
     memory = type("Memory", (), {"total": 40 << 30, "free": 39 << 30, "used": 1 << 30})()
     part = type("Memory", (), {"total": 10 << 30, "free": 9 << 30, "used": 0})()
 
-    def fail(code):
+    def fail(code=pynvml.NVML_ERROR_INVALID_ARGUMENT):
         raise pynvml.NVMLError(code)
 
-    def by_uuid(uuid):
-        if uuid in UUIDS:
-            return f"gpu {UUIDS.index(uuid)}"
-        if any(uuid in own for own in INSTANCES.values()):
-            return uuid
-        return fail(pynvml.NVML_ERROR_NOT_FOUND)
+    def found(handles, key):
+        return handles[key] if key in handles else fail(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def no_instance(handle):
-        return fail(pynvml.NVML_ERROR_INVALID_ARGUMENT) if handle.startswith("MIG") else (8, 0)
+    def by_uuid(uuid):
+        whole, parts = {u: f"gpu {i}" for i, u in enumerate(UUIDS)}, {u: u for own in INSTANCES.values() for u in own}
+        return found(whole | parts, uuid)
+
+    def is_part(handle):
+        return handle.startswith("MIG")
 
     answers = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: 3,
-        "nvmlDeviceGetHandleByIndex": lambda i: f"gpu {i}" if i < 3 else fail(pynvml.NVML_ERROR_INVALID_ARGUMENT),
+        "nvmlDeviceGetHandleByIndex": lambda i: f"gpu {i}" if i < 3 else fail(),
         "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetUUID": lambda handle: handle if handle.startswith("MIG") else UUIDS[int(handle[-1])],
         "nvmlDeviceGetMigMode": lambda handle: [int(handle in INSTANCES), 0],
         "nvmlDeviceGetComputeMode": lambda handle: {"gpu 0": 0, "gpu 1": 3}.get(handle, 2),
         "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
-        "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, i: (
-            INSTANCES[handle][i] if i < len(INSTANCES[handle]) else fail(pynvml.NVML_ERROR_NOT_FOUND)
-        ),
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: (
-            "gpu 2" if handle.startswith("MIG") else fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        ),
-        "nvmlDeviceGetMemoryInfo": lambda handle: part if handle.startswith("MIG") else memory,
+        "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, i: found(dict(enumerate(INSTANCES[handle])), i),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: "gpu 2" if is_part(handle) else fail(),
+        "nvmlDeviceGetMemoryInfo": lambda handle: part if is_part(handle) else memory,
         "nvmlDeviceGetName": lambda handle: f"name of {handle}",
-        "nvmlDeviceGetCudaComputeCapability": no_instance,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: fail() if is_part(handle) else (8, 0),
         "nvmlSystemGetDriverVersion": lambda: "580.1",
     }
     for name, answer in answers.items():
@@ -69,14 +64,6 @@ def mig(driver, monkeypatch):
     monkeypatch.setitem(INSTANCES, "gpu 2", ["MIG-77-0", "MIG-78-1"])
 
 
-@pytest.fixture
-def no_driver(monkeypatch):
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-
-
 def test_the_cpu_has_the_memory_and_the_cores_of_this_machine():
     hardware = detect("cpu")
     assert hardware.is_cpu
@@ -86,8 +73,8 @@ def test_the_cpu_has_the_memory_and_the_cores_of_this_machine():
     assert hardware.name
 
 
-@pytest.mark.usefixtures("no_driver")
-def test_without_a_driver_the_device_is_the_cpu_and_another_one_is_named():
+def test_without_a_driver_the_device_is_the_cpu_and_another_one_is_named(driver):
+    driver("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert cuda_count() == 0
     assert detect("auto").is_cpu
     with pytest.raises(MachineError, match="--device cuda:1: this machine has no CUDA device"):
@@ -127,29 +114,21 @@ def test_the_fingerprint_is_the_machines_and_not_the_moments():
 
 
 @pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(("value", "is_on"), [(None, False), ("0", False), ("1", True)])
-def test_an_environment_that_has_torch_begin_with_tf32_is_seen(monkeypatch, value, is_on):
+def test_an_environment_that_has_torch_begin_with_tf32_is_seen(monkeypatch):
     monkeypatch.delenv(TF32_VARIABLE, raising=False)
-    if value is not None:
+    assert not detect("cuda:0").starts_with_tf32
+    for value, is_on in (("0", False), ("1", True)):
         monkeypatch.setenv(TF32_VARIABLE, value)
-    assert detect("cuda:0").starts_with_tf32 is is_on
+        assert detect("cuda:0").starts_with_tf32 is is_on
 
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("there", "named", "is_found"),
-    [
-        ((), None, False),
-        (("g++",), None, False),
-        (("gcc",), None, True),
-        (("clang",), None, True),
-        (("icx",), "icx", True),
-        (("gcc",), "icx", False),
-    ],
+    [("g++", None, False), ("gcc", None, True), ("clang", None, True), ("icx", "icx", True), ("gcc", "icx", False)],
 )
 def test_a_c_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path, there, named, is_found):
-    for name in there:
-        (tmp_path / name).touch(mode=0o755)
+    (tmp_path / there).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     if named is not None:
@@ -157,17 +136,10 @@ def test_a_c_compiler_is_looked_for_as_triton_does(monkeypatch, tmp_path, there,
     assert detect("cuda:0").has_cc is is_found
 
 
-@pytest.mark.parametrize(
-    ("hardware", "tf32", "bf16"),
-    [
-        (make_hardware(), False, True),
-        (make_gpu(capability=(7, 5)), False, False),
-        (make_gpu(capability=(8, 0)), True, True),
-        (make_gpu(capability=(10, 0)), True, True),
-    ],
-)
-def test_ampere_and_newer_have_tf32_and_bf16(hardware, tf32, bf16):
-    assert (hardware.has_tf32, hardware.has_bf16) == (tf32, bf16)
+def test_ampere_and_newer_have_tf32_and_bf16():
+    gpus = [make_gpu(capability=capability) for capability in ((7, 5), (8, 0), (10, 0))]
+    assert [gpu.has_tf32 for gpu in (make_hardware(), *gpus)] == [False, False, True, True]
+    assert [gpu.has_bf16 for gpu in (make_hardware(), *gpus)] == [True, False, True, True]
 
 
 @pytest.mark.usefixtures("mig")

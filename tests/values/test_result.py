@@ -1,13 +1,11 @@
-"""Trials in a line each, and what knobs bring together beyond the product of what each brings, and how surely."""
+"""Trials in a line each, and the interaction of knobs beyond the product of their contributions."""
 
 import math
 import random
 
 import pytest
-from factories import OUT_OF_MEMORY, make_config, make_result
+from factories import OUT_OF_MEMORY, make_config, make_contribution, make_result
 
-from autotune.values.config import Allowance
-from autotune.values.problem import Change
 from autotune.values.result import Contribution, Explanation, TrialRow, rows_of
 from autotune.values.trial import Interval, Purpose, TrialStatus
 
@@ -20,13 +18,10 @@ def test_trials_ended_one_after_the_other_where_they_do_not_tell_else_pauses_are
     assert [row.ended_s for row in rows_of(trials)] == [10.0, 6.0, 15.0, 17.0]
 
 
-def test_trials_that_explain_have_numbers_of_their_own():
+def test_trials_that_explain_have_numbers_of_their_own_and_a_failure_its_cause_and_no_figures():
     assert TrialRow.of(make_result(number=3)).label == "3"
     assert TrialRow.of(make_result(number=3, purpose=Purpose.EXPLAIN)).label == "explain 3"
     assert TrialRow(number=None, config=make_config(), status=TrialStatus.REJECTED).label == ""
-
-
-def test_a_failure_has_its_cause_and_no_figures():
     row = TrialRow.of(make_result(outcome=OUT_OF_MEMORY))
     assert (row.status, row.cause) == (TrialStatus.OUT_OF_MEMORY, OUT_OF_MEMORY.cause)
     assert (row.samples_per_second, row.interval, row.peak_bytes) == (None, None, None)
@@ -41,12 +36,11 @@ def test_a_line_written_before_is_read():
 
 
 def part(ratio: float | None, half: float | None = None, basis: str = "in turn") -> Contribution:
-    """What one knob brought; `half` is half its interval, in logarithms."""
-    change = Change(knob="tf32", before="False", after="True", allowance=Allowance.NUMERICS)
-    return Contribution(changes=(change,), config=None, basis=basis, ratio=ratio, interval=around(ratio, half))
+    return make_contribution("tf32", ratio, basis, interval=around(ratio, half))
 
 
 def around(ratio: float | None, half: float | None) -> Interval | None:
+    """The interval of a ratio that is `half` wide to each side, in logarithms."""
     if ratio is None or half is None:
         return None
     return Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
@@ -74,7 +68,7 @@ def explained(total: float | None, *parts: Contribution, half: float | None = No
         (2.0, [part(None), part(None)], None),
     ],
 )
-def test_together_is_what_the_total_has_beyond_the_product_of_the_parts_if_there_are_several(total, parts, together):
+def test_together_is_the_total_over_the_product_of_the_parts_if_there_are_several(total, parts, together):
     assert explained(total, *parts).together == (together and pytest.approx(together))
 
 

@@ -15,18 +15,14 @@ def completed(number, *, duration_s=10.0, **phases):
     return TrialResult(request=make_request(number=number), outcome=measured, duration_s=duration_s)
 
 
-def failed(number, phases, *, status=TrialStatus.OUT_OF_MEMORY, duration_s=4.0):
-    outcome = Failure(status=status, cause="x", phases=phases)
-    return TrialResult(request=make_request(number=number), outcome=outcome, duration_s=duration_s)
+def failed(number, phases):
+    outcome = Failure(status=TrialStatus.OUT_OF_MEMORY, cause="x", phases=phases)
+    return TrialResult(request=make_request(number=number), outcome=outcome, duration_s=4.0)
 
 
 def test_the_parts_sum_up_to_the_whole():
-    results = [
-        completed(0),
-        completed(1, check_s=0.5),
-        failed(2, Phases(model_s=1.0, first_step_s=2.5)),
-        failed(3, None),
-    ]
+    began = Phases(model_s=1.0, first_step_s=2.5)
+    results = [completed(0), completed(1, check_s=0.5), failed(2, began), failed(3, None)]
     spent = spent_on(results, 32.0, {"launching": 8.0, "tracing": 4.0})
     assert spent.total_s == pytest.approx(32.0 + 12.0)
     assert sum(spent.shares().values()) == pytest.approx(1.0)
@@ -35,16 +31,11 @@ def test_the_parts_sum_up_to_the_whole():
     assert (spent.lost_s, spent.own_s) == (4.0, pytest.approx(32.0 - 28.0))
 
 
-def test_a_trial_without_phases_is_lost():
-    old = TrialResult(request=make_request(number=0), outcome=make_measurement(), duration_s=10.0)
-    assert spent_on([old], 11.0, {}).lost_s == 10.0
-
-
 def spans(*spans):
     return [completed(n, duration_s=d).model_copy(update={"began": b}) for n, (b, d) in enumerate(spans)]
 
 
-def test_of_trials_at_once_what_lies_between_is_wall_time_and_what_overlaps_is_told():
+def test_of_trials_at_once_the_wall_time_counts_once_and_the_overlap_is_told():
     assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
     spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
     assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)

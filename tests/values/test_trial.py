@@ -7,23 +7,12 @@ from autotune.values.conditions import Conditions
 from autotune.values.trial import Failure, Interval, Memory, Phases, Purpose, TrialResult, TrialStatus, worst_memory
 
 
-@pytest.mark.parametrize(
-    ("figures", "peak"),
-    [
-        ({"allocated_bytes": 1}, 1),
-        ({"allocated_bytes": 1, "resident_bytes": 2}, 2),
-        ({"allocated_bytes": 1, "reserved_bytes": 3}, 3),
-        ({"allocated_bytes": 1, "reserved_bytes": 3, "device_bytes": 4}, 4),
-        ({"device_bytes": 0, "reserved_bytes": 3}, 0),
-    ],
-)
-def test_the_peak_is_the_most_complete_figure_that_is_known(figures, peak):
-    assert Memory(**figures).is_known
-    assert Memory(**figures).peak_bytes == peak
-
-
-def test_without_a_figure_there_is_no_peak_and_of_several_ranks_the_highest_of_each_kind_counts():
-    assert not Memory().is_known
+def test_the_peak_is_the_most_complete_figure_that_is_known_and_of_several_ranks_the_highest_of_each_kind():
+    assert Memory(allocated_bytes=1, resident_bytes=2).peak_bytes == 2
+    assert Memory(allocated_bytes=1, reserved_bytes=3).peak_bytes == 3
+    assert Memory(allocated_bytes=1, reserved_bytes=3, device_bytes=4).peak_bytes == 4
+    assert Memory(device_bytes=0, reserved_bytes=3).peak_bytes == 0
+    assert (Memory(allocated_bytes=1).is_known, Memory().is_known) == (True, False)
     with pytest.raises(ValueError, match="without any memory figure"):
         _ = Memory().peak_bytes
     ranks = [Memory(allocated_bytes=5, reserved_bytes=6), Memory(allocated_bytes=4, reserved_bytes=9), Memory()]
@@ -38,7 +27,7 @@ def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_what_they
     assert (disturbed.shown_interval.low, disturbed.shown_interval.high) == pytest.approx((90.0, 110.0))
 
 
-def test_what_took_place_decides_how_a_trial_ended():
+def test_the_outcome_decides_how_a_trial_ended():
     completed = make_result()
     assert TrialResult.model_validate_json(completed.model_dump_json()) == completed
     assert (completed.status, completed.has_failed) == (TrialStatus.COMPLETED, False)
