@@ -62,13 +62,11 @@ def run_fitting(directory: Path) -> None:
 def nothing_fits(
     forecast: Forecast, configs: Sequence[TrainConfig], allowance: Allowance, *, whole: bool = True
 ) -> NothingFitsError:
-    """Return an error that names the tightest configuration, the memory it takes, and what would make it fit."""
+    """Return an error that names the tightest configuration, the memory it takes, and changes that make it fit."""
     config = forecast.tightest(configs)
-    took = miss(forecast.predicted(config), forecast.device)
-    what = shown_changes(changes(config, forecast.plan))
-    return NothingFitsError(
-        f"nothing fits: {what} comes nearest and {took}; {would_fit(forecast, config, allowance, whole)}"
-    )
+    nearest, took = shown_changes(changes(config, forecast.plan)), miss(forecast.predicted(config), forecast.device)
+    remedy = would_fit(forecast, config, allowance, whole)
+    return NothingFitsError(f"nothing fits: {nearest} comes nearest and {took}; {remedy}")
 
 
 def would_fit(

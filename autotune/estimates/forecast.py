@@ -175,7 +175,7 @@ class Question:
         return self.options.allow or Allowance.OPTIMIZER
 
     def forecast(self, target: Target, *, network: Network | None = None) -> Forecast:
-        """Return the predictions for a device, corrected by what earlier searches measured on it."""
+        """Return the predictions for a device, corrected by the measurements of earlier searches on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations, plan.facts.experts)
@@ -215,7 +215,7 @@ class Forecast:
         return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
 
     def basis(self, config: TrainConfig) -> tuple[str, ...]:
-        """Return lines that say what a prediction is based on: the trace, and earlier measurements."""
+        """Return lines on the basis of a prediction: the trace, and earlier measurements."""
         lines = ["operators traced on the meta device, without memory or arithmetic"]
         if (kind := config.quantization) is not None and self.plan.facts.expert_parameters:
             lines.append(f"the fused weights of experts are no linear layers, so {kind} packs none of them")

@@ -75,7 +75,6 @@ class EstimateOptions(WorkloadOptions):
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """How the training is evaluated; None: not asked for."""
         if self.eval_batch is None and self.eval_samples is None:
             return None
         given = {} if self.eval_batch is None else {"batch": self.eval_batch}
@@ -177,7 +176,7 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
-    """Return a plan with the space that a ranking covers: the usual one, less what hardly changes a prediction."""
+    """Return a plan with the space of a ranking: the usual one without choices that hardly change a prediction."""
     # Each choice takes time to trace. So the attention kernel stays the library's default (a fused one, if there is
     # any), fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
     hardware = device.hardware
@@ -214,6 +213,6 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 
 
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason why a configuration can't run on the device of `plan`, but for what only trials can't."""
+    """Return the reason why a configuration can't run on the device of `plan`, except one against trials alone."""
     reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
     return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)

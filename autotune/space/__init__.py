@@ -1,1 +1,1 @@
-"""The configurations that may be tried: parameters, rules of legality, what each changes, and what is known of them."""
+"""The configurations that may be tried: parameters, rules of legality, changes, and the trials that rule some out."""

@@ -204,7 +204,7 @@ _SWITCHES = {
     "gradient_checkpointing": ("checkpointing", "full", "none"),
     "torch_compile": ("compile", "inductor", "none"),
 }
-# Names that people try in place of a knob's, and what to write.
+# Names that people try in place of a knob's, with advice.
 _MEANT = {
     "gradient-accumulation-steps": "follows from micro-batch and --global-batch; name micro-batch",
     "batch-size": "name micro-batch, the samples of a device at once, or give --global-batch, those of a step",

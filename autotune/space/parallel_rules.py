@@ -133,14 +133,14 @@ def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         yield f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
     if spread.wrapping != "layers":
         yield "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
-    for asked, what in (
+    for asked, other in (
         (config.adapter is not None, "an adapter"),
         (config.quantization is not None, "packed weights"),
         (config.use_liger_kernel, "Liger's kernels"),
         (config.torch_compile_backend is not None, "torch.compile"),
     ):
         if asked:
-            yield f"tensor parallel with {what}: transformers' plan is for the model's own layers as they are"
+            yield f"tensor parallel with {other}: transformers' plan is for the model's own layers as they are"
     yield from _on_shards(config, "tensor parallel")
 
 
@@ -149,20 +149,20 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
     degree = spread.sequence_parallel
     if degree == 1:
         return
-    asked, alone = f"sequence parallel {degree}", TRIALS_ALONE
+    named, alone = f"sequence parallel {degree}", TRIALS_ALONE
     if workload.task is not Task.CAUSAL_LM:
-        yield f"{asked} shares the tokens of causal models; the task is {workload.task}"
+        yield f"{named} shares the tokens of causal models; the task is {workload.task}"
     if spread.sharding not in ZERO_STAGES:
         other = "accelerate's cp_size beside FSDP has no kernel on a CPU and gathers all keys and values on a GPU"
-        yield f"{asked} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
+        yield f"{named} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
     if spread.tensor_parallel > 1:
-        yield f"{asked}: DeepSpeed has its groups beside data parallelism alone"
+        yield f"{named}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
-        yield f"{asked}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+        yield f"{named}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
     if heads is None or heads % degree:
-        yield f"{asked} does not divide the heads of a layer ({heads or 'unknown'})"
+        yield f"{named} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:
-        yield f"{asked} does not divide the {workload.sequence_length} tokens of a sample"
+        yield f"{named} does not divide the {workload.sequence_length} tokens of a sample"
     if spread.sharding != "zero_3":
         times = f"{degree} times as large"
         yield f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
@@ -176,15 +176,15 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
     kinds = set(model.get("layer_types") or ()) - {"full_attention"}
     if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
         yield f"{alone}DeepSpeed drops the mask of sdpa, which keeps layers to their window"
-    for holds, what in (
+    for asked, other in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
         (config.use_liger_kernel, "Liger's kernels"),
         (workload.recipe is not None, "a Trainer of TRL's"),
         (workload.is_users_own, "your own code"),
     ):
-        if holds:
-            yield f"{alone}{what} has not been run so"
+        if asked:
+            yield f"{alone}{other} has not been run so"
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

@@ -1,7 +1,7 @@
 """Rules of legality: configurations that device, installation or model can't run, refused without a trial.
 
 Each rule yields reasons why a configuration is refused, of which the first counts. Rules follow from facts: of device,
-model (`ModelFacts`) and techniques. A trial finds what only a run can show.
+model (`ModelFacts`) and techniques. Trials find the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, Adapter, Prefi
 from autotune.values.workload import Workload
 
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
-_NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds what loads its kernels (gcc, clang or $CC)"
+_NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of its kernels (gcc, clang or $CC)"
 
 
 def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:

@@ -41,8 +41,8 @@ WORTHWHILE_DATA_WAIT = 0.02
 # Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
 LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}
 
-# Parameters that decide the legality of others: precision that of 16-bit kernels, sharding that of optimizers and
-# checkpointing, tensor parallelism that of sharding the remaining devices.
+# Parameters that decide whether others are legal: precision for 16-bit kernels, sharding for optimizers and
+# checkpointing, tensor parallelism for sharding the remaining devices.
 _COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
 
 
@@ -216,7 +216,7 @@ class SearchSpace:
 
     @functools.cached_property
     def loadings(self) -> list[Point]:
-        """The legal ways of loading data, which change neither memory nor what else is legal, as values of knobs.
+        """The legal ways of loading data, as values of knobs; they change neither memory nor which others are legal.
 
         Where a rule or a condition joins them with other knobs, none is listed, and `judged` counts all configurations.
         """

@@ -182,7 +182,7 @@ class LossVerdict(Value):
     """How the losses of a configuration compare with those of the reference."""
 
     passed: bool
-    statement: str  # what was compared and the outcome, one line
+    statement: str  # the comparison and its outcome, one line
     difference: float  # mean absolute difference of the smoothed curves
     spread: float  # mean absolute difference between two runs of the reference
     progress: float  # decrease of the reference's smoothed loss

@@ -166,7 +166,7 @@ class Parallelism(Value):
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
-        default="none", description="what the host's memory keeps; parameters includes the optimizer states"
+        default="none", description="kept in the host's memory; parameters includes the optimizer states"
     )
     wrapping: Literal["layers", "size"] = Field(
         default="layers", description="FSDP units: each transformer layer, or modules above a number of parameters"
@@ -203,7 +203,7 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
 
     per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
     precision: Precision = Precision.FP32
-    tf32: bool = Field(default=False, description="TensorFloat-32 for what runs in fp32 on Ampere and newer")
+    tf32: bool = Field(default=False, description="TensorFloat-32 for matrix products in fp32, on Ampere and newer")
     optim: OptimizerName = Field(default="adamw_torch_fused", description="name of the optimizer in transformers")
     checkpointing: Checkpointing = "none"
     attn_implementation: str | None = Field(default=None, description="kernel, as sdpa; None: there is no attention")

@@ -69,7 +69,7 @@ class Hardware(Value):
     @classmethod
     def _versions_of_packages(cls, versions: dict[str, str]) -> dict[str, str]:
         for package, version in versions.items():
-            # Major and minor of these decide what arguments exist.
+            # Major and minor of these decide which arguments exist.
             parted = r"[0-9]+\.[0-9]+.*" if package in ("python", "transformers") else ".*"
             is_valid = _VERSION.fullmatch(version) and re.fullmatch(parted, version)
             if not (re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", package) and is_valid):

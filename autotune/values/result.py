@@ -1,6 +1,6 @@
-"""The result of a search and the data of a report on it: trials as flat rows, what each knob contributes; as JSON.
+"""The result of a search and the data of a report on it: trials as flat rows, contributions of the knobs; as JSON.
 
-`autotune.tuning_result` adds what can be done with a result; `verification.attribution` finds the contributions,
+`autotune.tuning_result` adds the uses of a result; `verification.attribution` finds the contributions,
 `output.gather` makes the report of a run.
 """
 
@@ -173,7 +173,7 @@ class ResultData(Value):
     # If the baseline is kept: of the finalist whose interval has the highest upper end.
     challenger: Speedup | None = None
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
-    others_share: float | None = None  # if the verdict is "couldn't tell": what other processes took of the machine
+    others_share: float | None = None  # with the verdict "undecided": share of the machine that other processes took
     best_by_allowance: dict[Allowance, Contender]  # fastest configuration of each class up to the allowed one
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]

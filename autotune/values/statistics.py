@@ -108,9 +108,9 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
 
     A pair cancels out influences that both of its times share, such as a slower machine. The estimate is the median of
-    the means of all two pairs of logarithms (Hodges and Lehmann 1963), its interval that of the signed-rank test: of
-    twelve pairs or more, one may be disturbed at will. Influences that a process keeps for its life, such as the place
-    of its memory, are added: by Student's t, the prior `spread` is pooled with what the pairs of processes differ by.
+    the means of all two logarithms (Hodges and Lehmann 1963), the interval is from the signed-rank test: of twelve
+    pairs or more, one may be disturbed at will. The interval is widened for influences that a process keeps for its
+    life, such as the place of its memory: by Student's t of the prior `spread` pooled with that of pairs of processes.
     """
     logs = [[math.log(a / b) for a, b in run] for run in runs if run]
     flat = [log for run in logs for log in run]
@@ -187,9 +187,9 @@ class Single(NamedTuple):
 def expected_rates(singles: Sequence[Single]) -> list[float]:
     """Return the posterior means of the rates of single trials, as logarithms and on the scale of the finals.
 
-    The highest of several noisy values is likely to have been lucky. Each that was chosen is drawn towards what was
-    predicted of it or towards their mean, whichever they deviate less from, by the share of noise in these deviations.
-    The noise is that of trials (`trial_spread`) and the change of those measured again beyond the whole machine's.
+    The highest of several noisy values is likely to have been lucky. Each that was chosen is drawn towards its
+    prediction or towards their mean, whichever they deviate less from, by the share of noise in these deviations. The
+    noise is the spread of trials (`trial_spread`) and the change of those measured again beyond the whole machine's.
     """
     moves = [single.rate - single.again for single in singles if single.again is not None]
     squares = sum((move - statistics.fmean(moves)) ** 2 for move in moves)

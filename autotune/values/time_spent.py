@@ -55,7 +55,7 @@ class Spent(Value):
 
     def shares(self) -> dict[str, float]:
         found = sorted(self.parts.items(), key=lambda part: -part[1])
-        return {what: seconds / self.total_s for what, seconds in found if seconds > 0}
+        return {kind: seconds / self.total_s for kind, seconds in found if seconds > 0}
 
 
 def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
@@ -124,6 +124,5 @@ class Stopwatch:
         return self._clock() - self.started_at
 
     def laps(self) -> dict[str, float]:
-        """Return the seconds of each lap so far, the current one included."""
         self.enter(self._lap)
         return dict(self._laps)

@@ -137,7 +137,7 @@ class Phases(Value):
     measured_s: float = 0.0  # the measured steps
     waited_s: float = 0.0  # waiting while another trial computed, of trials in turn
     check_s: float = 0.0  # work of a check beside training, such as evaluating and saving
-    closing_s: float = 0.0  # verifying what took effect, until the outcome is written
+    closing_s: float = 0.0  # verifying the settings in effect, until the outcome is written
 
 
 class Interval(Value):

@@ -1,4 +1,4 @@
-"""The workload: what every trial of a search trains, whatever its configuration; and the user's own training code.
+"""The workload: the training that all trials of a search have in common; and the user's own training code.
 
 Each trial runs the user's code: a loop, a script, or a function that makes a Trainer. Functions are pickled into the
 folder `data` of the run directory, from which every trial of the search and of `autotune explain` loads them.
@@ -31,7 +31,7 @@ Choices = tuple[Scalar, ...]
 
 
 class OwnStep(Value):
-    """A function that sets up training for a configuration and returns what runs one optimizer step."""
+    """A function that sets up training for a configuration and returns a function of one optimizer step."""
 
     name: str  # name of the function, as shown to people
     takes_accumulation: bool  # whether the function has an argument `ACCUMULATION`

@@ -20,7 +20,7 @@ GPU = "rtx-3070"  # 7.8 GiB
 LORA = {"adapter": "lora", "adapter-rank": "8"}
 
 
-def test_the_estimate_of_a_configuration_is_that_of_the_cost_model(estimated):
+def test_a_configuration_is_estimated_by_the_cost_model(estimated):
     found = estimated(fix={"micro-batch": "4", "precision": "bf16", "checkpointing": "full", **LORA}, explain=True)
     knobs = {"precision": "bf16", "checkpointing": "full", "attn_implementation": "sdpa"}
     config = TrainConfig(per_device_train_batch_size=4, adapter=LoraAdapter(rank=8), **knobs)
@@ -84,7 +84,7 @@ def test_from_python_contradictions_are_refused(tiny_llama):
             autotune.estimate(**{"config": config, **arguments})
 
 
-def test_logits_that_metrics_keep_can_be_the_peak_and_decide_what_fits(estimated):
+def test_logits_that_metrics_keep_can_be_the_peak_and_decide_whether_it_fits(estimated):
     knobs = {"micro-batch": "1", "precision": "bf16"}
     plain, kept = estimated(fix=knobs), estimated(fix=knobs, eval_samples=100_000)
     assert (plain.predicted.memory.phase, plain.predicted.fits) == ("forward and backward", "yes")

@@ -99,7 +99,7 @@ def test_a_device_that_can_not_run_the_configuration_says_why(estimated):
     assert rows["l4"].best.config.precision == "bf16"
 
 
-def test_a_device_that_is_too_small_says_what_it_takes(estimated):
+def test_a_device_that_is_too_small_says_how_much_it_takes(estimated):
     found = estimated(gpu="all", model="gpt2", seq_len=1024, fix={"micro-batch": "32"})
     rows = {row.device.name: row for row in found.rows}
     assert rows["rtx-3070"].why_not.startswith("the least takes")

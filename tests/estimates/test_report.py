@@ -21,7 +21,7 @@ def test_whether_it_fits_goes_by_the_interval(estimated, high, middle, low, expe
     assert fit(memory.model_copy(update=changed), 10) == expected
 
 
-def test_the_chance_to_fit_counts_a_part_of_what_the_allocator_holds_unused(estimated):
+def test_the_chance_to_fit_counts_a_part_of_the_allocators_unused_memory(estimated):
     memory = estimated(fix={"micro-batch": "8"}).predicted.memory
     sizes = {"allocated_peak_bytes": 800, "reserved_peak_bytes": 1000, "framework_bytes": 100}
     changed = memory.model_copy(update={**sizes, "device_interval": Interval(low=1100 - 98, high=1100 + 98)})

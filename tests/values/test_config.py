@@ -90,7 +90,7 @@ def test_a_value_that_can_not_be_trained_is_refused(fields, said):
         make_config(**fields)
 
 
-def test_config_ids_stay_what_they_were_before_later_knobs_came():
+def test_config_ids_are_those_of_before_later_knobs_came():
     """As they stand in run directories and on record."""
     assert TrainConfig(per_device_train_batch_size=8).config_id == "b5eacc64b4"
     spread = {"precision": "bf16", "adapter": {"rank": 4}, "parallelism": Parallelism(world_size=2)}

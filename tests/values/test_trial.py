@@ -20,7 +20,7 @@ def test_the_peak_is_the_most_complete_figure_that_is_known_and_of_several_ranks
     assert worst_memory([]) == Memory()
 
 
-def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_what_they_took():
+def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_by_their_share():
     known = {"samples_per_second": 100.0, "samples_per_second_interval": Interval(low=99.0, high=101.0)}
     assert make_measurement(**known).shown_interval == Interval(low=99.0, high=101.0)
     disturbed = make_measurement(**known, conditions=Conditions(others_share=0.1))
@@ -36,7 +36,7 @@ def test_the_outcome_decides_how_a_trial_ended():
         assert (failed.status, failed.has_failed, failed.measurement) == (status, has_failed, None)
 
 
-def test_the_overhead_of_a_trial_is_what_its_steps_and_checks_leave():
+def test_the_overhead_of_a_trial_is_its_time_without_steps_and_checks():
     phases = Phases(model_s=4.0, first_step_s=2.0, discarded_s=1.0, measured_s=3.0, check_s=1.0)
     result = make_result()
     for duration_s, overhead_s in ((10.0, 3.0), (6.5, 0.0)):

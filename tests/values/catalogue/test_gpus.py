@@ -95,7 +95,7 @@ def test_a_local_device_is_recognised_by_its_drivers_name_and_not_taken_for_anot
     assert [gpu_of(name) for name in unlike] == [None] * 4
 
 
-def test_a_hypothetical_device_is_idle_and_computes_what_the_table_says():
+def test_a_hypothetical_device_is_idle_and_computes_as_the_table_says():
     for gpu in TABLE:
         hardware = hypothetical(gpu)
         assert (hardware.kind, hardware.device, hardware.capability) == ("cuda", "cuda:0", gpu.capability)
