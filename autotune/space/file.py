@@ -116,8 +116,8 @@ def read_space(path: Path) -> SpaceFile:
     try:
         space = SpaceFile.model_validate({**document, "name": path.stem})
     except ValidationError as error:
-        errors = error.errors()  # an unknown key may be a misspelt one that is missing
-        first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+        # An unknown key first: it may be a missing one, misspelt.
+        first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
         where, words = ".".join(map(str, first["loc"])), complaint(first)
         if first["type"] == "extra_forbidden":
             known = (*SpaceFile.model_fields, *Parameter.model_fields, *ForbidRule.model_fields)

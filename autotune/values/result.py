@@ -170,7 +170,7 @@ class ResultData(Value):
     loss_check: LossVerdict | None = Field(default=None, description="the winner's losses against the baseline's")
     proof_notes: tuple[str, ...] = Field(default=(), description="failed checks, and checks that were left out")
     speedup: Speedup | None = Field(description="None: the baseline did not complete, or nothing was measured again")
-    # If the baseline is kept: of the finalist whose interval has the highest upper end.
+    # If the baseline is kept: speedup of the finalist whose interval has the highest upper end.
     challenger: Speedup | None = None
     kept_because: str | None = Field(default=None, description="why the baseline is kept and not an unconfirmed leader")
     others_share: float | None = None  # with the verdict "undecided": share of the machine that other processes took

@@ -99,7 +99,7 @@ class OptimizerFacts(NamedTuple):
     device: Literal["any", "cuda"] = "any"  # cuda: its kernels need CUDA
     compiles: bool = False  # its step uses torch.compile, which needs a C++ compiler on a CPU
     targets: bool = False  # it projects the gradients of chosen layers, which `optim_target_modules` has to name
-    updates_in_backward: bool = False  # with accumulation in every micro-batch
+    updates_in_backward: bool = False  # it updates weights during each backward pass, of every micro-batch
     attributes: tuple[tuple[str, object], ...] = ()  # a trial verifies them (`execution.effects`)
     takes_bf16: bool = True  # whether it has kernels for gradients in bf16 on CUDA
     unusable: str | None = None  # why it can't run anywhere; None: it can

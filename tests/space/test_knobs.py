@@ -87,10 +87,10 @@ CLASSES = [  # of a change, for a model with these facts
 
 @pytest.mark.parametrize(("allowance", "facts", "cases"), CLASSES)
 def test_a_single_change_has_its_class_and_so_has_undoing_it(allowance, facts, cases):
-    for knobs in cases:
-        changed = make_config(**knobs)
-        assert allowance_of(changed, compared(BASE, facts)) == allowance, knobs
-        assert allowance_of(BASE, compared(changed, facts)) == allowance, knobs
+    for case in cases:
+        changed = make_config(**case)
+        assert allowance_of(changed, compared(BASE, facts)) == allowance, case
+        assert allowance_of(BASE, compared(changed, facts)) == allowance, case
 
 
 def test_every_knob_has_a_case():
