@@ -254,15 +254,14 @@ class Forecast:
             needed = zip(configs, self.model.predict(configs).needed_bytes.tolist(), strict=True)
             return [math.inf if math.isnan(size) else size + self.model.paged_bytes(config) for config, size in needed]
 
-        states = [least_states(self.plan, config) for config in configs]
-        weights = [(c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
-        _, _, at = min(zip(states, weights, range(len(configs)), strict=True))
-        light = configs[at]
+        plan = self.plan
+        states = [(least_states(plan, c), c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
+        light = configs[states.index(min(states))]
         (enough,) = taken([light])
-        within = (config for config, least in zip(configs, states, strict=True) if least <= enough)
+        within = (config for config, (least, *_) in zip(configs, states, strict=True) if least <= enough)
         configs = list(dict.fromkeys((light, *within))) if enough < math.inf else configs
-        bytes_of_each = taken(configs)
-        return configs[bytes_of_each.index(min(bytes_of_each))]
+        sizes = taken(configs)
+        return configs[sizes.index(min(sizes))]
 
     def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
         """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
