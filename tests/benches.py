@@ -83,51 +83,35 @@ class Bench:
         self._model = model
         self._numbers = itertools.count()
 
-    def request(
-        self,
-        *,
-        config: dict[str, Any] | None = None,
-        workload: dict[str, Any] | None = None,
-        limits: dict[str, Any] | None = None,
-    ) -> TrialRequest:
+    def request(self, *, config: Any = None, workload: Any = None, limits: Any = None) -> TrialRequest:
         """Return a request for a trial of the tiny model; the arguments are fields that differ from the usual."""
         usual = {"per_device_train_batch_size": 2, "attn_implementation": "sdpa", "dataloader_pin_memory": False}
         made_config = TrainConfig(**{**usual, **(config or {})})
         data = {"task": Task.CAUSAL_LM, "sequence_length": 16, "global_batch_size": None}
         made_workload = Workload(**{"model": self._model, **data, **(workload or {})})
         return TrialRequest(
-            number=next(self._numbers),
-            purpose=Purpose.SEARCH,
-            config=made_config,
-            workload=made_workload,
-            device=self._device,
-            accumulation_steps=made_workload.accumulation_steps(made_config),
+            number=next(self._numbers), purpose=Purpose.SEARCH, config=made_config, workload=made_workload,
+            device=self._device, accumulation_steps=made_workload.accumulation_steps(made_config),
             limits=LIMITS.model_copy(update=limits or {}),
-        )
+        )  # fmt: skip
+
+    # Fields of trials and checks are those of `request`.
 
     def run(self, **fields: Any) -> TrialResult:
-        """Run a trial; the arguments are those of `request`."""
         return self.runner.run(self.request(**fields))
 
     def measured(self, **fields: Any) -> Measurement:
-        """Run a trial that has to complete; the arguments are those of `request`."""
-        result = self.run(**fields)
-        assert isinstance(result.outcome, Measurement), result.outcome
-        return result.outcome
+        return _completed(self.run(**fields))
 
     def check(self, task: CheckTask, **fields: Any) -> TrialResult:
-        """Run a check; the arguments are those of `request`."""
         purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
         return self.runner.run(self.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
 
     def checked(self, task: CheckTask, **fields: Any) -> Measurement:
-        """Run a check that has to complete; the arguments are those of `request`."""
-        result = self.check(task, **fields)
-        assert isinstance(result.outcome, Measurement), result.outcome
-        return result.outcome
+        return _completed(self.check(task, **fields))
 
     def misbehave(self, name: str, *, timeout_s: float = 60, **limits: Any) -> TrialResult:
-        """Run a trial that does what the function `name` of `misbehaving` does."""
+        """Run the function `name` of `misbehaving` as a trial."""
         return self.run(workload=misbehaviour(name), limits={"timeout_s": timeout_s, **limits})
 
     def in_turn(self, *configs: dict[str, Any], **limits: Any) -> list[TrialResult]:
@@ -148,7 +132,6 @@ class Bench:
         return (self.directory(result) / "log.txt").read_text()
 
     def process(self, result: TrialResult) -> dict[str, Any]:
-        """What the launcher has written down of a trial's process."""
         return json.loads((self.directory(result) / "process.json").read_text())
 
     @contextlib.contextmanager
@@ -160,6 +143,11 @@ class Bench:
             patch("autotune.search.cost_model.wanted_timings", lambda *_, **__: None),
         ):
             yield
+
+
+def _completed(result: TrialResult) -> Measurement:
+    assert isinstance(result.outcome, Measurement), result.outcome
+    return result.outcome
 
 
 def misbehaviour(name: str) -> dict[str, Any]:

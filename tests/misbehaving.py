@@ -68,7 +68,6 @@ def complete(directory: Path) -> None:
 
 
 def seen(directory: Path, what: object) -> None:
-    """Write down what a trial has seen, for the test."""
     (directory / "seen.json").write_text(json.dumps(what))
 
 
@@ -131,19 +130,6 @@ def print_binary_garbage(directory: Path) -> None:
     os._exit(1)
 
 
-def die_of_libgomp(directory: Path) -> None:
-    """End as libgomp does when a thread can't be made under the memory limit."""
-    os.write(2, b"\nlibgomp: Thread creation failed: Resource temporarily unavailable\n")
-    os._exit(1)
-
-
-def lose_a_worker_to_libgomp(directory: Path) -> None:
-    """A data-loader worker has died so; the trial's own error comes after it, with a long traceback."""
-    os.write(2, b"\nlibgomp: Thread creation failed: Resource temporarily unavailable\n" + b"  File line\n" * 60)
-    cause = "RuntimeError: DataLoader worker (pid(s) 1) exited unexpectedly"
-    write_value(Failure(status=TrialStatus.CRASHED, cause=cause), directory / outcome_file())
-
-
 def leave_a_child(directory: Path) -> None:
     """In the trial's own process group."""
     _spawn(directory)
@@ -200,7 +186,7 @@ def stop_the_launcher(directory: Path) -> None:
 
 
 def change_the_process(directory: Path) -> None:
-    """Change all that a trial could leave behind in its process, then train."""
+    """Change all that a trial could leave behind in its process."""
     import random
 
     import numpy as np
@@ -352,7 +338,7 @@ def grow_beside_the_allocator(directory: Path) -> None:
 
 
 def thrash(directory: Path) -> None:
-    """Train while each step needs what is cached in another size."""
+    """Train while each step needs the memory that is cached, in another size."""
     import torch
     from transformers import Trainer
 
@@ -376,7 +362,7 @@ def train_usually(directory: Path) -> None:
 
 
 def have_another_hold(directory: Path, size: str) -> int:
-    """Have a process that isn't the trial's hold `size` bytes of the device, in Python; return its number."""
+    """Have a process that isn't the trial's hold so many bytes of the device, an expression; return its number."""
     held = directory / "held"
     held.unlink(missing_ok=True)
     hold = f"import os, time, torch; held = torch.empty({size}, dtype=torch.uint8, device='cuda')"
@@ -445,24 +431,19 @@ def be_crowded_out_once(directory: Path) -> None:
 
 
 class Misbehaviour(NamedTuple):
-    """What a function comes to: a status, how its cause begins, and what the log's end holds."""
-
-    name: str
-    status: str
-    cause: str
-    logged: str = ""
+    name: str  # of a function above
+    status: str  # of its trial
+    cause: str  # as it begins
+    logged: str = ""  # at the end of the log
 
 
 MISBEHAVIOURS = (
     Misbehaviour("crash_by_null_pointer", "crashed", "killed by SIGSEGV", "Segmentation fault"),
     Misbehaviour("kill_itself", "crashed", "killed by SIGKILL", "before the kill"),
     Misbehaviour("die_of_realtime_signal", "crashed", f"killed by signal {signal.SIGRTMIN + 5}"),
-    Misbehaviour("exit_without_a_word", "crashed", "ended without a result (exit code 0)"),
     Misbehaviour("exit_from_a_library", "crashed", "ended without a result (exit code 1)", "SystemExit: 3"),
     Misbehaviour("raise_an_error", "crashed", "ended without a result (exit code 1)", "ZeroDivisionError: planted"),
     Misbehaviour("write_garbage", "crashed", "the trial's outcome file is garbage"),
     Misbehaviour("write_half_a_result_and_die", "crashed", "ended without a result (exit code 0)"),
-    Misbehaviour("die_of_libgomp", "out of memory", "died of a failed allocation (exit code 1)", "libgomp: Thread cre"),
-    Misbehaviour("lose_a_worker_to_libgomp", "out of memory", "RuntimeError: DataLoader worker (pid(s) 1) exited"),
     Misbehaviour("print_binary_garbage", "crashed", "ended without a result (exit code 1)", "last    line"),
 )

@@ -26,26 +26,16 @@ def behaving(directory: Path, device: str) -> Runner:
 def light(directory: Path, device: str) -> Runner:
     """Misbehaving trials that train nothing."""
     launch.launch_command = benches.light_command
-    return Noting(behaving(directory, device))
+    return Noting(directory, detect(device), entry="misbehaving:behave")
 
 
-class Noting:
+class Noting(LocalRunner):
     """Writes down the worker that runs a trial."""
 
-    def __init__(self, runner: LocalRunner) -> None:
-        self._runner = runner
-
-    def __enter__(self) -> None:
-        self._runner.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
-
     def run(self, request: TrialRequest) -> TrialResult:
-        notes = request.workload.fixed_arguments.get(NOTES)
-        if notes is not None:
+        if (notes := request.workload.fixed_arguments.get(NOTES)) is not None:
             (Path(notes) / f"worker-{request.number}").write_text(str(os.getpid()))
-        return self._runner.run(request)
+        return super().run(request)
 
 
 class Scripted(Runner):
@@ -66,8 +56,7 @@ class Dying(Runner):
     """Kills its worker; with a folder for notes only the first time that a trial runs."""
 
     def run(self, request: TrialRequest) -> TrialResult:
-        notes = request.workload.fixed_arguments.get(NOTES)
-        if notes is not None:
+        if (notes := request.workload.fixed_arguments.get(NOTES)) is not None:
             died = Path(notes) / f"died-{request.number}"
             if died.exists():
                 return Scripted().run(request)

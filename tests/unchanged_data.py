@@ -10,38 +10,27 @@ from pathlib import Path
 
 import numpy as np
 
-# Metrics as `evaluate.load` finds them in the working directory: name, features, and what is computed.
+# Metrics as `evaluate.load` finds them in the working directory.
 _METRICS = {
-    "accuracy": ("int64", "float(np.mean(np.asarray(predictions) == np.asarray(references)))"),
-    "rouge": ("string", "float(np.mean([p == r for p, r in zip(predictions, references)]))"),
-    "wer": ("string", "float(np.mean([p != r for p, r in zip(predictions, references)]))"),
-    "sacrebleu": ("translation", "float(np.mean([p in r for p, r in zip(predictions, references)]))"),
-    "squad": ("answers", "float(len(predictions))"),
-}
-_FEATURES = {
-    "int64": ("Value('int64')", "Value('int64')"),
-    "string": ("Value('string')", "Value('string')"),
-    "translation": ("Value('string')", "List(Value('string'))"),
-    "answers": (
-        "{'id': Value('string'), 'prediction_text': Value('string')}",
-        "{'id': Value('string'), 'answers': {'text': List(Value('string')), 'answer_start': List(Value('int64'))}}",
-    ),
+    "accuracy": "{'accuracy': float(np.mean(np.asarray(predictions) == np.asarray(references)))}",
+    "rouge": "{'rouge': float(np.mean([p == r for p, r in zip(predictions, references)]))}",
+    "wer": "float(np.mean([p != r for p, r in zip(predictions, references)]))",
+    "sacrebleu": "{'score': float(np.mean([p in r for p, r in zip(predictions, references)]))}",
+    "squad": "{'squad': float(len(predictions))}",
 }
 _METRIC = """
 import datasets
 import evaluate
 import numpy as np
-from datasets import List, Value
 
 
 class Own(evaluate.Metric):
     def _info(self):
-        features = datasets.Features({{"predictions": {predicted}, "references": {expected}}})
+        features = datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("string")))
         return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
 
-    def _compute(self, predictions, references, **kwargs):
-        return {returned}
-"""
+    def compute(self, *, predictions, references, **kwargs):  # of any features
+        return """
 _FEW = 24
 
 
@@ -49,7 +38,9 @@ def make(folder: Path) -> None:
     """Write everything into the folder in which `make_tiny` has written."""
     texts = [json.loads(line)["text"] for line in (folder / "texts.json").read_text().splitlines()]
     words = [" ".join(text.split()[:40]) or "nothing" for text in texts]
-    _metrics(folder)
+    for name, returned in _METRICS.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / f"{name}.py").write_text(f"{_METRIC}{returned}\n")
     _rows(folder, words)
     _preferences(folder, words)
     _images(folder)
@@ -58,20 +49,8 @@ def make(folder: Path) -> None:
     for name in ("abbrev_types.txt", "collocations.tab", "sent_starters.txt", "ortho_context.tab"):
         _write(folder / "nltk_data" / "tokenizers" / "punkt_tab" / "english" / name, [])
     (folder / "nltk_data" / "tokenizers" / "punkt").mkdir()
-    (folder / "rewards.py").write_text(
-        "def brief(completions, **kwargs):\n"
-        "    return [-float(len(str(completion))) for completion in completions]\n"
-    )  # fmt: skip
-
-
-def _metrics(folder: Path) -> None:
-    for name, (kind, computed) in _METRICS.items():
-        predicted, expected = _FEATURES[kind]
-        (folder / name).mkdir(exist_ok=True)
-        key = "score" if name == "sacrebleu" else name
-        returned = computed if name == "wer" else f'{{"{key}": {computed}}}'
-        text = _METRIC.format(predicted=predicted, expected=expected, returned=returned)
-        (folder / name / f"{name}.py").write_text(text)
+    rewards = "def brief(completions, **kwargs):\n    return [-float(len(str(each))) for each in completions]\n"
+    (folder / "rewards.py").write_text(rewards)
 
 
 def _write(path: Path, rows: list[dict]) -> None:
@@ -81,14 +60,13 @@ def _write(path: Path, rows: list[dict]) -> None:
 
 def _rows(folder: Path, words: list[str]) -> None:
     tables = {
-        "texts": [{"text": text} for text in words],
         "summaries": [{"text": text, "summary": text[:40]} for text in words],
         "translations": [{"translation": {"en": text, "de": text[:40]}} for text in words],
     }
     for name, rows in tables.items():
-        if name != "texts":
-            _write(folder / f"{name}.json", rows)
+        _write(folder / f"{name}.json", rows)
         _write(folder / f"few-{name}.json", rows[:_FEW])
+    _write(folder / "few-texts.json", [{"text": text} for text in words[:_FEW]])
     questions = [
         {
             "id": str(number), "title": "", "context": text, "question": "What comes first?",
@@ -101,23 +79,14 @@ def _rows(folder: Path, words: list[str]) -> None:
 
 
 def _preferences(folder: Path, words: list[str]) -> None:
-    def asked(text: str) -> list[dict]:
-        return [{"role": "user", "content": text[:60]}]
-
-    def answered(text: str) -> list[dict]:
-        return [{"role": "assistant", "content": text}]
-
-    tables = {
-        "chats": [{"messages": asked(text) + answered(text)} for text in words],
-        "preferences": [
-            {"prompt": asked(text), "chosen": answered(text), "rejected": answered(text[::-1])} for text in words
-        ],
-        "judged": [
-            {"prompt": asked(text), "completion": answered(text), "label": bool(number % 2)}
-            for number, text in enumerate(words)
-        ],
-        "prompts": [{"prompt": asked(text)} for text in words],
-    }
+    tables: dict[str, list[dict]] = {"chats": [], "preferences": [], "judged": [], "prompts": []}
+    for number, text in enumerate(words):
+        asked = [{"role": "user", "content": text[:60]}]
+        right, wrong = ([{"role": "assistant", "content": content}] for content in (text, text[::-1]))
+        tables["chats"].append({"messages": asked + right})
+        tables["preferences"].append({"prompt": asked, "chosen": right, "rejected": wrong})
+        tables["judged"].append({"prompt": asked, "completion": right, "label": bool(number % 2)})
+        tables["prompts"].append({"prompt": asked})
     for name, rows in tables.items():
         _write(folder / name / "train.json", rows)
         _write(folder / name / "test.json", rows[:_FEW])

@@ -1,10 +1,10 @@
 """Carries out a check in a trial's process: a soak (evaluating and saving beside training) or a loss run.
 
-A soak stays under the trial's memory budget throughout, and evaluates with the largest batch that fits. Where a Trainer
-has `compute_metrics`, its evaluation keeps the predictions of the whole data set, on the device until
-`eval_accumulation_steps` moves them to the host. The soak keeps as many: the Trainer's own loop reads every sample, but
-the model computes the first two batches alone, those with the longest samples; for the others the predictions of the
-very first sample stand in, which go through `preprocess_logits_for_metrics` and `compute_metrics` as always.
+A soak stays under the trial's memory budget throughout, and evaluates with the largest batch that fits. A Trainer with
+`compute_metrics` keeps the predictions of its whole data set, on the device until `eval_accumulation_steps` moves them
+to the host. The soak keeps as many: the Trainer's own loop reads every sample, but the model computes the first two
+batches alone, those with the longest samples; for the others the predictions of the first sample stand in, which go
+through `preprocess_logits_for_metrics` and `compute_metrics` as always.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ from autotune.execution.user_code import theirs
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 
-# Batches of an evaluation that the model computes: two, so that one is there while the next comes.
-_COMPUTED = 2
-
-_LONGEST_S = 30.0  # reading a large data set must not use up the time of the whole check
+_COMPUTED = 2  # batches of an evaluation that the model computes: one is still there when the next comes
+_LONGEST_S = 30.0  # of reading a data set, which must not use up the time of the whole check
 
 
 class CheckError(Exception):
@@ -48,14 +46,14 @@ class Reading(NamedTuple):
     """How a trial reads its samples."""
 
     longest: Any = None  # gives so many samples to evaluate on, the longest first; None: there are none
-    kept: int | None = None  # samples whose predictions an evaluation keeps, all there are; None: it keeps none
+    kept: int | None = None  # samples of the data set whose predictions an evaluation keeps; None: it keeps none
     padding_share: Callable[[int], float | None] = lambda steps: None  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
     not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
 
 
 def arguments_of(task: CheckTask | None) -> dict[str, Any]:
-    """Return what a check adds to the Trainer's arguments: a loss run logs each step."""
+    """Return the arguments that a check adds to the Trainer's: a loss run logs each step."""
     if not isinstance(task, LossTask):
         return {}
     return {"max_steps": task.steps, "seed": task.seed, "logging_strategy": "steps", "logging_steps": 1}
@@ -65,7 +63,7 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
 def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[None]:
     """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
 
-    `not_saved` says why a soak saves none. CheckError: saving failed.
+    `not_saved` says why a soak saves no checkpoint. CheckError: saving failed.
     """
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
@@ -84,8 +82,8 @@ def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | No
 
 
 def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
-    """Return what a check adds to the measurement of the training that has ended; CheckError: evaluation failed."""
-    if isinstance(task, LossTask):  # whose losses the Trainer logs as means over the step's accumulation
+    """Return the fields that a check adds to the measurement once training has ended; CheckError: evaluation failed."""
+    if isinstance(task, LossTask):  # the Trainer logs a step's loss as the mean over its accumulation
         losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
         if len(losses) != task.steps:
             raise CheckError(f"{len(losses)} losses were logged in {task.steps} steps")
@@ -127,8 +125,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.is_saving = control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at what was written, when all ranks have written their part."""
-        wait_for_all(torch.zeros(1))
+        wait_for_all(torch.zeros(1))  # each rank writes a part of it
         self.is_saving = False
         if own_rank().number == 0:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -139,15 +136,15 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     """Return how far dropout, drawn with eight seeds, spreads the loss of the first step's samples; None: unknown.
 
-    The samples are the same whatever the micro-batch, and for every rank. A compiled model would be compiled again.
+    The samples are the same for any micro-batch and rank.
     """
     args, data = trainer.args, trainer.train_dataset
-    if hasattr(trainer.model_wrapped, "_orig_mod"):
+    if hasattr(trainer.model_wrapped, "_orig_mod"):  # it would be compiled again
         return None
     with randomness_off(trainer.model) as is_random:
         if not is_random:
             return 0.0
-    if isinstance(data, IterableDataset):  # whose first samples are gone
+    if isinstance(data, IterableDataset):  # the first samples are gone
         return None
     trainer.model.train()
     size = args.per_device_train_batch_size
@@ -170,10 +167,10 @@ def keeps_predictions(trainer: Any) -> bool:
 
 
 def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
-    """Return the fields of `Soaked` that say with what evaluation fits: the first batch size that does.
+    """Evaluate with the first of these batch sizes that fits; return the fields of `Soaked` that say which one it is.
 
-    Predictions that fit with no batch size are left out at last, and the result says why. A rank that fails leaves the
-    others amid their evaluation, which only their end gets them out of: of several ranks none goes on to the next size.
+    If the predictions fit with none of the sizes, evaluation is tried without them, and the result says why. Of several
+    ranks none goes on to the next size: one that fails leaves the others amid their evaluation, until they are ended.
     CheckError: evaluation failed, or fits with no size.
     """
     args, ranks, trained = trainer.args, own_rank().of, guard.peak()
@@ -181,7 +178,7 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
     args.dataloader_drop_last = theirs(args).get("dataloader_drop_last", False)  # a trial's is True
     own: int | None = getattr(args, "eval_accumulation_steps", None)
     # With all predictions, moved to the host after each batch if need be; then without them.
-    steps = [own] if reading.kept is None or args.device.type == "cpu" else list(dict.fromkeys((own, 1)))
+    steps = list(dict.fromkeys((own, 1))) if reading.kept and args.device.type != "cpu" else [own]
     attempts: list[tuple[int, int | None, int | None]] = [(size, own, None) for size in sizes]
     attempts[:0] = [(size, step, reading.kept) for size in sizes if reading.kept for step in steps]
     failure: str | None = None
@@ -213,12 +210,12 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         guard.begin_anew(trained)
-    raise AssertionError("a ladder has a last rung")
+    raise AssertionError("the last attempt returns or raises")
 
 
 @contextlib.contextmanager
 def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
-    """Let the model compute the first batches alone; yield the size of the predictions, and why the metrics failed."""
+    """Let the model compute the first batches alone; yield the predictions' size, and why metrics failed if they do."""
     step, loop, metrics = trainer.prediction_step, trainer.evaluation_loop, trainer.compute_metrics
     seen: dict[str, Any] = {}
     first, batches, samples, ends_at = None, 0, 0, time.monotonic() + _LONGEST_S

@@ -1,7 +1,7 @@
 """Finds out, in a child process, what the search must know of what is trained: facts of the model, lengths of the data.
 
 A named model is built on the meta device, so nothing is allocated, and real data are tokenized once for all trials. A
-user's own code is run until it trains, to see what its Trainer, model, data and arguments are, which of them can be
+user's own code runs until it trains; then its Trainer, model, data and arguments are looked at, which of them can be
 changed from outside, and whether its gradient depends on the micro-batch (`gradients`, which runs a loop's step too).
 """
 
@@ -45,7 +45,7 @@ _FEW = 2  # samples of the batch that is looked at
 
 
 def run_describe(directory: Path) -> None:
-    """Answer the request in `directory`; what trials need of the data goes to the directory `data` beside it."""
+    """Answer the request in `directory`; the data of trials go to the directory `data` beside it."""
     request, data = read_value(DescribeRequest, directory / "request.json"), directory.parent / "data"
 
     def described() -> Description:
@@ -83,7 +83,7 @@ def _answer(directory: Path, described: Callable[[], Description]) -> None:
 
 
 def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
-    # TF32 which is on where the code trains is there for a reason other than its TrainingArguments.
+    # With these arguments, TF32 that is on when the code trains has another reason.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
     laid = {**no_tf32, "output_dir": str(directory / "trainer")}
     output = f"(its output: {directory / 'log.txt'})"
@@ -198,7 +198,7 @@ class Training:
         return Description(facts=facts, lengths=profile, notes=(*notes, *split_note), own=found)
 
     def overrides(self, *methods: str) -> str | None:
-        """Return the first of these methods that is the code's own in place of the library's, as '... has a ...'."""
+        """Return the first of these methods that the code has overridden, as '... has a ... of its own'; None: none."""
         kind = type(self.trainer)
         for name in methods:
             if not getattr(kind, name).__module__.startswith("transformers.") or name in vars(self.trainer):
@@ -223,7 +223,7 @@ class Training:
             )
 
     def _whose_loss(self) -> str | None:
-        """Return whose loss it is; None if it is the library model's own, whose way to count labels is known."""
+        """Return whose loss it is; None: the library model's own, whose way to count labels is known."""
         trainer, kind = self.trainer, type(self.base)
         if self.overrides("compute_loss"):
             return f"the loss is {self.name}.compute_loss's"
@@ -233,6 +233,7 @@ class Training:
         return None if is_known else f"the loss is {kind.__name__}'s own"
 
     def _held(self) -> dict[str, str]:
+        """Return the knobs that no search can change, and why."""
         trainer, base, name = self.trainer, self.base, type(self.base).__name__
         made = "the model is made by your code already"
         own_optimizer = trainer.optimizer is not None
@@ -241,7 +242,7 @@ class Training:
         has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None
-        table: tuple[tuple[str, object, str | None], ...] = (  # a knob, whether it is held, and why
+        table: tuple[tuple[str, object, str | None], ...] = (  # the first reason that holds is told
             ("packing", True, "your code puts its samples into batches"),
             ("quantization", True, made),
             ("experts_per_token", True, made),
@@ -285,7 +286,7 @@ class Training:
         return {kind.__name__ for kind in type(self.trainer).__mro__ if kind.__module__.startswith("trl.")}
 
     def _recipe(self) -> Any:
-        """Return the recipe whose Trainer of TRL's it is, with its usual loss and reference; None if it is of none."""
+        """Return the recipe whose Trainer of TRL's this is, with its usual loss and reference; None: it is another."""
         names, args = self._of_trl(), self.trainer.args
         if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
             return None
@@ -311,7 +312,7 @@ class Training:
 
     def _fixed(self) -> dict[str, Any]:
         """Return the arguments that no search touches, where they differ from the defaults of TrainingArguments."""
-        # Names of places, secrets, and what a trial sets: nothing that an answer should repeat.
+        # An answer repeats no places and no secrets.
         places = {"output_dir", "logging_dir", "run_name", "hub_token", "push_to_hub_token"}
         args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | places
         usual = _written(TrainingArguments(output_dir=str(args.output_dir), use_cpu=args.use_cpu))
@@ -345,7 +346,7 @@ class Training:
 
 
 def _written(args: Any) -> dict[str, Any]:
-    """Return TrainingArguments as the code has them, without the overlay and without what JSON can't hold."""
+    """Return TrainingArguments as the code has them, as far as JSON can hold them."""
     written = {}
     for name, value in {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}.items():
         with contextlib.suppress(TypeError, ValueError):

@@ -37,7 +37,7 @@ from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, is_new_weight
 
-# Each has a method of its name in `EffectsProbe`, which returns what is in effect if that is what was asked for.
+# Each has a method of its name in `EffectsProbe`, which returns what is in effect, or raises NoEffectError.
 KNOBS = (
     "precision", "tf32", "optim", "checkpointing", "attn_implementation", "experts_implementation", "use_liger_kernel",
     "chunked_loss", "torch_compile_backend", "activation_memory_budget", "dataloader_num_workers",
@@ -45,13 +45,13 @@ KNOBS = (
     "parallelism",
 )  # fmt: skip
 
-# Layers whose output is what they computed in. Others of these names have a forward of their own: packed ones put out
-# what they were given, and Falcon's add an fp32 bias to a product in 16 bits.
+# Forwards that put out the dtype in which they compute. Other layers of these names have a forward of their own: packed
+# ones put out the dtype of their input, and Falcon's add an fp32 bias to a product in 16 bits.
 _PLAIN = (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward, Conv1D.forward)
 
 
 class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Looks at all knobs but `theirs`, which the user's code decides, and leaves no hook in later steps."""
+    """Looks at all knobs but `theirs`, which the user's code decides; its hooks go after the first step."""
 
     def __init__(self, config: TrainConfig, hardware: Hardware, *, theirs: frozenset[str] = frozenset()) -> None:
         self._config, self._hardware, self._theirs = config, hardware, theirs
@@ -105,7 +105,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._hooks.enter_context(patch.object(holder, name, counted))
 
     def verify(self, trainer: Any, knobs: tuple[str, ...] = KNOBS) -> dict[str, str]:
-        """Return what was seen in effect, by knob, or raise NoEffectError for what wasn't."""
+        """Return what is in effect, by knob; NoEffectError: one isn't as asked for."""
         self._trainer, self._model, self._loader = trainer, trainer.model, trainer.callback_handler.train_dataloader
         return {k: "as your code has it" if k in self._theirs else getattr(self, f"_{k}")() for k in knobs}
 
@@ -113,7 +113,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         asked, autocasts = self._config.precision, self._trainer.accelerator.native_amp
         computes_in = {Precision.FP32: torch.float32, Precision.FP16: torch.float16}.get(asked, torch.bfloat16)
         needs_autocast = asked in (Precision.FP16, Precision.BF16)
-        # DeepSpeed trains 16-bit weights with masters in fp32, and there is no autocast.
+        # DeepSpeed trains 16-bit weights with masters in fp32, without autocast.
         casts_weights = needs_autocast and self._config.parallelism.sharding in ZERO_STAGES
         ignored = f"{asked} was asked for, but autocast is off: the device's library ignores it"
         _require(autocasts or casts_weights or not needs_autocast, ignored)
@@ -150,7 +150,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         shown = name + "".join(f" {key}={value}" for key, value in facts.attributes)
         if ("optim_bits", 8) not in facts.attributes:
             return shown
-        # As bitsandbytes advises and the Trainer has it.
+        # The Trainer keeps those of embeddings in 32 bits, as bitsandbytes advises.
         tables = [m.weight for m in self._model.modules() if isinstance(m, nn.Embedding)]
         states = {optimizer.state[table]["state1"].dtype for table in tables if table in optimizer.state}
         _require(states <= {torch.float32}, f"states of embeddings should be kept in 32 bits, but are {_names(states)}")
@@ -276,17 +276,15 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         asked, layers = self._config.quantization, dict(quantized_layers(self._model))
         kinds = {quantization_of(layer) for layer in layers.values()}
         seen = "/".join(map(str, kinds)) or "not packed"
-        _require(
-            kinds == ({asked} if asked else set()),
-            f"packed weights: {asked or 'none'} was asked for, but they are {seen}",
-        )
+        told = f"packed weights: {asked or 'none'} was asked for, but they are {seen}"
+        _require(kinds == ({asked} if asked else set()), told)
         for name, layer in layers.items():
             is_packed = layer.weight.dtype in (torch.uint8, torch.int8)
             _require(is_packed, f"{asked} weights were asked for, but those of {name} are not packed")
         return f"{asked} in {len(layers)} layers" if asked else "none"
 
     def _parallelism(self) -> str:
-        # Much can fail silently, so the model's wrapper and the shards themselves are looked at.
+        # A split can fail silently, so the model's wrapper and the shards themselves are looked at.
         spread, known = self._config.parallelism, self._trainer.args.world_size
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         told = f"{spread.world_size} devices were asked for, but {ranks} ranks ran, of which the Trainer knew {known}"
@@ -303,7 +301,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def attention_kernel(*args: Any, **kwargs: Any) -> str:
-    def as_cast(value: Any) -> Any:  # rotary positions leave queries and keys in fp32, which autocast will cast
+    def as_cast(value: Any) -> Any:  # rotary positions leave queries and keys in fp32 for autocast to cast
         device = value.device.type if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else None
         if device is None or not torch.is_autocast_enabled(device):
             return value

@@ -1,15 +1,15 @@
 """The environment of the processes that run trials: variables set before any import, devices, ranks, shared files.
 
-A trial sees its own devices and no other. The Trainer takes every visible device (`nn.DataParallel`, and it starts at
-`cuda:0` whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of
-several ranks sees as many as it has ranks, and rank N is at `cuda:N`. The launcher forks the ranks in tens of
-milliseconds, where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would have
-them meet, at a port that the launcher has held since before they were forked, so that nobody else can take it. A group
-that computes on CUDA can send tensors of the host as well, which decisions need.
+A trial sees its own devices alone. The Trainer takes every visible device (`nn.DataParallel`, and it starts at `cuda:0`
+whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of several
+ranks sees as many as it has ranks, and rank N is at `cuda:N`. The launcher forks the ranks in tens of milliseconds,
+where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would have them meet, at a
+port that the launcher has held since before they were forked, so that nobody else can take it. A group that computes on
+CUDA can send tensors of the host as well, which decisions need.
 
 DeepSpeed compiles its operators where they are first used, in a minute and more each, and keeps them
 (`TORCH_EXTENSIONS_DIR`). A trial that is killed meanwhile leaves a lock for which all later ones would wait. So a child
-compiles them before any trial; what can't be compiled, the trial reports. Both remove locks that nobody holds.
+compiles them before any trial; a trial reports if they can't be compiled. Both remove locks that nobody holds.
 
 Libraries that share memory between processes (NCCL, torch's data loaders, DeepSpeed on the CPU) leave files in /dev/shm
 if they are killed, which would stay until the machine is restarted, and are removed.
@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PYTHONFAULTHANDLER": "1",
-    "PYTHONUNBUFFERED": "1",  # what a trial printed before it was killed is in its log
+    "PYTHONUNBUFFERED": "1",  # the log has all that a trial printed before it was killed
 }
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -68,18 +68,18 @@ COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compil
 def launcher_environment(
     device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Return the environment of a launcher for `device` ('cpu' or 'cuda:N', as the parent counts) and `others` like it.
+    """Return the environment of a launcher for `device` and `others` like it, named as the parent counts.
 
     `mark` is a variable by which the launcher's descendants are known (see `job`).
     """
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
-        # Where the host's memory is what is measured, freed blocks go back at once; see `guard`, which undoes it in
-        # time. At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, by which blocks
-        # of a micro-batch are below it: a BERT of a million weights spread by 1.5 MiB around what its tensors take, and
-        # at 16 KiB by 0.3 MiB. Later glibc would come to keep freed blocks of up to 32 MiB, and the peak would be that
-        # of the heap's history. Nothing undoes it for processes that collate batches beside a GPU, and each batch of
-        # images would be mapped and cleared anew.
+        # The host's memory is measured, so freed blocks go back at once, until `guard` undoes that for the timed steps.
+        # At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, depending on which
+        # blocks of a micro-batch lie below it: a BERT of a million weights spread by 1.5 MiB around what its tensors
+        # take, and at 16 KiB by 0.3 MiB. Later glibc would come to keep freed blocks of up to 32 MiB, and the peak
+        # would be that of the heap's history. It isn't set beside a GPU: in processes that collate batches nothing
+        # undoes it, and each batch of images would be mapped and cleared anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
     # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
@@ -93,7 +93,7 @@ def launcher_environment(
 
 
 def visible(devices: Sequence[str], present: Mapping[str, str] = os.environ) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES that leaves `devices` alone, named as this process counts."""
+    """Return CUDA_VISIBLE_DEVICES for processes that are to see these `devices` of this one alone."""
     there = present.get("CUDA_VISIBLE_DEVICES")
     names = None if there is None else [entry.strip() for entry in there.split(",") if entry.strip()]
     indices = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
@@ -107,7 +107,7 @@ def trial_device(device: str) -> str:
 
 @contextlib.contextmanager
 def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
-    """Let inductor and Triton find nothing compiled, as in the user's caches, and leave nothing; each rank its own."""
+    """Let inductor and Triton find nothing compiled, and leave nothing."""
     cache = directory / f"compile-cache-{rank}"
     try:
         with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}):
@@ -117,10 +117,12 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
 
 
 def forget_unfinished(since: float) -> None:
-    """Remove libraries from inductor's cache that a killed compiler didn't write to their end."""
-    # Every later training would load them: "file too short". They are those written at `since` (in seconds since 1970)
-    # or later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a linker has
-    # open stays: the cache is shared by all trainings of the user.
+    """Remove the libraries from inductor's cache that a killed compiler has left unfinished.
+
+    Every later training would fail to load them: "file too short". Looked at are those written at `since` (in seconds
+    since 1970) or later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a
+    linker has open stays, since all trainings of the user share the cache.
+    """
     if "torch" not in sys.modules:  # in a process that forks no trials
         return
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -158,14 +160,12 @@ def compile_operators(directory: Path) -> None:
 
 
 def remove_unused_locks() -> None:
-    """Remove the locks of builders that were killed, for which torch would wait for ever; find DeepSpeed's ninja."""
-    # Torch keeps a lock open for as long as it builds, or looks at what it has built.
+    """Remove the locks of builders that were killed, for which torch would wait for ever."""
     from torch.utils.cpp_extension import get_default_build_root
 
-    # It was installed beside DeepSpeed, which need not be on the path.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()).rglob("lock"):
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            # Torch keeps a lock open for as long as it builds, or looks at what it has built.
             if is_unused(lock) or time.time() - lock.stat().st_mtime > COMPILE_LIMIT_S:
                 lock.unlink()
 
@@ -185,9 +185,11 @@ def remove_orphans(before: set[Path], directory: Path = SHARED_MEMORY) -> None:
 
 
 def is_unused(file: Path) -> bool:
-    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell."""
-    # /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
-    # counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
+    """Return whether a file is this user's, and no process has it open or mapped; False where the kernel can't tell.
+
+    /proc doesn't show the processes of other containers, which may share memory and caches with this one. The kernel
+    counts them all: it grants a lease for writing on a file that is open nowhere else (fcntl(2)).
+    """
     try:
         if file.lstat().st_uid != os.getuid():
             return False
@@ -213,8 +215,8 @@ class Rank(NamedTuple):
 def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
     """Return the variables that torchrun sets for rank `number` of `of` on this machine, which meet at `port`.
 
-    `listener` is the open socket that listens there, for the first rank alone. torchrun gives each rank one thread
-    unless OMP_NUM_THREADS is set, as the exported command sets it.
+    `listener` is the open socket that listens there, for the first rank alone. Threads are set as in the exported
+    command: torchrun gives each rank one unless OMP_NUM_THREADS is set.
     """
     return {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(number)),
@@ -226,7 +228,7 @@ def rank_environment(number: int, of: int, port: int, listener: int | None = Non
 
 
 def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.environ) -> int:
-    """Return the threads of each rank: its share of the cores, or fewer if the user's environment says so."""
+    """Return the threads of each rank: its share of the cores, or fewer if OMP_NUM_THREADS says so."""
     share, asked = max(1, cores // ranks), present.get(_THREADS, "")
     return min(share, int(asked)) if asked.isdigit() and int(asked) else share
 
@@ -250,7 +252,7 @@ def own_rank() -> Rank:
 
 
 def meet(device: str, *, timeout_s: float) -> None:
-    """Wait for the other ranks, so that collectives work from here on; `timeout_s` is the trial's."""
+    """Wait for the other ranks; collectives work from here on. `timeout_s` is the trial's."""
     rank = own_rank()
     if not rank.is_launched:
         return
@@ -264,7 +266,7 @@ def meet(device: str, *, timeout_s: float) -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     kept = None if listener is None else int(listener)
     store = TCPStore(address, port, rank.of, rank.number == 0, limit, wait_for_workers=False, master_listen_fd=kept)
-    # Nothing touches the device here: what its context takes is for the memory guard to see.
+    # Nothing touches the device here: the memory guard has to see what its context takes.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
     init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
 
@@ -282,7 +284,7 @@ def agree(decision: bool) -> bool:
 
 
 def wait_for_all(tensor: Any) -> None:
-    """Wait until every rank has come here; to sum `tensor`, the libraries open their channels to its device."""
+    """Wait until every rank has come here; summing `tensor`, libraries open their channels to its device."""
     if own_rank().is_launched:
         from torch import distributed
 

@@ -1,15 +1,14 @@
-"""Whether the gradient of an optimizer step depends on how its samples are split into micro-batches: measured.
+"""Measures whether the gradient of an optimizer step depends on how its samples are split into micro-batches.
 
 A loss that is a sum or a mean over the micro-batch may need another scale of accumulation than it gets, and one that
-compares the samples of a micro-batch with each other is another loss with each split. What code says of itself doesn't
-show that; two gradients from the same weights and the same samples do, all in one micro-batch and in several. A
-Trainer's are computed by its own `training_step`. Of a user's loop a step is run at the baseline's micro-batch and at
-another one; nothing is compiled meanwhile, gradients aren't clipped, and the samples that models are given are counted.
+compares the samples of a micro-batch with each other is another loss with each split. Code doesn't say so of itself;
+two gradients from the same weights and samples show it, in one micro-batch and in several. A Trainer's are computed by
+its own `training_step`. A step of a user's loop is run at the baseline's micro-batch and at another one; nothing is
+compiled meanwhile, gradients aren't clipped, and the samples that models are given are counted.
 
-Everything that is known to be random is switched off meanwhile, and batch norm keeps its running statistics. Dropout
-modules have a rate `p`; others keep theirs in an attribute or read it from the config at each call. Randomness of
-another kind, in a model's own code, is not found: so where the two gradients differ, the whole batch is run a second
-time with another seed, and what differs then differs for another reason.
+All known randomness is switched off meanwhile, and batch norm keeps its running statistics. Dropout modules have a rate
+`p`; others keep theirs in an attribute or read it from the config at each call. A model's own code may draw otherwise:
+if the two gradients differ, the whole batch is run a second time with another seed, to see how much chance changes.
 """
 
 from __future__ import annotations
@@ -64,16 +63,16 @@ class Gradient(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The result of the measurement; both None: the split changes nothing."""
+    """How the split changes the gradient; both None: not at all."""
 
-    changes: str | None = None  # how the gradient differs, with the figures
+    changes: str | None = None  # in words, with the figures
     unknown: str | None = None  # why it could not be measured
 
 
 def gradient_of(
     parameters: Iterable[torch.Tensor], *, of: Callable[[torch.Tensor], torch.Tensor | None] = lambda p: p.grad
 ) -> Gradient:
-    """Return the gradient of parameters, or what else `of` reads of them; of those that have none it is zero."""
+    """Return the gradient of parameters, or another value that `of` reads; None counts as zero."""
     squares, elements = [], [torch.zeros(0)]
     for parameter in parameters:
         if (found := of(parameter)) is None:
@@ -96,8 +95,8 @@ def compared(
 ) -> Split:
     """Compare the gradient of a step in several micro-batches with that of the whole step.
 
-    `again` gives the whole's with another seed, for what chance changes; `shapes` is what the two are called, as '1
-    micro-batch of 4'; `rounding` is the relative distance that is none.
+    `again` returns the whole's with another seed; `shapes` are the names of the two, as '1 micro-batch of 4'; a
+    relative distance up to `rounding` is no difference.
     """
     if not math.isfinite(whole.norm + split.norm):
         return Split(unknown="a gradient is not a number")
@@ -112,24 +111,22 @@ def compared(
             return float((one.elements - other.elements).norm()) / largest
         return abs(one.norm - other.norm) / max(one.norm, other.norm)
 
-    # Of gradients of different samples the norms alone are compared. A loop that feeds one micro-batch again and again
-    # has half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
+    # Gradients of different samples are compared by their norms alone. A loop that feeds one micro-batch again and
+    # again has half as many different samples with a micro-batch half as large: its gradient may be 1.4 times as long.
     apart, allowed = distance(whole, split), rounding if same_samples else 0.4
-    if apart > allowed:  # a single pair shows but roughly what chance changes
+    if apart > allowed:  # a single pair shows only roughly how much chance changes
         allowed += 3.0 * distance(whole, again())
     if apart <= allowed:
         return Split() if same_samples else Split(unknown="other samples are read with another split")
-    return Split(
-        changes=f"the gradient of a step changes with the split of its samples: its norm is {whole.norm:.4g} in "
-        f"{shapes[0]} and {split.norm:.4g} in {shapes[1]}, {apart:.0%} apart where {allowed:.1%} could be rounding and "
-        "chance"
-    )
+    norms = f"its norm is {whole.norm:.4g} in {shapes[0]} and {split.norm:.4g} in {shapes[1]}"
+    told = f"{norms}, {apart:.0%} apart where {allowed:.1%} could be rounding and chance"
+    return Split(changes=f"the gradient of a step changes with the split of its samples: {told}")
 
 
 def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
-    """Return the facts with what the measurement showed, and the note for the user.
+    """Return the facts with the result of the measurement, and a note for the user.
 
-    `whose` says whose loss it is, as 'the loss is ...', where that is a reason to doubt it.
+    `whose` says whose loss it is, as 'the loss is ...', if that is a reason to doubt it.
     """
     if split.changes is not None:
         line = f"{split.changes}: another micro-batch is another training, tried with --allow method alone"
@@ -142,11 +139,10 @@ def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[
 
 
 def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: bool, batch_coupled: bool) -> Split:
-    """Return whether the gradient of a Trainer's step depends on the split, tried with a few of its samples.
+    """Measure with a few samples of a Trainer, by its own `training_step` and its count of the step's labels.
 
-    The Trainer's own `training_step` computes it, with its count of the step's labels. `normalizes`: trials put
-    `normalize_loss` on its model, which it has afterwards; `reorders`: they set the order of the samples, whose
-    `lengths` are None where they have none; `batch_coupled`: the model has routers or batch norm.
+    `normalizes`: trials put `normalize_loss` on its model, which it has afterwards; `reorders`: they set the order of
+    the samples, whose `lengths` may be None; `batch_coupled`: the model has routers or batch norm.
     """
     try:
         whole, parts = _batches(trainer, lengths, reorders=reorders)
@@ -188,10 +184,9 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
 
 
 def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[Any] | None]:
-    """Return a batch of a few samples and the same in parts; None if they can't be had."""
-    # The samples are of different lengths, none of them among the longest. Rows of one batch are the same samples
-    # whatever a collator draws. A batch that has no rows (a packed one) is collated anew in parts, where the order of
-    # the samples can be set.
+    """Return a batch of a few samples, and the same samples in parts; None: it can't be split."""
+    # The samples differ in length and aren't the longest. A batch is split by its rows, since a collator may draw at
+    # random; one that has no rows (a packed one) is collated anew in parts, if the order of the samples can be set.
     samples, order = trainer.train_dataset, None
     if reorders:
         order = np.arange(len(samples)) if lengths is None else np.argsort(lengths, kind="stable")
@@ -208,7 +203,7 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     if order is None:
         return whole, rows
     parts = [first_batch(trainer, view(samples, order[part]), _SPLIT_SAMPLES) for part in slices]
-    # What has as many rows all the same has another dimension first, of time for example.
+    # A part with as many rows as the whole has another dimension first, of time for example.
     return whole, rows if rows and rows_of(parts[0], _SPLIT_SAMPLES) == _SPLIT_SAMPLES else parts
 
 
@@ -231,7 +226,7 @@ class _Step:  # of a loop, as it was seen
 
 
 def split_of_loop(request: ExamineRequest, file: Path) -> Split:
-    """Return whether a step of the loop pickled in `file` shows another gradient at the other micro-batch.
+    """Measure a loop, pickled in `file`, at the baseline's micro-batch and at the other one.
 
     InputError: a step consumes another number of samples than it should.
     """
@@ -262,8 +257,10 @@ def split_of_loop(request: ExamineRequest, file: Path) -> Split:
 
 
 def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[int, int] = (0, 0)) -> _Step | str:
-    """Return what was seen of one step, or why there was none; another number of samples than asked for is refused."""
-    # The first of the seeds is for what the function sets up, the second for the step.
+    """Run one step, seeded before setting up and before the step; return what was seen, or why there was no step.
+
+    InputError: it consumes another number of samples than it should.
+    """
     own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
     assert own is not None
     found = _Step(config.per_device_train_batch_size)
@@ -355,7 +352,7 @@ def randomness_off(model: nn.Module) -> Iterator[bool]:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """Have every rate at zero and batch norm use its running statistics while entered, whoever calls `train`."""
+    """Keep every rate at zero and batch norm at its running statistics while entered, whoever calls `train`."""
     with randomness_off(model), ExitStack() as stack:
         for layer in (m for m in model.modules() if isinstance(m, _BatchNorm)):
             stack.callback(layer.train, layer.training)

@@ -2,25 +2,25 @@
 
 **CPU.** The budget stands for a device's memory: it covers weights, gradients, states and activations, and not the
 imported libraries. The operating system enforces it: a soft RLIMIT_DATA above what the process holds when training
-starts. The limit has room for what is mapped and not resident, so a peak over the budget ends the trial, too, as soon
-as it is known. Both need malloc to give back what is freed, which costs time that a user's own training doesn't take
-(in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and before
-steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does. Data-loader
-workers each inherit the limit, and their memory isn't in the figure.
+starts. The limit has room for memory that is mapped and not resident, so a peak over the budget ends the trial, too, as
+soon as it is known. Both need malloc to give back what is freed, which costs time that a user's own training doesn't
+take (in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and
+before steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does.
+Data-loader workers each inherit the limit, and their memory isn't in the figure.
 
-**CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. Beside it lie
-the context, the kernels that CUDA loads when they are first launched, what libraries allocate themselves, and paged
-optimizer states. Torch (2.11) holds what it reserves against *fraction x total memory* when it asks the driver for
-more; if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. The rest it
-doesn't see, and NVML does. So the cap is the budget less the rest, and follows it::
+**CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. The rest are the
+context, the kernels that CUDA loads when they are first launched, allocations of the libraries' own, and paged
+optimizer states. Torch (2.11) compares its reservation with *fraction x total memory* when it asks the driver for more;
+if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. NVML sees the rest,
+and torch doesn't. So the cap is the budget less the rest, and follows it::
 
-    entered    context and channels made, kernels of products loaded; cap = budget - rest - what is held back
-    each step  until they are measured: cap = budget - rest; what the cache holds above that is given back
+    entered    context and channels made, kernels of products loaded; cap = budget - rest - a reserve
+    each step  until they are measured: cap = budget - rest; the cache gives back what it holds above that
     measured   the cap stays; `check` and `peak` look again
 
-What is held back is for the first step's own kernels. It costs nothing where the optimizer makes its states at the end
-of that step, since the second one peaks then. Where the device shares the host's memory, the rest is unknown: the cap
-is the budget, and torch's figures count.
+The reserve is for the first step's own kernels. It costs nothing if the optimizer makes its states at the end of that
+step, since the second one peaks then. If the device shares the host's memory, the rest is unknown: the cap is the
+budget, and torch's figures count.
 """
 
 from __future__ import annotations
@@ -46,17 +46,16 @@ from autotune.values.hardware import (
 )
 from autotune.values.trial import Memory, worst_memory
 
-# Of what CUDA's allocator may have, for what the first step loads before the rest is read again: a guess, since how
-# much that is differs by GPU and build. A step that loads more is over the budget until the cap is set again.
-_HELD_BACK_BYTES = 64 << 20
+# The reserve for the kernels that the first step loads: a guess, since their size differs by GPU and build. A step that
+# loads more is over the budget until the cap is set again.
+_RESERVE_BYTES = 64 << 20
 
-# Most by which what lies beside the allocator grows from one look to the next, paged states aside: kernels of a step,
-# channels of NCCL. Where the driver doesn't tell processes apart, more is another's.
+# The rest grows by less from one look to the next, paged states aside: by kernels of a step, channels of NCCL. More is
+# another process's, where the driver doesn't tell processes apart.
 _MOST_GROWTH_BYTES = 512 << 20
 
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
-    """Return the guard for `device` ('cpu' or 'cuda:N')."""
     return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
 
 
@@ -69,7 +68,7 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
 
     @abc.abstractmethod
     def peak(self) -> Memory:
-        """Return the highest memory use since entering, or until relaxed."""
+        """Return the highest memory use since entering; once relaxed, that until then."""
 
     @abc.abstractmethod
     def in_use_bytes(self) -> int:
@@ -77,10 +76,10 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
 
     @abc.abstractmethod
     def begin_anew(self, known: Memory) -> None:
-        """Forget the peak but for `known`, the one before an attempt that did not fit and is given up."""
+        """Give an attempt up that did not fit: the peak is `known` again, that before it."""
 
     def check(self) -> None:
-        """Raise MemoryError if the peak is over the budget, which the limit leaves room for."""
+        """Raise MemoryError if the peak is over the budget: the limit leaves room for it."""
         peak = self.peak().peak_bytes
         if peak > self._budget_bytes:
             raise MemoryError(f"needed {show_memory(peak)}, more than the budget of {show_memory(self._budget_bytes)}")
@@ -89,14 +88,14 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
         """Return whether other processes hold memory that the budget has left, and `asked_bytes` were within it."""
         return False
 
-    def step_ended(self) -> None:  # nothing to do unless the limit follows what is loaded
-        """Hold the budget against what the step has loaded, after each step before the measured ones."""
+    def step_ended(self) -> None:
+        """Adapt the limit, after each step before the measured ones, to what that has loaded."""
 
-    def relax(self) -> None:  # nothing to do where the limit costs no time
+    def relax(self) -> None:
         """Check the peak, take it as final, and cost no time from now on that the user's training wouldn't take."""
 
     def retries(self) -> int | None:
-        """Return how often so far the allocator had to give its cache back and ask again; None: it doesn't count."""
+        """Return how often the allocator had to give its cache back and ask again; None: it doesn't count."""
         return None
 
 
@@ -142,8 +141,7 @@ class CpuGuard(MemoryGuard):
         _restart_peak()
 
     def relax(self) -> None:
-        """Lift the limit and let malloc keep what is freed, unless the user's environment says otherwise."""
-        if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
+        if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:  # the user's own, which training has too
             return
         self._final = self.peak()
         self.check()
@@ -164,12 +162,11 @@ def _restart_peak() -> None:  # VmHWM, from the present resident set (proc(5)); 
 
 
 class CudaGuard(MemoryGuard):
-    """A cap on the caching allocator; the peak is torch's, and NVML's beyond what torch reserves.
+    """A cap on the caching allocator; the peak is torch's, plus the rest.
 
-    NVML has no peak, so the device's is the highest reserved memory plus what NVML sees beyond torch's reservation when
-    it is read: of this process, where the driver tells that, otherwise of all since the trial began, less changes that
-    can't be this process's. The driver names no process for paged states; they are added. What NCCL takes for several
-    ranks is there before the cap is set.
+    NVML has no peak, so the rest is what it sees now beyond torch's reservation: of this process, if the driver tells
+    that, otherwise of all since the trial began, less changes that can't be this process's. The driver names no process
+    for paged states; they are added. NCCL's memory for several ranks is there before the cap is set.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:
@@ -178,10 +175,10 @@ class CudaGuard(MemoryGuard):
         super().__init__(budget_bytes)
         self._device, self._cuda = device, torch.cuda
         self._used_before: int | None = None
-        self._known_beside: int | None = None
-        self._capped_beside = 0  # when the cap was set
-        self._entered_beside = 0  # its context takes no less later on
-        self._seen_beside: int | None = None  # at the latest look, where the driver doesn't tell processes apart
+        self._known_rest: int | None = None  # once relaxed
+        self._capped_rest = 0  # when the cap was set
+        self._entered_rest = 0  # on entering: the context takes no less later on
+        self._seen_rest: int | None = None  # at the latest look, where the driver doesn't tell processes apart
         self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
@@ -190,9 +187,9 @@ class CudaGuard(MemoryGuard):
         self._make_context()
         # Seen from a container, a process of the host may have this one's number.
         self._is_listed = anothers is None and bool(own_used_bytes(self._device))
-        self._seen_beside = self._entered_beside = self._capped_beside = self._beside() or 0
-        room = self._budget_bytes - self._capped_beside
-        self._cap(room - min(_HELD_BACK_BYTES, room // 16))
+        self._seen_rest = self._entered_rest = self._capped_rest = self._rest() or 0
+        room = self._budget_bytes - self._capped_rest
+        self._cap(room - min(_RESERVE_BYTES, room // 16))
         self._cuda.reset_peak_memory_stats(self._device)
         return self
 
@@ -216,34 +213,30 @@ class CudaGuard(MemoryGuard):
         torch.cuda.empty_cache()
 
     def peak(self) -> Memory:
-        reserved, beside = self._cuda.max_memory_reserved(self._device), self._beside()
-        now = Memory(
-            allocated_bytes=self._cuda.max_memory_allocated(self._device),
-            reserved_bytes=reserved,
-            device_bytes=None if beside is None else reserved + beside,
-        )
+        reserved, rest = self._cuda.max_memory_reserved(self._device), self._rest()
+        allocated, device = self._cuda.max_memory_allocated(self._device), None if rest is None else reserved + rest
+        now = Memory(allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=device)
         return worst_memory([self._earlier, now])
 
     def in_use_bytes(self) -> int:
-        return self._cuda.memory_reserved(self._device) + (self._beside() or 0)
+        return self._cuda.memory_reserved(self._device) + (self._rest() or 0)
 
     def is_crowded_out(self, asked_bytes: int) -> bool:
-        # Where it doesn't tell processes apart, all that came beside the allocator since the cap was set is others'.
-        beside = (self._beside() if self._is_listed else None) or self._capped_beside
-        left = self._budget_bytes - self._cuda.memory_reserved(self._device) - beside
+        # Where the driver doesn't tell processes apart, all growth since the cap was set is others'.
+        rest = (self._rest() if self._is_listed else None) or self._capped_rest
+        left = self._budget_bytes - self._cuda.memory_reserved(self._device) - rest
         memory = memory_of(nvml_handle(self._device))
-        return memory.used is not None and asked_bytes <= left and memory.free + _HELD_BACK_BYTES < left
+        return memory.used is not None and asked_bytes <= left and memory.free + _RESERVE_BYTES < left
 
     def step_ended(self) -> None:
-        """Set the cap by what lies beside the allocator by now; give back what the cache holds above it."""
-        self._capped_beside = self._beside() or 0
-        cap = self._cap(self._budget_bytes - self._capped_beside)
+        self._capped_rest = self._rest() or 0
+        cap = self._cap(self._budget_bytes - self._capped_rest)
         if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
-            # The same samples may not come again: what they allocated has to fit, and with its cache they fill the cap.
+            # These samples may not come again: their allocations have to fit, and with the cache they fill the cap.
             allocated = self._cuda.max_memory_allocated(self._device)
             if allocated > cap:
                 self.check()
-            full = Memory(allocated_bytes=allocated, reserved_bytes=cap, device_bytes=cap + self._capped_beside)
+            full = Memory(allocated_bytes=allocated, reserved_bytes=cap, device_bytes=cap + self._capped_rest)
             self._earlier = worst_memory([self._earlier, full])
             self._cuda.empty_cache()
             self._cuda.reset_peak_memory_stats(self._device)
@@ -263,25 +256,24 @@ class CudaGuard(MemoryGuard):
         return cap_bytes
 
     def relax(self) -> None:
-        """Take what lies beside the allocator as known by now, since other trials come to the device."""
         self.check()
-        self._known_beside = self._beside()
+        self._known_rest = self._rest()  # from now on other trials come to the device
 
-    def _beside(self) -> int | None:
-        """Return what this process takes of the device beside the allocator's reservation; None: unknown."""
-        if self._known_beside is not None:
-            return self._known_beside
+    def _rest(self) -> int | None:
+        """Return how much of the device this process takes beside the allocator's reservation; None: unknown."""
+        if self._known_rest is not None:
+            return self._known_rest
         paged, reserved = 0, self._cuda.memory_reserved(self._device)
         functional = sys.modules.get("bitsandbytes.functional")
         if functional is not None and (states := functional.GlobalPageManager.get_instance().paged_tensors):
-            # With what the driver takes for managed memory: 68 and 84 MiB on an H200 (driver 580.159).
+            # The driver takes some for managed memory: 68 and 84 MiB on an H200 (driver 580.159).
             paged = int(sum(state.nbytes for state in states)) + (64 << 20)
         if self._is_listed and (own := own_used_bytes(self._device)) is not None:
             return max(0, own - reserved) + paged
         if self._used_before is None or (now := cuda_used_bytes(self._device)) is None:
             return None
-        beside = max(0, now - self._used_before - reserved - paged)
-        if (seen := self._seen_beside) is not None and not self._entered_beside <= beside <= seen + _MOST_GROWTH_BYTES:
-            beside = seen  # others have taken or given back memory
-        self._seen_beside = beside
-        return beside + paged
+        rest = max(0, now - self._used_before - reserved - paged)
+        if (seen := self._seen_rest) is not None and not self._entered_rest <= rest <= seen + _MOST_GROWTH_BYTES:
+            rest = seen  # others have taken or given back memory
+        self._seen_rest = rest
+        return rest + paged

@@ -2,15 +2,15 @@
 
 A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `token_ring`). Each
 place runs one job at a time. Each process leads a session of its own, dies with the launcher, and prints into a pipe of
-which head and tail are kept as its log. A job ends when all its processes have, when its time is up, or when one of
-several fails: the others, which would wait for it in a collective for ever, get a moment to write down what they saw,
-and are killed. Then whatever is left of the processes' groups is killed too, and every orphan.
+which head and tail are kept as its log. A job ends when all its processes have ended, when its time is up, or when one
+of several fails: the others, which would wait for it in a collective for ever, get a moment to write down what they
+saw, and are killed. Then the rest of the processes' groups is killed too, and every orphan.
 
-Ending a trial with all that it started, or what a killed search has left running, takes three nets, since each has
-holes. A process group holds what a trial starts, except what leads a session of its own (torchrun's ranks do). A
-subreaper gets these back when their parent ends: a trial's process while it lives, and then the launcher, except if the
-launcher itself is killed. So every process of a search also carries a mark in its environment, which children inherit;
-only a process that clears its environment *and* loses its launcher escapes.
+Three nets end a trial with all that it has started, or a killed search, since each net has holes. A process group holds
+all that a trial starts but leaders of a session (torchrun's ranks are). A subreaper gets these back when their parent
+ends: a trial's process while it lives, and then the launcher, except if the launcher itself is killed. So every process
+of a search also carries a mark in its environment, which children inherit; only a process that clears its environment
+*and* loses its launcher escapes.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ MARK_VARIABLE = "AUTOTUNE_SEARCH_MARK"
 ENDS_VARIABLE = "AUTOTUNE_ENDS_AT"  # when the job's time is up, by the monotonic clock, which all processes share
 
 END_LIMIT_S = 20.0  # a killed process that a driver holds longer is given up
-_OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out
-_GRACE_S = 2.0  # for the others after the first rank has failed: a lost connection is noticed in milliseconds
+_OUTCOMES_EVERY_S = 0.5  # a rank that has failed may hang on its way out, so its outcome is looked for
+_GRACE_S = 2.0  # for the others after the first rank has failed: they notice a lost connection in milliseconds
 
 # Of a log, from its beginning and from its end.
 HEAD_BYTES, TAIL_BYTES = 1 << 20, 1 << 16
 
 
 class Job(Value):
-    """What the launcher is asked to run at a place."""
+    """A program that the launcher runs at a place."""
 
     place: NonNegativeInt
     directories: tuple[Path, ...] = Field(description="one for each process that runs in turn; one for all ranks")
@@ -68,7 +68,7 @@ class Job(Value):
 
 
 class BoundedLog:
-    """A log file of at most `HEAD_BYTES` + `TAIL_BYTES` and a line; what lies between is counted and dropped."""
+    """A log file of head and tail, and a line that counts the bytes left out between them."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
@@ -81,7 +81,7 @@ class BoundedLog:
         self._file.close()
 
     def copy_from(self, descriptor: int) -> bool:
-        """Take what the non-blocking `descriptor` holds now; return False at its end or when nothing is there."""
+        """Take what the non-blocking `descriptor` holds; return whether that was anything."""
         try:
             chunk = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -116,8 +116,7 @@ class _Running:
     has_failure: bool = False
 
     def timed_out(self) -> bool | None:
-        """Return whether it is over by its time limit, or by itself; None: it isn't over."""
-        # One of several ranks that fails shortens the limit to the moment that the others have.
+        """Return whether it has ended by its time limit; False: by itself; None: it goes on."""
         now = time.monotonic()
         for process in self.processes:
             process.has_ended = process.has_ended or has_ended(process.pid)
@@ -127,12 +126,13 @@ class _Running:
         if all(process.has_ended for process in self.processes):
             return False
         if not self.has_failure and any(process.failed_at is not None for process in self.processes):
+            # The first rank that fails shortens the limit of the others.
             self.has_failure, self.deadline = True, min(self.deadline, now + _GRACE_S)
         return not self.has_failure if now >= self.deadline else None
 
 
 class Jobs:
-    """Runs jobs that come by a connection, by `program`, and sends place and `Ending` of each; for the main thread."""
+    """Runs, in the main thread, jobs that come by a connection, by `program`; sends place and `Ending` of each."""
 
     def __init__(self, parent: Connection, program: Callable[[str, Path], None]) -> None:
         self._parent, self._program, self._pid = parent, program, os.getpid()
@@ -241,7 +241,7 @@ class Jobs:
     def _end(self, running: _Running, timed_out: bool) -> None:
         self._running.remove(running)
         pids = [process.pid for process in running.processes]
-        if timed_out and running.job.ranks is not None:  # each writes its stack into its log: who waits for whom
+        if timed_out and running.job.ranks is not None:  # each writes its stack into its log: who waited for whom
             for process in running.processes:
                 if not process.has_ended:
                     _kill(process.pid, signal.SIGUSR1)
@@ -265,7 +265,7 @@ class Jobs:
 
 
 def tell_where_it_stands() -> None:
-    """Have a rank write its stack into its log when it is asked to (SIGUSR1), at the time limit."""
+    """Have a rank write its stack into its log at SIGUSR1, which it gets at the time limit."""
     if environment.own_rank().is_launched:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
 
@@ -276,7 +276,7 @@ def has_ended(pid: int) -> bool:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; end it now if that is over already."""
+    """Have the kernel kill this process when the thread that started it ends; end it now if that has ended already."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -287,10 +287,10 @@ def become_subreaper() -> None:
 
 
 def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> tuple[dict[int, int], int]:
-    """Kill and reap the children `pids`, their groups and every other descendant but the children `spare` and theirs.
+    """Kill and reap the children `pids`, their groups and all other descendants but the children `spare` and theirs.
 
-    Return the wait statuses of those `pids` that could be ended (a driver may hold one in the kernel), and how many
-    children are left after `limit_s`.
+    Return the wait statuses of the `pids` that have ended (a driver may hold one in the kernel), and how many children
+    are left after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     statuses: dict[int, int] = {}

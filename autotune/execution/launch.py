@@ -1,11 +1,11 @@
 """The launcher: a process that imports everything once, touches no device, and forks each trial.
 
 :class:`Launcher` is that process as the parent sees it: started for all places of a search, given jobs, ended with all
-that runs under it. `main` is its own program. It isn't the server of `multiprocessing`, which has its parent's
-environment, output and session, imports the parent's main program again, and ends nothing below a child. `run_trial`
-is what each process of a trial runs: whatever goes wrong in it becomes a :class:`Failure` in its outcome file.
+that runs under it. `main` is its own program. (The forkserver of `multiprocessing` has its parent's environment, output
+and session, imports the parent's main program again, and ends nothing below a child.) Each process of a trial runs
+`run_trial`, which writes whatever goes wrong as a :class:`Failure` into its outcome file.
 
-A fork is only safe while its parent has not touched the device, and importing may do so behind our back. On CUDA a
+A fork is only safe while its parent has not touched the device, and importing may touch it behind our back. On CUDA a
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
 """
 
@@ -47,7 +47,7 @@ from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialS
 DEFAULT_ENTRY = "autotune.execution.launch:run_trial"
 
 TRY_DEVICES = "autotune.execution.launch:try_devices"
-FAULT_FILE = "fault.txt"  # of a child that tries devices: why they don't compute; empty: they do
+FAULT_FILE = "fault.txt"  # why devices don't compute; empty: they do
 
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
@@ -80,7 +80,7 @@ class Launcher:
         self.forkable: bool | None = None  # None: it isn't ready yet
 
     def wait(self, limit_s: float = LAUNCHER_START_S) -> None:
-        """Wait until it takes jobs, if it doesn't yet; InfrastructureError says why it did not start."""
+        """Wait until it takes jobs; InfrastructureError says why it did not start."""
         if self.forkable is not None:
             return
         with contextlib.suppress(TimeoutError):
@@ -90,8 +90,7 @@ class Launcher:
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
 
     def send(self, job: jobs.Job) -> None:
-        """Have a job run; if the launcher has died, `reply` tells."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has died, as `reply` will tell
             self._connection.send(job)
 
     def reply(self, timeout_s: float) -> Any:
@@ -117,7 +116,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
     parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
     parser.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
-    parser.add_argument("--fresh", action="store_true", help="never fork: each trial is a fresh interpreter")
     parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
@@ -144,7 +142,7 @@ def main() -> None:
     os.set_inheritable(arguments.jobs, False)
     parent = Connection(arguments.jobs)
     try:
-        forkable = not arguments.fresh and _preload(environment.trial_device(arguments.device))
+        forkable = _preload(environment.trial_device(arguments.device))
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows
@@ -154,12 +152,12 @@ def main() -> None:
 
 
 def import_failure(error: BaseException) -> str:
-    """Return why libraries can't be imported: the first of a chain of errors, whose package it is, and what to do."""
+    """Return the first error of the chain, with the package that can't be imported and the remedy."""
     while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = cause
     said = f"{type(error).__name__}: {outcomes.first_line(error)}"
     names = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
-    # Whose frames are innermost where another package's code fails to load.
+    # Their frames are the innermost while they load another package's code.
     importing = ("torch", "importlib", "_frozen_importlib", "_frozen_importlib_external", "ctypes", "__main__")
     package = next((name for name in reversed(names) if name not in importing), None)
     if package is None or package in ("autotune", "transformers"):
@@ -180,7 +178,7 @@ def _preload(device: str) -> bool:
 
     with _capability_without_context():
         importlib.import_module("transformers.trainer")
-        # Those that only some trials need report what is missing or broken. Accelerate imports deepspeed in every one.
+        # A trial that needs one of these reports why it can't be imported. Accelerate imports deepspeed in all trials.
         for module in ("peft", "bitsandbytes", *({"deepspeed"} & installed_versions().keys())):
             try:
                 importlib.import_module(module)
@@ -188,8 +186,8 @@ def _preload(device: str) -> bool:
                 print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
     for module in ("launch", "trial"):  # and with them all others that a trial needs
         importlib.import_module(f"autotune.execution.{module}")
-    # What is there by now stays, the packages' versions too: the collections that the Trainer forces would go through
-    # all of it in every trial, and copy its pages, which took 0.5 s.
+    # The Trainer forces collections, which would go through all objects of the libraries in every trial, and copy their
+    # pages: 0.5 s.
     gc.collect()
     gc.freeze()
     if device == "cpu":
@@ -301,7 +299,7 @@ def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure
 
 
 def try_devices(directory: Path) -> None:
-    """Compute on each device of this process, which is a fresh one, and write down why one doesn't."""
+    """Compute on each device of this fresh process; write down why one doesn't."""
     import torch
 
     fault = ""
@@ -310,7 +308,7 @@ def try_devices(directory: Path) -> None:
             square = torch.ones(64, 64, device=f"cuda:{index}")
             float((square @ square).sum())
     except Exception as error:
-        # Where others fill it, it computes for them.
+        # A device that others have filled computes for them.
         fault = "" if outcomes.is_out_of_memory(error) else outcomes.first_line(error)
     write_text(fault, directory / FAULT_FILE)
 

@@ -1,4 +1,4 @@
-"""Times the optimizer steps of a real Trainer by callback, and stops it when their mean is known well enough.
+"""Times the optimizer steps of a real Trainer by callback, and stops it once their mean is known well enough.
 
 ::
 
@@ -7,11 +7,11 @@
 
 The Trainer fetches the micro-batches of a step before `step_begin`, so the time from one `step_end` to the next holds
 everything: data, forward, backward, optimizer. A trial may run fewer micro-steps than the workload's; since a step's
-time is affine in them, the missing ones are added at the measured time of a micro-step that isn't the first: that one
-writes gradients, and those after it read, add and write.
+time is affine in them, the missing ones are added at the time of a micro-step after the first: the first writes
+gradients, and those after it read, add and write.
 
 Steps count once they take as long as those before them, by the device's time: a chip that was idle while a model was
-made or compiled is slow, or fast, for seconds. A step that compiles, or records a CUDA graph, doesn't count.
+made or compiled is slow, or fast, for seconds. A step that compiles or records a CUDA graph is left out.
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
 checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
@@ -31,7 +31,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from autotune.execution.environment import wait_for_all
+from autotune.execution import environment
 from autotune.execution.noise import Clock, HostWatch, Watch
 from autotune.execution.outcome import speed_of
 from autotune.execution.token_ring import Turns
@@ -44,21 +44,21 @@ from autotune.values.trial import Limits, Measurement, Memory, TrialRequest
 # Steps that may be discarded beyond `discarded_steps`, while fewer than four times `discarded_s` have been trained.
 EXTRA_DISCARDED_STEPS = 1000
 
-_ENOUGH = 3  # measured steps from which on the first can be left out and a race be lost
+_ENOUGH = 3  # measured steps from which on a race can be lost, and beyond which the first is left out
 
 # Measured steps at the least, beside a least time: hyperfine has ten runs and 3 s, NVBench ten samples and 0.5 s, of
 # kernels and commands that are shorter than a step.
 _LEAST_STEPS = 5
 
-# Steps that may compile without being measured: torch compiles a function anew eight times (`recompile_limit`), and
-# records a graph in the step after. Who compiles more often trains like that.
+# Steps that are left out because they compile: torch compiles a function anew eight times (`recompile_limit`), and
+# records a graph in the step after. A training that compiles more often is measured with it.
 _MOST_COMPILING_STEPS = 16
 
 
 class Compilations:
-    """Tells whether torch has compiled something, or recorded a CUDA graph, since it was last asked.
+    """Tells whether torch has compiled something, or recorded a CUDA graph, since the last call.
 
-    `ranks`: whether any rank of several has, all of which ask at the same time.
+    With `ranks`: whether any of them has; all of them call it at the same time.
     """
 
     def __init__(self, *, ranks: bool = False) -> None:
@@ -68,11 +68,11 @@ class Compilations:
         seen, self._seen = self._seen, 0
         if not self._is_listening and (compiler := sys.modules.get("torch._dynamo.callback")) is not None:
             compiler.on_compile_start(self._note)
-            self._is_listening, seen = True, 1  # it was imported meanwhile, to compile
+            self._is_listening, seen = True, 1  # torch has imported it since then, to compile
         if self._ranks:
             import torch
 
-            wait_for_all(of_all := torch.tensor([seen]))
+            environment.wait_for_all(of_all := torch.tensor([seen]))
             seen = int(of_all)
         return seen > 0
 
@@ -88,26 +88,25 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     run_micro_steps: int  # of a step
     full_micro_steps: int  # those that the workload asks for
     clock: Clock
-    started_at: float  # `time.perf_counter()` when the trial began
     ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
-    # Has laps for the first step, the discarded and the measured ones; that of what follows is called `afterwards`.
+    # Began with the trial; gets laps for the first step, the discarded and the measured ones, then `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
     afterwards: str = "closing_s"
     watch: Watch = dataclasses.field(default_factory=HostWatch)  # looks at the machine during the measured steps
     relax: Callable[[], None] | None = None  # called before the measured steps, when memory has peaked
     step_ended: Callable[[], None] = lambda: None  # called after each step before the measured ones
     retries: Callable[[], int | None] = lambda: None  # how often so far the allocator has run short; None: uncounted
-    agree: Callable[[bool], bool] = bool  # this rank's decision to that of all ranks, which stop after the same step
+    agree: Callable[[bool], bool] = environment.agree  # this rank's decision to that of all, which stop together
     turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
-    added_s: float = 0.0  # to the time of each step, for what was worked out of its samples before training
-    is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, to be measured
+    added_s: float = 0.0  # to the time of each step, for what was computed of its samples before training
+    is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, and counts
     has_compiled: Callable[[], bool] = lambda: False  # whether something was compiled in the step that ends
     ranks: bool = False  # there are several, which exchange their gradients in the last micro-step
-    steps_per_turn: int | None = None  # measured steps between those of the other trials
+    steps_per_turn: int | None = None  # measured steps of a turn; None: the trial doesn't measure in turn
     startup_s: float = 0.0
     first_step_s: float = 0.0
     conditions: Conditions | None = None
-    alloc_retries: int | None = None  # while it was measured, but for the second step
+    alloc_retries: int | None = None  # in the measured steps but the second of all
 
     def __post_init__(self) -> None:
         if self.run_micro_steps < min(2, self.full_micro_steps):
@@ -128,7 +127,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if not self._really_stepped:
             self._scale = _loss_scale(optimizer)
         if self._previous_end is None:
-            self.startup_s = time.perf_counter() - self.started_at
+            self.startup_s = self.stopwatch.elapsed_s()
             self.stopwatch.enter("first_step_s")
             self._previous_end = self.clock.mark()
         self._marks = [self._previous_end, self.clock.mark()]
@@ -144,10 +143,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             control.should_training_stop = False
         if not self.first_step_s:
             self.clock.settle()
-            self.first_step_s = time.perf_counter() - self.started_at - self.startup_s
+            self.first_step_s = self.stopwatch.elapsed_s() - self.startup_s
             self.stopwatch.enter("discarded_s")
-        # An fp16 scaler skips the first steps: until one is real, optimizer states and their peak would be missing.
-        # Fused optimizers skip by themselves, which nothing but the scale tells. Looking waits for the device.
+        # An fp16 scaler skips the first steps: until one is real, the optimizer has no states, and memory no peak.
+        # Fused optimizers skip by themselves, which only the scale tells. Looking waits for the device.
         if not self._really_stepped:
             was_skipped = getattr(optimizer, "step_was_skipped", False) or _loss_scale(optimizer) < self._scale
             self._really_stepped = not was_skipped
@@ -189,7 +188,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self._end()
 
     def _is_warm(self, steps: int, *, compiles: bool) -> bool:
-        """Whether all after the latest of `steps` may count: its time has settled, or long enough has been waited."""
+        """Whether the steps after these may count: their time has settled, or enough of them were discarded."""
         self.clock.settle()
         if steps > 1 and not compiles:
             self._warm_s.append(self.clock.seconds(self._marks[0], self._marks[-1]))
@@ -198,8 +197,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             return steps >= self.limits.discarded_steps + EXTRA_DISCARDED_STEPS
         if trained_s >= 4 * least_s:
             return True
-        # The last two spans are compared, of half a second at the least, as clocks rise as slowly, if they have steps
-        # enough to tell a trend from chance.
+        # The last two spans are compared, if they have enough steps to tell a trend from chance; each is of half a
+        # second at the least, since clocks rise as slowly.
         spans: list[list[float]] = []
         latest_first = reversed(self._warm_s)
         for _ in range(2):
@@ -272,14 +271,13 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return [self._step_time_s(marks) for marks in self._counted()]
 
     def _counted(self) -> list[list[Any]]:
-        """Return the records that count: of several not the first, which fills the heap or the queue of launches."""
-        # Of trials in turn it is the first turn.
-        if self.steps_per_turn is not None:
+        """Return the records that count: without the first of several, which fills the heap or the launch queue."""
+        if self.steps_per_turn is not None:  # without the first turn
             return self._records[self.steps_per_turn :]
         return self._records[1:] if len(self._records) > _ENOUGH else self._records
 
     def data_wait_share(self) -> float:
-        """Return the share of the measured time between the end of a step and its successor's first forward."""
+        """Return the share of the measured time that lies between a step's end and the next one's first forward."""
         waits, total = (sum(self.clock.seconds(marks[0], marks[i]) for marks in self._records) for i in (1, -1))
         return waits / total if total else 0.0
 
@@ -295,7 +293,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
 
 def _loss_scale(optimizer: Any) -> float:
-    """Return what an fp16 scaler multiplies the loss by, halved where it skips a step; 1 where there is none."""
+    """Return the factor of an fp16 scaler, which halves it where it skips a step; 1: there is no scaler."""
     scaler = getattr(optimizer, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
 
@@ -309,10 +307,7 @@ def measurement_of(
     effects: dict[str, str],
     data_wait_share: float | None,
 ) -> Measurement:
-    """Return the measurement of a trial that has trained, of which `timer` has timed a step or more.
-
-    `loss` is the mean over all steps, `data_wait_share` the part of their time that they wait for data; None: unknown.
-    """
+    """Return the measurement; `loss` is the mean over all steps; None: loss or share is unknown."""
     warnings: tuple[str, ...] = ()
     if retries := timer.alloc_retries:
         often = f"the allocator ran short {'once' if retries == 1 else f'{retries} times'} while it was measured"

@@ -1,7 +1,7 @@
 """Times steps, and watches the machine meanwhile: other load, stolen time, temperature (`values.conditions`).
 
-A watch begins with the first measured step, looks where the measurement checks whether it is done, and ends after the
-last. On the CPU it compares counters of the kernel, so that nothing has to run meanwhile; a GPU is asked by NVML.
+A watch begins with the first measured step, looks whenever the measurement checks whether it is done, and ends after
+the last. On the CPU it compares counters of the kernel at both ends; a GPU is asked by NVML.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from autotune.values.conditions import Conditions, throttle_reasons
 class Counters(NamedTuple):
     """Seconds since some moment, of the cores that this process may use."""
 
-    cores_s: float  # that they could have worked
-    busy_s: float  # that they worked, for whoever
+    cores_s: float  # of all cores together
+    busy_s: float  # in which they worked, for any process
     stolen_s: float
     own_s: float  # processor time of this process and its children
 
 
 class HostWatch:
-    """Other processes on the cores of this one, and what the hypervisor takes of them.
+    """The shares of this process's cores that other processes and the hypervisor take.
 
-    With `ranks`, other processes that the same parent started belong to the trial.
+    With `ranks`, all processes of the same parent belong to the trial.
     """
 
     def __init__(self, *, ranks: bool = False) -> None:
@@ -42,7 +42,7 @@ class HostWatch:
         self._before = counters(self._own)
 
     def look(self) -> None:
-        """Nothing: the counters sum up by themselves."""
+        """Do nothing: the counters sum up by themselves."""
 
     def conditions(self) -> Conditions:
         before, after = self._before, counters(self._own)
@@ -54,16 +54,16 @@ class HostWatch:
 
 
 def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counters | None:
-    """Return the kernel's counters, None where it doesn't show them; `own`, or this process, and all below counts."""
+    """Return the kernel's counters, None where it doesn't show them; `own`: the process, by default this one."""
     try:
         lines, ticks_s = (line.split() for line in stat.read_text().splitlines()), 1 / os.sysconf("SC_CLK_TCK")
-        # Under their numbers: processors that are offline have no line.
+        # By name: processors that are offline have no line.
         by_core = {name: [int(ticks) * ticks_s for ticks in rest] for name, *rest in lines if name.startswith("cpu")}
         times = [seconds for core in os.sched_getaffinity(0) if (seconds := by_core.get(f"cpu{core}")) is not None]
         process = psutil.Process(own)
         own_s = 0.0
         for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # with those of its children that it has seen end
+            with contextlib.suppress(psutil.Error):  # a process counts its children once they have ended
                 spent = each.cpu_times()
                 own_s += spent.user + spent.system + spent.children_user + spent.children_system
     except (OSError, ValueError, psutil.Error):
@@ -94,7 +94,7 @@ class NvmlWatch:
         with contextlib.suppress(nvml.NVMLError):
             self._temperatures.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
         with contextlib.suppress(nvml.NVMLError):
-            # Of the driver's last sample period, up to a second: with short steps also of what came before them.
+            # Of the driver's last sample period, up to a second, which may have begun before short steps.
             self._busy.append(float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
         with contextlib.suppress(nvml.NVMLError):
             self._reasons.update(throttle_reasons(int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))))
@@ -108,12 +108,11 @@ class NvmlWatch:
         return self._host.conditions().model_copy(update=found)
 
 
-# Watches the machine from `begin` on, looks at it when told to, and returns the conditions that it has seen.
 Watch = HostWatch | NvmlWatch
 
 
 def watch(device: str, *, ranks: bool = False) -> Watch:
-    """Return the watch for `device` ('cpu' or 'cuda:N'), of one of several `ranks` or not; without NVML, the host's."""
+    """Return the watch for `device`; without NVML, the host's."""
     if device == "cpu":
         return HostWatch(ranks=ranks)
     import pynvml
@@ -133,7 +132,7 @@ class HostClock:
         return time.perf_counter()
 
     def settle(self) -> None:
-        """Nothing is pending on the host."""
+        """Do nothing: the host has nothing pending."""
 
     def seconds(self, start: float, end: float) -> float:
         return end - start
@@ -158,5 +157,4 @@ class CudaClock:
         return float(start.elapsed_time(end)) / 1000
 
 
-# Marks moments cheaply; the seconds between two of them are read later.
 Clock = HostClock | CudaClock

@@ -1,13 +1,13 @@
-"""How a trial ended, from what its process or its ranks left behind: an outcome file and a log each.
+"""How a trial ended, from the files of its process or its ranks: an outcome file and a log each.
 
 The outcome file counts first; without one, exit code, signal and log decide. All ranks take part in every step, so the
-step times of several are those of the rank that took longest for all of them together: the longest of each single step
-would count a delay that the next step makes up for. Memory is that of the worst rank, the loss the mean over them.
+step times of several are those of the rank with the longest sum: the longest of each single step would count a delay
+that the next step makes up for. Memory is that of the worst rank, the loss the mean over them.
 
 A rank that fails takes the others with it: they lose a connection, or are killed while they wait. The cause is the
 failure that was noticed first; of two noticed at the same moment, one that speaks of a lost peer is the consequence.
-Failed allocations are recognised in any disguise. Of an error one short line is said; the library's own words are in
-the log of the trial's process, whose end is read.
+Failed allocations are recognised in any disguise. An error is told in one short line; the library's own words are at
+the end of the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autotune.values.conditions import worst_of
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
-# What libraries say when an allocation fails: all of the host's were seen under RLIMIT_DATA. oneDNN hides that of its
+# Libraries' words when an allocation fails: all of the host's were seen under RLIMIT_DATA. oneDNN hides that of its
 # scratchpad, compilers wrap Python's, CUDA's driver speaks for expandable segments, and making a handle takes memory.
 _ALLOCATION_FAILED = re.compile(
     r"can't allocate memory|cannot allocate memory|\[errno 12\]|std::bad_alloc|memoryerror"
@@ -40,15 +40,15 @@ _ALLOCATION_FAILED = re.compile(
     re.IGNORECASE,
 )
 
-# Errors of CUDA (cudaGetErrorString) that tell of a device, its driver or other processes, whatever this one computes:
-# another process has the device to itself, it is lost (unknown error), or a client's fault has ended the server of MPS.
+# Errors of CUDA (cudaGetErrorString) that are a device's, its driver's or other processes': another process has the
+# device to itself, it is lost (unknown error), or a client's fault has ended the server of MPS.
 _DEVICE_FAILED = re.compile(
     "machineerror: |busy or unavailable|cuda error: unknown error|no cuda-capable device is detected|gpu is lost"
     "|mps (client|server)|uncorrectable (ecc|nvlink) error|or a hardware error|system not yet initialized",
     re.IGNORECASE,
 )
 
-# Last words of processes that end without raising, seen under the same limit.
+# Last words of processes that end without an exception, seen under the same limit.
 _DIED_OF_MEMORY = re.compile(
     "libgomp: thread creation failed: resource temporarily unavailable"
     "|cannot allocate memory for thread-local data: abort|throwing an instance of 'std::bad_alloc'",
@@ -60,7 +60,7 @@ _ASKED = re.compile(r"(?:tried|unable) to allocate ([\d.]+ [KMGT]iB|\d+ bytes)",
 
 OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
-# What gloo, NCCL and torch say where the other end of a connection is gone.
+# Words of gloo, NCCL and torch when the other end of a connection is gone.
 _LOST_PEER = re.compile(
     "connection (closed by peer|reset by peer|was likely closed|refused)|broken pipe|socket timeout"
     "|remote process exited|nccl communicator was aborted|distnetworkerror|distbackenderror",
@@ -117,7 +117,7 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
 
 
 def recovered(directory: Path) -> TrialResult | None:
-    """Return the result of a trial that had ended before the search that was killed could write it; None of others."""
+    """Return the result of a trial that had ended when the search was killed, but wasn't written; None of others."""
     # Its start and end are the times of its files. A crash isn't recovered: the end of the search may have caused it.
     try:
         request = read_value(TrialRequest, directory / "request.json")
@@ -140,7 +140,7 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         code = ending.returncodes[rank] if ending.returncodes else None
-        # Python's faulthandler ends a process that keeps the token of those that run in turn (`token_ring`).
+        # Python's faulthandler has ended the process, which kept the token of those that run in turn (`token_ring`).
         if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
             cause = "it hung, and kept the others that ran in turn with it waiting; its log has its stack"
             return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
@@ -151,12 +151,12 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
         return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
     if isinstance(outcome, Measurement):
         peak, budget = outcome.memory.peak_bytes, request.limits.memory_bytes
-        if peak <= budget:  # memory that no cap covers (paged states) is seen only here
+        if peak <= budget:  # no cap covers paged states, which are judged here alone
             return outcome
         cause = f"peaked at {show_memory(peak)}, beyond the budget of {show_memory(budget)}"
         return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
     if outcome.status is TrialStatus.CRASHED and out_of_memory:
-        # A data-loader worker says so on its way out; the trial itself only sees it gone.
+        # A data-loader worker says so on its way out; the trial only sees that it is gone.
         outcome = outcome.model_copy(update={"status": TrialStatus.OUT_OF_MEMORY})
     return outcome.model_copy(update={"log_tail": tail})
 

@@ -44,8 +44,8 @@ class Place(Value):
 
 
 def kind_of(hardware: Hardware) -> str:
-    """Return the digest of what makes two devices alike, so that trials on them can be compared."""
-    # Of the host's memory the system of one machine may keep a few MiB more than that of another.
+    """Return the digest of all that makes trials on two devices comparable."""
+    # The systems of two equal machines may keep some MiB more or less of the host's memory.
     host = round(hardware.host_memory_bytes / GIB) if hardware.is_cpu else 0
     memory = host if hardware.is_cpu else hardware.memory_bytes
     changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
@@ -59,7 +59,7 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places, each of `each` GPUs like `hardware` with the most free memory; one alone is all of it.
+    """Return `count` places of `each` GPUs like `hardware`, the freest ones; one place alone is all of `hardware`.
 
     MachineError: there aren't as many.
     """
@@ -97,13 +97,13 @@ def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
 
 
 def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return how processes share GPUs, as far as it changes a search; MachineError: no trial could use one."""
+    """Return notes on how processes share GPUs, where that changes a search; MachineError: no trial could use one."""
     found: set[str] = set()
     for device in devices:
         sharing, holders = sharing_of(device), computing_on(device)
         if "nobody" in sharing:
             raise MachineError(f"{device}: its compute mode admits no process; `nvidia-smi -c 0` admits them")
-        if "one" in sharing and "MPS" not in sharing and holders:  # by MPS its server has it
+        if "one" in sharing and "MPS" not in sharing and holders:  # with MPS, it is the server that has it
             who = "this very process" if os.getpid() in holders else f"process {min(holders)}"
             what = f"is in exclusive-process mode, and {who} has it, so that no trial can"
             raise MachineError(f"{device}: {what}; end that one, or admit several with `nvidia-smi -c 0`")
@@ -126,7 +126,6 @@ def shared_note(workers: int, share: Hardware) -> str:
 
 
 def core_sets(count: int) -> tuple[Place, ...]:
-
     def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
         found = [0, 0]
         for index, name in enumerate(("physical_package_id", "core_id")):
@@ -148,11 +147,11 @@ def core_sets(count: int) -> tuple[Place, ...]:
 
 
 def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single: bool) -> tuple[Hardware, list[str]]:
-    """Return the hardware with the number of devices of each training (`--devices`) as its count, and notes.
+    """Return the hardware whose count is the number of devices of each training (`--devices`), and notes.
 
     On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
     memory budget, like ranks on devices; their speeds say nothing about GPUs. `is_single`: one trial runs at a time,
-    on this machine; of several, each place has its devices already. MachineError: there aren't as many.
+    on this machine; otherwise each place has its devices already. MachineError: there aren't as many.
     """
     there = hardware.count or 1
     if hardware.is_cpu and asked == "all":
@@ -161,7 +160,7 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     if count == 1:
         notes, idle = [], 1
         if asked is None and is_single and there > 1:
-            limit = 0.05 * hardware.memory_bytes  # drivers and desktops take some
+            limit = 0.05 * hardware.memory_bytes  # which drivers and desktops take
             idle += sum((cuda_used_bytes(device) or 0) < limit for device in like_devices(hardware.device)[1:])
         if idle > 1:
             notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
@@ -182,7 +181,7 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     return hardware.model_copy(update={"count": count, "free_bytes": free}), notes
 
 
-DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # errors of a disk that takes no more
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # as errors say it
 
 
 def check_disk(run_directory: Path) -> None:

@@ -1,12 +1,12 @@
 """Runs trials on the nodes of a Ray cluster: joins it, finds nodes that are alike, and offers their slots as a pool.
 
 The search stays in one process; a trial is a task, pinned to a node, that gets a request and gives back a result. Ray
-never retries a task: a trial whose worker or node dies goes back in the queue, once. Trials are compared only on
-devices of one kind, so a search uses the nodes of one kind. Nodes may come and go at any time.
+never retries a task: a trial whose worker or node dies goes back in the queue, once. Only trials on devices of one kind
+can be compared, so a search uses the nodes of one kind. Nodes may come and go at any time.
 
-`look`, `run` and `clean` are called in a worker process of a node. The worker keeps a runner, and so a launcher that
-has imported everything, from trial to trial. Trials of a slot run in a directory of that slot: the next worker that
-serves it ends what a worker that died there has left.
+A worker process of a node calls `look`, `run` and `clean`. It keeps a runner, and so a launcher that has imported
+everything, from trial to trial. Trials of a slot run in a directory of that slot: the next worker that serves it ends
+what a worker that died there has left.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from autotune.version import __version__
 def joined(address: str | None) -> Iterator[Cluster]:
     """Yield the cluster at `address`; None: the one of RAY_ADDRESS, or one that is started on this machine.
 
-    Raises MachineError without Ray, InputError if that is no address, InfrastructureError if it doesn't let us in.
+    MachineError: Ray isn't installed; InputError: that is no address; InfrastructureError: it doesn't let us in.
     """
-    # Ray would send usage statistics, and hide GPUs from tasks that ask for none.
+    # Otherwise Ray sends usage statistics, and hides GPUs from tasks that ask for none.
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    # Ray 2.60 uses a token by itself only where it finds the cluster itself.
+    # Given an address, Ray 2.60 uses no token unless it is told.
     token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if token or Path("~/.ray/auth_token").expanduser().exists():
         settings["RAY_AUTH_MODE"] = "token"
@@ -104,10 +104,10 @@ class Cluster:
         self._known: dict[str, Node | str] = {}  # what a node is, or why it isn't used
 
     def allotment(self, fleet: Fleet, device: str, planned: Hardware | None) -> Allotment:
-        """Return the hardware that each trial of a search has; from now on `nodes` returns those that offer it.
+        """Choose the nodes of one kind, which `nodes` returns from now on; return the hardware of each trial.
 
-        `device` is 'auto', 'cpu' or 'cuda', `planned` the hardware of a search that goes on. InputError: the device or
-        its kind isn't one of the cluster's; MachineError: no node is of use.
+        `planned` is the hardware of a search that goes on. InputError: the device or its kind isn't one of the
+        cluster's; MachineError: no node is of use.
         """
         if device not in ("auto", "cpu", "cuda"):
             raise InputError(f"--device {device}: on a cluster it is auto, cpu or cuda")
@@ -140,15 +140,15 @@ class Cluster:
         where = f"{len(nodes)} node{'s' * (len(nodes) > 1)} of the cluster with {chosen[0].hardware.name}"
         trials = sum(n.slots for n in nodes)
         notes = [f"up to {trials} trials at a time on {where}; finals and checks run one at a time, on one of them"]
+        why = "not used, since only trials on devices of one kind can be compared"
         for digest, others in kinds.items():
             names = f"{others[0].hardware.name} ({others[0].address}{', ...' * (len(others) > 1)})"
-            why = "not used, since only trials on devices of one kind can be compared"
             notes.append(f"{why}: {len(others)} x {names}; --kind {digest} searches for those")
         notes += [f"{count} node(s) of the cluster are not used: {why}" for why, count in unused.items()]
         return Allotment(hardware=hardware, notes=tuple(notes))
 
     def nodes(self) -> list[Node]:
-        """Return the nodes of the search's kind that are alive now, with no more slots than were asked for."""
+        """Return the nodes of the search's kind that are alive, with as many slots as were asked for at most."""
         left, found = self._fleet.workers or 1 << 30, []
         for n in sorted(self._alive(), key=lambda n: (n["NodeManagerAddress"], n["NodeID"])):
             node = self._known.get(n["NodeID"])
@@ -158,13 +158,13 @@ class Cluster:
         return found
 
     def pinned(self, node_id: str) -> Any:
-        """Return what makes a task run on a node, or fail if that is gone."""
+        """Return the strategy by which a task runs on a node, or fails if that is gone."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
     def _alive(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive; those that aren't known yet are asked what they are."""
+        """Return the nodes that are alive; ask those that aren't known yet what they are."""
         alive = [n for n in self.ray.nodes() if n["Alive"]]
         resource, task = "GPU" if self._device == "cuda" else "CPU", self.ray.remote(max_retries=0, num_cpus=0)(look)
         asked = {
@@ -212,7 +212,7 @@ def look(kind: str) -> str:
     return json.dumps([__version__, *(device.model_dump(mode="json") for device in devices)])
 
 
-# Of this worker: what runs trials at the latest slot and device, and what ends it.
+# This worker's runner, under its slot and device, and what ends it.
 _runners: dict[tuple[object, ...], Runner] = {}
 _ending = contextlib.ExitStack()
 atexit.register(_ending.close)
@@ -229,7 +229,7 @@ def scratch(search: str) -> Path:
 
 
 def run(search: str, slot: str, maker: str, text: str) -> Iterator[tuple[str, dict[str, bytes]] | None]:
-    """Run the trial of a request by what `maker` makes; yield None when it begins, then its result and its files."""
+    """Run a trial by the runner that `maker` makes; yield None when it begins, then its result and its files."""
     yield None
     request, own = TrialRequest.model_validate_json(text), scratch(search) / slot
     key = (own, maker, request.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -250,14 +250,13 @@ def run(search: str, slot: str, maker: str, text: str) -> Iterator[tuple[str, di
 
 
 def clean(search: str) -> None:
-    """End and remove what a search has left on this node, where a worker that was killed has ended nothing."""
+    """End and remove what a search, and its workers that were killed, have left on this node."""
     for slot in scratch(search).glob("*"):
         end_left_behind(slot)
     shutil.rmtree(scratch(search), ignore_errors=True)
 
 
 def local_runner(directory: Path, device: str) -> Runner:
-    """Return what runs real trials on this node, with all of it that Ray lets this task see."""
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the task, which a user's training wouldn't have
     return LocalRunner(directory, detect(device))
 
@@ -275,7 +274,7 @@ class RayPool(Runner):
 
     def __init__(self, run_directory: Path, cluster: Cluster, *, maker: str = f"{__name__}:local_runner") -> None:
         self._directory, self._cluster, self._ray, self._maker = run_directory.resolve(), cluster, cluster.ray, maker
-        # What goes on with this search finds the same directories on the nodes.
+        # The search that goes on with this one finds the same directories on the nodes.
         self._search = hashlib.sha256(f"{socket.gethostname()} {self._directory}".encode()).hexdigest()[:12]
         self._running: dict[Any, _Running] = {}
         self._waiting: deque[TrialRequest] = deque()
@@ -302,16 +301,14 @@ class RayPool(Runner):
             self._ray.wait(cleaning, num_returns=len(cleaning), timeout=5.0)
 
     def free(self) -> int:
-        """Return how many more trials can be begun now; those of dead workers come first."""
+        """Return how many more trials can begin now, after those that wait to run again."""
         return max(0, sum(len(slots) for _, slots in self._free()) - len(self._waiting))
 
     def begin(self, request: TrialRequest) -> None:
-        """Begin a trial at a free slot, on the node that has most of them."""
         self._waiting.append(request)
         self._submit()
 
     def wait(self) -> TrialResult:
-        """Return the result of the trial that ends next; InfrastructureError if no node is left that could run one."""
         while True:
             self._submit()
             if self._running:
@@ -321,12 +318,10 @@ class RayPool(Runner):
                         return result
             elif not self._nodes:
                 why = "; ".join(dict.fromkeys(filter(None, self._unfit.values()))) or "all have gone"
-                raise InfrastructureError(
-                    f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
-                )
+                told = f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
+                raise InfrastructureError(told)
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run one trial alone, at the first slot that there is."""
         assert not self._running, "a trial that is run alone has to be alone"
         self.begin(request)
         return self.wait()
@@ -339,6 +334,7 @@ class RayPool(Runner):
         return [(n, [slot for slot in range(n.slots) if (n.id, slot) not in taken]) for n in self._nodes]
 
     def _submit(self) -> None:
+        """Send waiting trials to free slots, each to the node that has most of them."""
         while self._waiting and (free := [found for found in self._free() if found[1]]):
             node, (slot, *_) = max(free, key=lambda found: len(found[1]))
             request = self._waiting.popleft()
@@ -347,7 +343,7 @@ class RayPool(Runner):
             self._running[task] = _Running(request, node.id, slot, f"{node.address} ({node.id[:6]}), slot {slot}")
 
     def _taken(self, task: Any) -> TrialResult | None:
-        """Return the result of a task that has told one, on disk; None if it begins, or was lost and waits again."""
+        """Return a task's result, which is then on disk; None: it only begins, or was lost and waits again."""
         from ray import exceptions
 
         running, now, files = self._running.pop(task), time.monotonic(), {}
@@ -378,18 +374,18 @@ class RayPool(Runner):
         return result
 
     def _failure(self, running: _Running, error: Any) -> Failure | None:
-        """Return what a lost task means; None if the trial is to run again: its node, or its worker once, was lost."""
+        """Return how a trial failed whose task raised `error`; None: its node or worker was lost, and it runs again."""
         from ray import exceptions
 
         if isinstance(error, exceptions.OutOfMemoryError):
             cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
             return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause)
-        if isinstance(error, exceptions.RayTaskError):  # the node can't run trials; what a trial does is a result
+        if isinstance(error, exceptions.RayTaskError):  # the node can't run trials: a trial's own error is a result
             self._unfit[running.node] = one_line(error.cause if error.cause is not None else error)
             return None
         if isinstance(error, exceptions.NodeDiedError | exceptions.TaskUnschedulableError):
             self._unfit[running.node] = ""
-            if running.began is None:  # it waited, and is no cause of that
+            if running.began is None:  # it only waited there
                 return None
         lost, number = f"{running.place}: {type(error).__name__}", running.request.number
         if (before := self._lost.setdefault(number, lost)) is lost:

@@ -51,8 +51,8 @@ _EPOCH_S = time.time() - time.monotonic()
 class Runner(abc.ABC):
     """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
 
-    A search begins trials where a place is free and waits for the next that ends. By default there is one place, which
-    runs a trial while it is waited for.
+    A search begins a trial at each free place and waits for the next that ends. By default there is one place, which
+    runs its trial in `wait`.
     """
 
     takes_turns: bool = False  # whether several trials can be alive at once and compute in turn
@@ -91,22 +91,22 @@ class _Running(NamedTuple):
     """A job that runs at a place."""
 
     job: Job
-    where: Place  # with those of its devices alone that the job uses
-    requests: Sequence[TrialRequest]  # of its trials, if it is any
+    where: Place  # with the devices that the job uses alone
+    requests: Sequence[TrialRequest]  # of its trials; empty: it trains nothing
     started: float
     deadline: float
     idle_bytes: Sequence[int]  # of each device, before it began
     oom_kills: int
-    again: str  # why they ran before in vain, if they did
+    again: str  # why the trials run a second time; empty: they don't
 
 
 class LocalRunner(Runner):
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
 
     Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
-    launcher and all that runs under it. What is raised while a trial is waited for ends all that run.
+    launcher and all that runs under it. An exception in `wait` ends all trials that run.
 
-    `hardware` is what a trial has at each of the `places`, by default one that is all of it; trial N lives in
+    Each of the `places`, by default one that is the whole machine, offers a trial the `hardware`. Trial N lives in
     `trials/NNNN` of the run directory, which nobody else uses meanwhile. Tests have a child run another `entry`.
     """
 
@@ -116,14 +116,13 @@ class LocalRunner(Runner):
         self._run_directory, self._hardware, self._entry = run_directory.resolve(), hardware, entry
         self._places = places or (whole(hardware),)
         sharing = frozenset() if hardware.is_cpu else sharing_of(hardware.device)
-        self._is_by_mps = "MPS" in sharing  # the fault of one process ends all then
+        self._is_by_mps = "MPS" in sharing  # a fault of one process ends all
         self.takes_turns = not sharing & {"one", "MPS"}
         self._launcher: Launcher | None = None
         self._running: dict[int, _Running] = {}  # by the number of the place
-        self._endings: dict[int, Ending] = {}  # of jobs that have ended and were not asked for yet
+        self._endings: dict[int, Ending] = {}  # of jobs that have ended, until somebody asks for them
         self._compiled: set[str] = set()
-        # `time.perf_counter()` until which the first trial has to begin: whatever runs before it is ended then.
-        self.ends_at = math.inf
+        self.ends_at = math.inf  # `time.perf_counter()` at which all is ended that runs before the first trial
 
     def __enter__(self) -> Self:
         end_left_behind(self._run_directory)
@@ -151,7 +150,6 @@ class LocalRunner(Runner):
         return self.run_in_turn([request])[0]
 
     def run_in_turn(self, requests: Sequence[TrialRequest]) -> list[TrialResult]:
-        # They run again, once, if one of them finds that others have filled the device, or that it has failed.
         assert not self._running, "trials that are run alone have to be alone"
         self._begin(0, requests)
         return self._ended()
@@ -173,6 +171,7 @@ class LocalRunner(Runner):
         self._send(place, directories, self._entry, timeout_s, requests=requests, again=again)
 
     def _ended(self) -> list[TrialResult]:
+        """Wait for a job; run its trials again, once, if one finds the device filled by others, or failed."""
         place, running, ending = self._wait_for(tuple(self._running))
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
         fault, warnings = "", tuple[str, ...]()
@@ -220,7 +219,7 @@ class LocalRunner(Runner):
         return results
 
     def _fault_of(self, place: int, running: _Running) -> str:
-        """Return why a place's devices don't compute, tried in a fresh process; empty: they do."""
+        """Try a place's devices in a fresh process; return why they don't compute; empty: they do."""
         if (devices := running.where.devices)[0] == "cpu":
             return ""
         request, limit_s = running.requests[0], 120.0
@@ -238,7 +237,7 @@ class LocalRunner(Runner):
         )
 
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
-        """Return what a child finds out of a workload, or raise what it raised; InfrastructureError: no answer."""
+        """Return what a child finds out about a workload, or raise what it raised; InfrastructureError: no answer."""
         name = "describe" if isinstance(request, DescribeRequest) else "examine"
         directory = self.ask(name, f"autotune.execution.describe:run_{name}", request, timeout_s=600.0)
         try:
@@ -251,7 +250,7 @@ class LocalRunner(Runner):
             tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None) or "no answer"
             if isinstance(request, DescribeRequest):
                 raise InfrastructureError(f"the model could not be inspected: {tail}") from None
-            # It hung or died: the trial of the baseline will say of what.
+            # It hung or died; the trial of the baseline will tell why.
             note = f"samples of a step, and its gradient with another split, could not be looked at: {tail}"
             return Description(facts=request.facts, notes=(note,))
         if isinstance(answer, Refusal):
@@ -259,7 +258,7 @@ class LocalRunner(Runner):
         return answer
 
     def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0, devices: int = 1) -> Path:
-        """Have a child that trains nothing answer `request` by `entry` in directory `name`, which is returned."""
+        """Have a child that trains nothing answer `request` by `entry` in the directory `name`; return that."""
         check_disk(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
@@ -271,7 +270,7 @@ class LocalRunner(Runner):
         return directory
 
     def launch(self) -> Launcher:
-        """Begin to start the launcher, if none lives; until `start`, its seconds can be used otherwise."""
+        """Begin to start the launcher, if none lives; `start` waits for it."""
         if self._launcher is not None and self._launcher.has_died() and not self._running:
             self.close()
         if self._launcher is None:
@@ -280,7 +279,7 @@ class LocalRunner(Runner):
         return self._launcher
 
     def start(self) -> Launcher:
-        """Return the launcher, started if there is none; that takes seconds. InfrastructureError: it can't be."""
+        """Return the launcher, which takes seconds to start; InfrastructureError: it can't be started."""
         launcher = self.launch()
         try:
             launcher.wait(max(1.0, self.ends_at - time.perf_counter()))
@@ -325,7 +324,7 @@ class LocalRunner(Runner):
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:
-        """Wait until a job at one of `places` has ended, and return how; a launcher that hangs or dies ends all."""
+        """Wait until a job at one of `places` has ended, and return how; with the launcher, all jobs end."""
         while not (ended := self._endings.keys() & places):
             assert self._launcher is not None
             try:
@@ -345,7 +344,7 @@ class LocalRunner(Runner):
         return place, self._running.pop(place), self._endings.pop(place)
 
     def _end_all(self, now: float) -> None:
-        """End the launcher, which is silent or dead, and all jobs; those whose time is up `now` timed out."""
+        """End the launcher, which is silent or dead, and all jobs; those with a deadline by `now` timed out."""
         running, endings = self._running, self._endings
         self.close()
         lost = {n: Ending(timed_out=each.deadline <= now, launcher_died=True) for n, each in running.items()}
@@ -369,11 +368,11 @@ def _wait_until_idle(running: _Running) -> tuple[str, ...]:
 def _may_be_the_devices(outcome: Outcome) -> bool:
     if isinstance(outcome, Measurement) or outcome.status not in (TrialStatus.CRASHED, TrialStatus.TIMED_OUT):
         return False
-    # What Python raised is the configuration's, unless it speaks of the device.
+    # An error that Python raised is the configuration's, unless it speaks of the device.
     return outcome.phases is None or re.search("cu(da|dnn|blas)|nccl|nvidia", outcome.cause, re.IGNORECASE) is not None
 
 
 def _make_empty(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(exist_ok=True)  # and no folder above: a run directory that was removed isn't made again
-    directory.mkdir()  # nothing in it is older, nor a link
+    directory.parent.mkdir(exist_ok=True)  # but not a run directory that was removed
+    directory.mkdir()

@@ -1,15 +1,15 @@
 """Several trials alive at once, of which one computes at a time: each runs in its turn, so that noise hits all alike.
 
-The processes form a ring of pipes, through which a token goes round. Whoever's turn it names computes; all others wait
-or hand it on. First each process makes its model and warms up, then each measures a few steps a turn. The order is
-drawn anew every other round and reversed in between, so that neither a drift nor who goes first, or after whom, favours
-one of them. The token carries how long a step took in each process, so that the first, where every round begins, can
-decide when enough is known.
+The processes form a ring of pipes, through which a token goes round. It names the process that computes; all others
+wait or hand it on. First each process makes its model and warms up, then each measures a few steps a turn. The order is
+drawn anew every other round and reversed in between, so that neither a drift nor a place in the order favours one of
+them. The token carries how long a step took in each process, so that the first, where every round begins, can decide
+when enough is known.
 
-A process whose predecessor has ended without passing the token on goes on alone; the pipe's end of file tells it. It
-keeps its successor waiting until it ends itself, so that still only one computes. Who holds the token for half of the
-trials' time limit hangs, and is ended, its stack in its log. Who waits in vain until measuring has to end keeps the
-turns that it has measured.
+A process whose predecessor has ended without passing the token on goes on alone; the pipe's end of file tells it. Its
+successor waits until it has ended, so that still only one computes. A process that holds the token for half of the
+trials' time limit hangs, and is ended, its stack in its log. One that waits in vain until measuring has to end keeps
+the turns that it has measured.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ class Turns:
         self._measuring_since = 0.0
         self.waited_s = 0.0  # for the token
         self.broken = False  # the predecessor ended without passing the token on, so that this process is alone
-        # For the first process: of each complete round, the seconds of a step in each process's turn.
-        self.rounds: list[tuple[float, ...]] = []
+        self.rounds: list[tuple[float, ...]] = []  # in the first process: seconds of a step in each one's turn
 
     @classmethod
     def here(cls, limit_s: float) -> Self | None:
-        """Return the place of this process among trials of that time limit, by its environment; None: it has none."""
+        """Return the place that this process has by its environment; None: it has none."""
         if (given := os.environ.get(VARIABLE)) is None:
             return None
         receive, send, place, count = map(int, given.split(","))
@@ -73,12 +72,12 @@ class Turns:
         return self._next(ends_at)
 
     def steps(self, step_s: float, *, most: int) -> int:
-        """Return how many steps make a turn, by the seconds of one; `most` may be measured in all turns."""
-        # A quarter of a second at the least, so that what the others left in the processor's caches doesn't count.
+        """Return the steps of a turn, by the seconds of one; `most` may be measured in all turns."""
+        # A quarter of a second at the least: the first steps find the others' data in the processor's caches.
         return max(1, min(math.ceil(0.25 / step_s), most // (_MOST_ROUNDS + 1)))
 
     def end_turn(self, step_s: float, limits: Limits, ends_at: float) -> bool:
-        """End a turn, in which a step took `step_s` on the mean, and wait for the next; return whether there is one."""
+        """End a turn, whose mean step took `step_s`, and wait for the next; return whether there is one."""
         self._limits = limits, ends_at
         self._token["steps_s"][self._place] = step_s
         del self._token["order"][0]
@@ -86,7 +85,7 @@ class Turns:
         return self._next(ends_at)
 
     def _next(self, ends_at: float) -> bool:
-        """Wait for this process's turn, handing on the token meanwhile; return whether there is one."""
+        """Hand on the token until it is this process's turn; return whether there is one."""
         while self._take(ends_at):
             if not self._place and not self._token["order"]:  # a round is over
                 if self._limits is None:
@@ -116,10 +115,10 @@ class Turns:
         is_late = took_s >= limits.measure_time_s * len(counted[0]) or now + took_s / len(self.rounds) > ends_at
         if is_late or len(counted) >= _MOST_ROUNDS:
             return True
-        # From twelve on the interval stands one pair that is disturbed; that of several short turns is of one moment.
+        # From twelve on one disturbed pair hardly changes the interval; several short turns may be of one moment.
         if len(counted) < 12 or took_s < limits.measure_time_s / 16 * len(counted[0]):
             return False
-        # The 95 % interval of each is no wider than twice what is asked for, but for what more turns can't tell.
+        # The 95 % interval of each is to be twice as wide as asked for at most.
         pairs = itertools.combinations(zip(*counted, strict=True), 2)
         ratios = (paired_ratio([list(zip(*pair, strict=True))], spread=0.0) for pair in pairs)
         return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for _, interval in ratios)
@@ -158,7 +157,7 @@ class Turns:
 
 
 def take_place(place: int, ends: tuple[int, int], count: int) -> None:
-    """Give this process a place in the ring of so many, which a fresh interpreter in its stead has too."""
+    """Give this process a place in a ring of `count`; a fresh interpreter that replaces it has the place too."""
     for end in ends:
         os.set_inheritable(end, True)
     os.environ[VARIABLE] = ",".join(map(str, (*ends, place, count)))

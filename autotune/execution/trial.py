@@ -1,12 +1,11 @@
 """A trial as its process sees it: makes its Trainer, trains, and measures.
 
-A Trainer is made for a named model, or it is the one that a user's own code makes. Both train under the arguments of
-the one mapping (`training.arguments.plan`). A user's code is run under the trial's arguments until it trains, and the
-model that it has made becomes the configuration's.
+For a named model this module makes the Trainer; a user's own code makes its Trainer itself, and is run under the
+trial's arguments until it trains. Both train under the arguments of the one mapping (`training.arguments.plan`).
 
 A user's loop is a function that sets up model, data and optimizer for a configuration and returns a function that does
-one whole optimizer step, which is timed as the Trainer's steps are. What is inside a step can't be seen: all its
-micro-batches are run, its wait for data isn't measured, and whether a knob took effect is taken on trust.
+one whole optimizer step, which is timed as the Trainer's steps are. Nobody sees into that step: it runs all its
+micro-batches, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution import checking, noise, user_code
 from autotune.execution.checking import Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
-from autotune.execution.environment import agree, own_rank, remove_unused_locks, trial_device
+from autotune.execution.environment import own_rank, remove_unused_locks, trial_device
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer, measurement_of
@@ -45,7 +44,7 @@ from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, head_figures, recipe_trainer
-from autotune.values.budget import LossTask, SoakTask
+from autotune.values.budget import LossTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
@@ -69,42 +68,34 @@ class Trial(NamedTuple):
 
     @classmethod
     def begun(
-        cls,
-        request: TrialRequest,
-        directory: Path,
-        stopwatch: Stopwatch,
-        guard: MemoryGuard,
-        turns: Turns | None = None,
+        cls, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
     ) -> Self:
         """Return the trial with the timer of its steps, which decides how many there are."""
         on_cpu, task, limits = request.device == "cpu", request.task, request.limits
+        ends_at, ranks = math.inf, own_rank().is_launched
         if task is None:
             # The longest samples, where they differ, are no part of what is timed.
             differ = request.workload.lengths is not None or request.workload.dataset is not None
             least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
             limits = limits.model_copy(update={"discarded_steps": least})
-        ends_at, ranks = math.inf, own_rank().is_launched
-        if task is None:  # measuring ends before the process is killed, with a moment for what follows it
+            # Measuring ends before the process is killed, with a moment for what follows it.
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
-        # Of several ranks all have to know whether any is asked for what it has compiled.
+        # Several ranks ask each other, which all of them have to do at the same steps.
         may_compile = not ranks or request.config.torch_compile_backend is not None
         timer = StepTimer(
             limits,
             request.accumulation_steps,
             request.workload.accumulation_steps(request.config),
             clock=HostClock() if on_cpu else CudaClock(),
-            started_at=stopwatch.started_at,
             ends_at=ends_at,
             has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
             ranks=ranks,
             stopwatch=stopwatch,
             watch=noise.watch(trial_device(request.device), ranks=ranks or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
-            # A soak looks at memory to its very end, and the losses of a loss run are what counts of it.
-            relax=guard.relax if (on_cpu or turns) and not isinstance(task, SoakTask | LossTask) else None,
+            relax=guard.relax if (on_cpu or turns) and task is None else None,  # a check looks at memory to its end
             step_ended=guard.step_ended,
             retries=guard.retries,
-            agree=agree,
             turns=turns,
         )
         return cls(request, directory, stopwatch, guard, timer)
@@ -126,7 +117,7 @@ class Trial(NamedTuple):
 
     @property
     def samples_per_step(self) -> int:
-        """The samples of a step as it is run by all ranks, each of which reads every n-th of their batches."""
+        """Samples of a step as all ranks run it, each of which reads every n-th of their batches."""
         config = self.request.config
         return self.request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
 
@@ -134,13 +125,8 @@ class Trial(NamedTuple):
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
 
 
-def trained(
-    trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: checking.Reading
-) -> Outcome:
-    """Train until the timer has enough, check what is to be checked, and return what was measured.
-
-    `train` trains the Trainer, watched by the callbacks timer and `probe`; `reading` says how it reads samples.
-    """
+def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: Reading) -> Outcome:
+    """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
     request, timer, guard = trial.request, trial.timer, trial.guard
     losses = watch_losses(trainer, timer.micro_step_ended)
     with checking.around_training(request.task, trainer, not_saved=reading.not_saved):
@@ -165,7 +151,7 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     micro_steps, file = trial.request.accumulation_steps, trial.data_directory / STEP_FILE
     step = user_code.step_of(own, trial.request.config, micro_steps, file)
     trial.stopwatch.enter("trainer_s")
-    # The timer looks at nothing of a Trainer but the number of the step, and whether training is to stop.
+    # Of a Trainer, the timer looks at the number of the step, and at whether training is to stop, alone.
     state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
@@ -185,12 +171,11 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
 
 
 def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Callable[[], float]:
-    """Add up what `trainer.training_step` returns from now on; return what reads the sum, NaN or Inf if a loss was.
+    """Call `ended` after each micro-step from now on; return what reads the sum of their losses, NaN or Inf if one is.
 
-    `ended` is called after each micro-step.
+    The Trainer's own filter leaves such losses out of its log. The sum stays on the device, in fp32, so that nothing
+    waits for it before training is over.
     """
-    # The Trainer's own filter leaves such losses out of what it logs. The sum stays on the device, in fp32, so that
-    # nothing waits for it before training is over.
     original, total = trainer.training_step, [0.0]
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
@@ -204,10 +189,7 @@ def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Call
 
 
 def run_named_model(trial: Trial) -> Outcome:
-    """Train a model that is built from its name, with random weights, by the real Trainer.
-
-    AutotuneError: a library refuses the configuration before training starts.
-    """
+    """Train a model that is built from its name; AutotuneError: a library refuses the configuration before training."""
     hardware, per_step, recipe = detect(trial.device), trial.samples_per_step, trial.request.workload.recipe
     probe = EffectsProbe(trial.request.config, hardware)
     try:
@@ -244,7 +226,7 @@ def run_named_model(trial: Trial) -> Outcome:
 def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     trial.stopwatch.enter("trainer_s")
-    config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)
+    config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)  # losses are compared
     os.environ.update(parallel_variables(config))
     if "deepspeed" in mapping.tuned:
         remove_unused_locks()
@@ -257,7 +239,7 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
     workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
     made = TrainingArguments(**arguments) if workload.recipe is None else None
     trial.stopwatch.enter("model_s")
-    with nullcontext() if to_compare else quick_weights():  # losses that are compared need a truly initialised model
+    with nullcontext() if to_compare else quick_weights():  # compared ones need a truly initialised model
         model = build_model(
             workload.model,
             workload.task,
@@ -304,7 +286,7 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
 
 
 class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
-    """Takes the samples of each step in the order of its data, where its sampler balances micro-batches as well."""
+    """Takes the samples of each step in the order of its data, even if its sampler balances micro-batches."""
 
     def _get_train_sampler(self, *args: Any) -> Any:
         sampler = super()._get_train_sampler(*args)
@@ -323,15 +305,11 @@ def _of_trial(trial: Trial) -> dict[str, Any]:
 
 
 def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int) -> tuple[Any, Any]:
-    """Return so many samples and what makes batches of them, the longest of the first `longest_first` first."""
+    """Return so many samples, the longest of the first `longest_first` first, and what makes batches of them."""
+    workload, directory = trial.request.workload, trial.data_directory
     distinct, config = distinct_samples(trial.request, samples)
     dataset, collator = training_data(
-        trial.request.workload,
-        model_config,
-        samples=distinct,
-        directory=trial.data_directory,
-        longest_first=longest_first,
-        config=config,
+        workload, model_config, samples=distinct, directory=directory, longest_first=longest_first, config=config
     )
     return Repeated(dataset, samples), collator
 
@@ -386,8 +364,6 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
         reading = Reading(lambda samples: view(largest, longest_of(largest, samples)), kept, not_saved=not_saved)
     if not code.reorders:
         return reading
-    samples = trial.max_steps * trial.samples_per_step
-    trainer.train_dataset, padding_share = ordered(
-        trial.request, trainer.train_dataset, trial.data_directory, samples=samples
-    )
+    samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
+    trainer.train_dataset, padding_share = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
     return reading._replace(padding_share=padding_share)

@@ -1,9 +1,9 @@
 """Runs a user's own code: a Trainer's or a script until it trains, a loop's function until it has made its step.
 
-The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (subclasses such as
-trl's SFTConfig and HfArgumentParser do so, too), and once more when a Trainer gets them, in case the code has set some
-in between. `Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of
-its ``except Exception`` catches. The model that the code has made becomes a configuration's (`fitted`).
+The code stays as it is. In this process, `TrainingArguments` take an overlay when they are made (those of trl's
+SFTConfig and HfArgumentParser, too), and again when a Trainer gets them, in case the code has set some in between.
+`Trainer.train` calls back with the Trainer, and afterwards unwinds the code by an exception that none of its ``except
+Exception`` catches. `fitted` makes the model of the code a configuration's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
 
 Found = TypeVar("Found")
 
-# Attributes of TrainingArguments that remember what the code had asked for, and what was made of what was laid over it.
+# Attributes of TrainingArguments: the code's own values that were laid over, and the values after that.
 _THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
 
 
@@ -54,24 +54,24 @@ class CodeError(InputError):
 
 
 def harness(arguments: Any) -> dict[str, Any]:
-    """Return what a trial lays over a code's arguments so that it trains and does nothing else."""
+    """Return the arguments that a trial lays over a code's, so that it trains and does nothing else."""
     schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
     return OWN_HARNESS | ({"lr_scheduler_type": "constant"} if str(schedule) in BY_EVALUATION else {})
 
 
 def theirs(arguments: Any) -> dict[str, Any]:
-    """Return what the code had asked for in place of what was laid over it."""
+    """Return the code's own values of the arguments that were laid over."""
     return dict(vars(arguments).get(_THEIRS, {}))
 
 
 def as_written(arguments: Any) -> dict[str, Any]:
-    """Return the arguments as the code has them, with those that it has set after something was laid over them."""
+    """Return the arguments as the code has them, those that it has set since they were laid over included."""
     since = strayed(arguments)
     return {**vars(arguments), **{name: v for name, v in theirs(arguments).items() if name not in since}}
 
 
 def strayed(arguments: Any) -> list[str]:
-    """Return the names of arguments that are no longer as they were laid over the code's own."""
+    """Return the names of arguments that the code has changed since they were laid over."""
     laid = vars(arguments).get(_LAID)
     return ["all"] if laid is None else [name for name, value in laid.items() if getattr(arguments, name) != value]
 
@@ -119,9 +119,9 @@ def overlaid(
 
 
 def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
-    """Run the code up to its first `Trainer.train`; return what `on_train` makes of the Trainer and what trains it.
+    """Run the code up to its first `Trainer.train`; return the result of `on_train(trainer, train)`.
 
-    Pickled code is in `data_directory`. CodeError: it ended without training.
+    Pickled code is in `data_directory`. CodeError: the code ended without training.
     """
     original, ended = Trainer.train, "it ended"
     found: list[Found] = []
@@ -163,7 +163,7 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
 
 
 def run_script(code: OwnCode) -> None:
-    """Run a script in this process as python does: its arguments, its directory, its place among the modules."""
+    """Run a script in this process as python does: with its arguments, its directory and its module path."""
     os.chdir(code.directory)
     sys.argv = list(code.command)
     if code.is_module:
@@ -175,7 +175,6 @@ def run_script(code: OwnCode) -> None:
 
 
 def unpickled(file: Path, sha256: str, name: str) -> Any:
-    """Return the function of the user's that was pickled into `file`, which is to have this digest."""
     try:
         return pickle.loads(read_unchanged(file, sha256))
     except (OSError, pickle.UnpicklingError, ImportError, AttributeError, EOFError) as error:
@@ -184,7 +183,7 @@ def unpickled(file: Path, sha256: str, name: str) -> Any:
 
 
 def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Path) -> Callable[[], Any]:
-    """Return the step that the user's function makes, in the place where it was handed over.
+    """Return the step that the user's function makes, in the directory that `find` was called in.
 
     InputError: the function can't be loaded, refuses the configuration, or returns no function.
     """
@@ -194,28 +193,27 @@ def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pa
     make = unpickled(file, own.sha256, own.name)
     try:
         step = make(config, **({ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}))
-    except (ValueError, NotImplementedError) as error:  # its way to say that it can't do this
+    except (ValueError, NotImplementedError) as error:  # by which it says that it can't do this
         if is_out_of_memory(error):
             raise
         raise InputError(f"{own.name} refuses it: {error}") from error
     if not callable(step):
-        raise InputError(
-            f"{own.name} returned {type(step).__name__}; it has to return a function that does one optimizer step"
-        )
+        kind = type(step).__name__
+        raise InputError(f"{own.name} returned {kind}; it has to return a function that does one optimizer step")
     if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
         raise InputError(f"{own.name} returned a generator or coroutine, whose call does nothing; return a function")
     return step  # type: ignore[no-any-return]
 
 
 def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
-    """Return the loss that a step has returned and, if it returned (loss, samples), the samples it has consumed."""
+    """Return the loss that a step has returned and, if it returned (loss, samples), the samples."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
         return returned
     return returned, None
 
 
 def weights_of(model: nn.Module) -> str:
-    """Return the dtype of most weights, of packed layers and adapters apart."""
+    """Return the dtype of most weights but those of packed layers and adapters."""
     sizes: Counter[str] = Counter()
     packed = {id(layer.weight) for _, layer in quantized_layers(model)}
     for parameter in _without_adapter(model):
@@ -225,7 +223,7 @@ def weights_of(model: nn.Module) -> str:
 
 
 def counts_of(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of parameters and of those that aren't trained, an adapter's left out."""
+    """Return how many parameters there are and how many aren't trained, without an adapter's."""
     counts = {"parameters": 0, "frozen_parameters": 0}
     for parameter in _without_adapter(model):
         packed = getattr(parameter, "quant_state", None)  # bitsandbytes packs two elements into a byte
@@ -247,7 +245,7 @@ def quantization(base: Any) -> Quantization | None:
 
 
 def adapter(model: Any) -> OwnAdapter | None:
-    """Return the one adapter of a model; None if there is none, or if it can't be told as JSON."""
+    """Return the one adapter of a model; None: there are none or several, or JSON can't hold it."""
     configs = list((getattr(model, "peft_config", None) or {}).values())
     if len(configs) != 1:
         return None
@@ -257,7 +255,7 @@ def adapter(model: Any) -> OwnAdapter | None:
         return sorted(value) if isinstance(value, set) else getattr(value, "value", value)  # of an enumeration's member
 
     names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - {
-        # They say where an adapter came from, or how its values begin.
+        # Where an adapter came from, and how its values begin.
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
         "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
     }  # fmt: skip
@@ -270,7 +268,7 @@ def adapter(model: Any) -> OwnAdapter | None:
 
 
 def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what TrainingArguments would have to say of checkpointing that a model has on without their asking."""
+    """Return the arguments for checkpointing that code has switched on without them; empty: there is none."""
     names = [name for name in ("activation_checkpointing", "gradient_checkpointing") if name in arguments]
     on = [module for module in base.modules() if getattr(module, "gradient_checkpointing", False)]
     if not on or not isinstance(base, PreTrainedModel) or any(arguments[name] for name in names):
@@ -280,7 +278,7 @@ def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def not_traced(model: Any, base: Any) -> str | None:
-    """Return why a trace wouldn't be of this model, None if it would."""
+    """Return why a trace would be of another model; None: it would be of this one."""
     if hasattr(model, "peft_config"):
         if adapter(model) is None:
             return "the model has several adapters, or one that can't be written down"
@@ -295,10 +293,10 @@ def not_traced(model: Any, base: Any) -> str | None:
 
 
 def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
-    """Set kernels, precision, adapter and loss of a model that a user's code has made, but for knobs that are held.
+    """Set kernels, precision, adapter and loss of a model that a user's code has made, unless they are held.
 
-    Checkpointing that the code has switched on is switched off where the arguments don't ask for it; where they do,
-    the Trainer switches it on as they say. ValueError: the adapter finds nothing in the model that it could be put on.
+    Checkpointing that the code has switched on is switched off if the arguments don't ask for it; if they do, the
+    Trainer switches it on as they say. ValueError: the model has nothing that the adapter could be put on.
     """
     wanted, adapter = mapping.model, mapping.adapter
     asked = (mapping.tuned.get(name) for name in ("activation_checkpointing", "gradient_checkpointing"))

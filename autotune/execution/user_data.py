@@ -1,8 +1,8 @@
 """The samples of a user's own Trainer: their lengths, and their order in a trial.
 
-As with the data of named models (`training.dataset`), the longest come first, so that the peak of memory is met at
-once. A trial's data set is as long as the trial needs, so that no epoch ends inside it. Where the code makes its
-batches by itself, or reads from a stream, the order is left alone.
+As with the data of named models (`training.dataset`), the longest come first, so that memory peaks at once. A trial's
+data set is as long as the trial, so that no epoch ends inside it. If the code makes its batches by itself, or reads
+from a stream, it keeps its order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
 from autotune.values.workload import LENGTHS_FILE
 
-# Share of its samples that a training's batches must have as rows: a collator may leave out the few that can't be used.
+# Rows that batches must have, as a share of their samples: a collator may leave out the few that can't be used.
 _LEAST_ROWS = 0.9
 
 
 class View:
-    """Samples of a data set by their numbers, in any order and as often as wanted; all else is the data set's."""
+    """Samples of a data set by their numbers, in any order and as often as wanted, with its other attributes."""
 
     def __init__(self, source: Any, order: NDArray[np.int64]) -> None:
         self._source, self._order = source, order
@@ -50,14 +50,13 @@ class View:
 
 
 def view(dataset: Any, order: NDArray[np.int64]) -> Any:
-    """Return the samples of `dataset` in an order; one of the library datasets stays one."""
     import datasets
 
     return dataset.select(order) if isinstance(dataset, datasets.Dataset) else View(dataset, order)
 
 
 def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | None:
-    """Return the tokens of each sample; None where samples have none, or there are too many to be read."""
+    """Return the tokens of each sample; None: samples have none, or reading them takes too long."""
     import datasets
     import pyarrow.compute as pc
 
@@ -79,14 +78,14 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
 
 
 def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:
-    """Return the numbers of so many samples, the longest first; the first ones where samples have no length."""
+    """Return the numbers of so many samples, the longest first; without lengths, the first ones."""
     lengths = lengths_of(dataset)
     order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
     return np.resize(order, samples).astype(np.int64)
 
 
 def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
-    """Write the lengths where trials find them, which needn't read all samples again."""
+    """Write the lengths for trials, which needn't read all samples again."""
     directory.mkdir(exist_ok=True)
     file = io.BytesIO()
     np.save(file, lengths, allow_pickle=False)
@@ -94,7 +93,7 @@ def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
 
 
 def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
-    """Return how many of a trial's `samples` are different ones, and the configuration that says their order."""
+    """Return how many of a trial's `samples` are different ones, and the configuration that orders them."""
     # A loss run reads the same few again and again, in the same order whatever sampler is tried.
     if not isinstance(request.task, LossTask):
         return samples, request.config
@@ -107,8 +106,8 @@ def ordered(
 ) -> tuple[Any, Callable[[int], float | None]]:
     """Return so many samples of the Trainer's data set, in the order in which a trial reads them, and their padding.
 
-    The latter takes a number of steps: the share of padding in them but the first, of the longest samples; None: not
-    known. `record_lengths` has written the lengths into `directory`.
+    The latter is called with a number of steps; it returns the share of padding in those after the longest samples;
+    None: unknown. `record_lengths` has written the lengths into `directory`.
     """
     own, lengths = request.workload.own_code, None
     with contextlib.suppress(OSError, ValueError):
@@ -134,7 +133,7 @@ def ordered(
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
-    """Return the first batch of some samples as the Trainer makes it, made in this process."""
+    """Return the first batch of some samples as the Trainer makes it, without workers."""
     loading = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     alone: dict[str, Any] = {f"dataloader_{name}": value for name, value in loading.items()}
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
@@ -143,9 +142,9 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
-    """Return whether batches have a row for each sample, tried with a few; a packed batch has not.
+    """Try with a few samples whether batches have a row for each; a packed batch has not.
 
-    The order of the Trainer's data set can be set. InputError: samples are dropped when they are put into a batch.
+    The order of the Trainer's data set can be set. InputError: its collator drops samples.
     """
     order = np.linspace(0, len(trainer.train_dataset) - 1, 16).astype(np.int64)
     try:
@@ -167,7 +166,7 @@ def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
 
 
 def rows_of(batch: Any, samples: int) -> int | None:
-    """Return the rows of a batch; None if its tensors disagree, or have their samples in the second dimension."""
+    """Return the rows of a batch; None: its tensors disagree, or have their samples in the second dimension."""
     tensors = [v for v in getattr(batch, "values", tuple)() if isinstance(v, torch.Tensor) and v.ndim]
     rows = {len(tensor) for tensor in tensors}
     if len(rows) != 1 or any(t.ndim > 1 and t.shape[1] == samples != len(t) for t in tensors):
@@ -187,7 +186,7 @@ class RowCount:
     def __init__(self, trainer: Any, micro_batch: int) -> None:
         self._trainer, self._micro_batch = trainer, micro_batch
         self._rows = self._samples = 0
-        # Whether the present step has all its samples, which the last of a stream may lack, and whether one had.
+        # Whether this step has all its samples, which the last of a stream may lack, and whether any step had.
         self.is_whole = self._had_whole = False
         self._original = trainer.get_batch_samples
         trainer.get_batch_samples = self._counted
@@ -208,6 +207,5 @@ class RowCount:
         return found
 
     def check(self) -> None:
-        """Raise NoEffectError if too few rows were counted: samples were dropped."""
         if self._rows < _LEAST_ROWS * self._samples:
             raise NoEffectError(_dropped(self._trainer, self._rows, self._samples))

@@ -26,8 +26,8 @@ def cuda(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def own_bench(model: ModelSpec, tmp_path: Path, light_launchers: None) -> Iterator[Bench]:
-    """A launcher that this test may kill, for trials that train nothing."""
-    made = Bench(model, tmp_path / "run")
+    """A launcher that this test may kill, for trials that train nothing; its directory has an awkward name."""
+    made = Bench(model, tmp_path / "a 'b' ü $x\n;")
     with made.runner:
         yield made
 

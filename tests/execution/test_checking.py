@@ -2,6 +2,7 @@
 
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,15 +11,8 @@ from own_trainings import quiet_arguments
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from autotune.execution.checking import (
-    CheckError,
-    CheckpointSaver,
-    Reading,
-    around_training,
-    evaluated,
-    findings,
-    keeps_predictions,
-)
+from autotune.execution import checking
+from autotune.execution.checking import CheckError, Reading
 from autotune.execution.gradients import randomness_off
 from autotune.execution.outcome import is_out_of_memory
 from autotune.training.resolve import resolve
@@ -54,29 +48,17 @@ def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wi
     found = bench.checked(SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)
     assert found.soaked.eval_batch_size == 2
     assert found.memory.peak_bytes < little_less
+    result = bench.check(SoakTask(eval_batch_sizes=(64,)), limits={"memory_bytes": 600 * MIB}, **fields)
+    assert result.status is TrialStatus.OUT_OF_MEMORY
+    assert result.outcome.cause.startswith("while evaluating with a batch of 64: ")
 
 
-class Guard:
-    """No limit but that of the test."""
-
-    given_up = 0
-
-    def peak(self):
-        return Memory()
-
-    def check(self):
-        pass
-
-    def begin_anew(self, known):
-        self.given_up += 1
-
-
-class Device(Guard):
+class Device:
     """A trainer and its guard: training peaked at 50, evaluating takes four a sample, and there is room for 70."""
 
     def __init__(self):
         self.args = SimpleNamespace(dataloader_persistent_workers=True, per_device_eval_batch_size=None)
-        self._peak, self._known = 50, 0
+        self._peak, self._known, self.check = 50, 0, lambda: None
 
     def evaluate(self, samples):
         needed = 4 * self.args.per_device_eval_batch_size
@@ -104,15 +86,8 @@ class Device(Guard):
 )
 def test_the_peak_of_a_soak_is_that_of_training_or_of_the_evaluation_that_fitted(sizes, fits, peak):
     device = Device()
-    found = findings(SoakTask(eval_batch_sizes=sizes), device, Reading(range), device)
+    found = checking.findings(SoakTask(eval_batch_sizes=sizes), device, Reading(range), device)
     assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
-
-
-def test_a_soak_that_runs_out_of_memory_says_where(bench, wide):
-    limits = {"memory_bytes": 600 * MIB}
-    result = bench.check(SoakTask(eval_batch_sizes=(64,)), workload=wide, limits=limits)
-    assert result.status is TrialStatus.OUT_OF_MEMORY
-    assert result.outcome.cause.startswith("while evaluating with a batch of 64: ")
 
 
 def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
@@ -127,23 +102,25 @@ def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
     assert whole.curve.dropout_spread == 0.0
 
 
-def fake_trainer(tmp_path, states=1000):
-    optimizer = SimpleNamespace(state={0: {"exp_avg": torch.zeros(states), "step": 3}})
-    args = SimpleNamespace(output_dir=str(tmp_path / "trainer"))
-    trainer = SimpleNamespace(model=torch.nn.Linear(10, 10, bias=False), optimizer=optimizer, args=args, callbacks=[])
-    trainer.add_callback = trainer.callbacks.append
-    return trainer
+@pytest.fixture
+def trainer(tmp_path):
+    """As much of a Trainer as saving looks at, whose optimizer's states take 1 MiB."""
+    optimizer = SimpleNamespace(state={0: {"exp_avg": torch.zeros(1 << 18), "step": 3}})
+    args, callbacks = SimpleNamespace(output_dir=str(tmp_path / "trainer")), []
+    model = torch.nn.Linear(10, 10, bias=False)
+    return SimpleNamespace(
+        model=model, optimizer=optimizer, args=args, callbacks=callbacks, add_callback=callbacks.append
+    )
 
 
 def last_step():
     return SimpleNamespace(should_training_stop=True, should_save=False)
 
 
-def test_a_disk_without_room_for_the_checkpoint_is_told_and_spared(tmp_path, monkeypatch):
+def test_a_disk_without_room_for_the_checkpoint_is_told_and_spared(trainer, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=512 * MIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    trainer = fake_trainer(tmp_path, states=256 * 1024)
-    saver, asked = CheckpointSaver(trainer), last_step()
+    saver, asked = checking.CheckpointSaver(trainer), last_step()
     saver.on_step_end(trainer.args, None, asked)
     assert not asked.should_save
     assert saver.not_saved == "no checkpoint was saved: it takes 1 MiB, and 512 MiB of disk are free"
@@ -151,11 +128,9 @@ def test_a_disk_without_room_for_the_checkpoint_is_told_and_spared(tmp_path, mon
 
 
 @pytest.mark.parametrize(("saving", "error"), [(True, CheckError), (False, RuntimeError)])
-def test_an_error_while_saving_says_so_and_is_still_one_of_memory(tmp_path, saving, error):
-    trainer = fake_trainer(tmp_path)
-
+def test_an_error_while_saving_says_so_and_is_still_one_of_memory(trainer, saving, error):
     def soak():
-        with around_training(SoakTask(eval_batch_sizes=(1,)), trainer):
+        with checking.around_training(SoakTask(eval_batch_sizes=(1,)), trainer):
             if saving:
                 trainer.callbacks[0].on_step_end(trainer.args, None, last_step())
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
@@ -234,7 +209,7 @@ def make(tmp_path):
 
 def check_evaluation(sizes, trainer, kept=30, guard=None):
     reading = Reading(lambda samples: [ROWS[n % len(ROWS)] for n in range(samples)], kept)
-    return evaluated(sizes, trainer, reading, guard or Guard())
+    return checking.evaluated(sizes, trainer, reading, guard or Mock())
 
 
 @pytest.mark.parametrize(
@@ -259,7 +234,7 @@ def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_
 
 def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):
     trainer = make(metrics=None)
-    kept = [keeps_predictions(each) for each in (trainer, make(prediction_loss_only=True), make())]
+    kept = [checking.keeps_predictions(each) for each in (trainer, make(prediction_loss_only=True), make())]
     assert kept == [False, False, True]
     assert check_evaluation((4,), trainer, kept=None) == {"eval_batch_size": 4, "metrics_failed": None}
     assert trainer.model.calls == 2
@@ -285,12 +260,12 @@ class Loop:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host(make):
-    loop, guard = Loop(room=8), Guard()
+def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host():
+    loop, guard = Loop(room=8), Mock()
     found = check_evaluation((16, 8), loop, guard=guard)
     assert (found["eval_batch_size"], found["eval_accumulation_steps"], found["predicted_samples"]) == (8, 1, 30)
     assert [(size, steps) for size, steps, _ in loop.tried] == [(16, None), (16, 1), (8, None), (8, 1)]
-    assert guard.given_up == 3
+    assert guard.begin_anew.call_count == 3
 
 
 @pytest.mark.parametrize(("device", "tries"), [("cuda", 2), ("cpu", 1)])
@@ -301,13 +276,9 @@ def test_predictions_that_fit_nowhere_are_left_out_and_told(device, tries):
     assert [kept for _, _, kept in loop.tried] == [30] * tries + [8]
 
 
-def failing(predicted):
-    raise LookupError("no such tokenizer")
-
-
 def test_metrics_that_fail_or_data_that_take_too_long_to_read_refuse_nothing_and_are_told(make, monkeypatch):
-    found = check_evaluation((4,), make(metrics=failing))
-    assert (found["predicted_samples"], found["metrics_failed"]) == (30, "LookupError: no such tokenizer")
+    found = check_evaluation((4,), make(metrics=lambda predicted: {}["tokenizer"]))
+    assert (found["predicted_samples"], found["metrics_failed"]) == (30, "KeyError: 'tokenizer'")
     monkeypatch.setattr("autotune.execution.checking._LONGEST_S", 0.0)
     told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
     assert check_evaluation((4,), make()) == {"eval_batch_size": 4, "metrics_failed": told}

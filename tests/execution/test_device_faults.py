@@ -1,14 +1,10 @@
 """A device that fails: a trial's error that stays in its process, and a device that computes for nobody any more."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import printed
 
 from autotune.errors import InfrastructureError, MachineError
 
@@ -44,12 +40,8 @@ print(json.dumps(seen))
 
 
 def two_trials(model_directory: Path, run: Path, *arguments: str, **variables: str) -> dict:
-    tests = Path(__file__).parents[1]
-    environment = {**os.environ, "FAKECUDA_STATE": str(run.with_name("devices")), "PYTHONPATH": str(tests), **variables}
-    command = [sys.executable, "-c", TWO_TRIALS, str(model_directory), str(run), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    variables["FAKECUDA_STATE"] = str(run.with_name("devices"))
+    return json.loads(printed("-c", TWO_TRIALS, model_directory, run, *arguments, timeout=300, **variables)[-1])
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,9 @@ def train(bench, tmp_path: Path):
     return trained
 
 
-def plain_model(bench, *, dtype: str = "float32", attention: str = "eager") -> Any:
-    request = bench.request()
-    return build_model(
-        request.workload.model, request.workload.task, dtype=dtype, attn_implementation=attention, device="cpu"
-    )
+def plain_model(bench, *, dtype: str = "float32") -> Any:
+    workload = bench.request().workload
+    return build_model(workload.model, workload.task, dtype=dtype, attn_implementation="eager", device="cpu")
 
 
 def test_what_was_asked_for_is_confirmed(train):
@@ -231,7 +229,7 @@ def test_a_model_of_another_precision_or_with_adapters_that_nobody_asked_for_is_
         train(asked(adapter={"rank": 4}), model=model)
 
 
-def test_nothing_stays_in_the_model_after_the_first_step(train, bench):
+def test_no_hook_stays_in_the_model_after_the_first_step(train, bench):
     model = plain_model(bench)
     train(asked(checkpointing="full"), model=model, **checkpointing())
     functions = [hook for module in model.modules() for hook in module._forward_hooks.values()]
@@ -242,44 +240,31 @@ def test_nothing_stays_in_the_model_after_the_first_step(train, bench):
 class DeepSpeedEngine:
     """As much of DeepSpeed's as is looked at."""
 
-    def __init__(self, stage: int, held: int, *, optimizer_at: str = "none", sharing: int = 1) -> None:
-        self.module = nn.Linear(100, 100, bias=False)
+    def __init__(self, stage: int, held: int, *, optimizer_at: str | None = None, sharing: int = 1) -> None:
+        self.module, self.sequence_parallel_size = nn.Linear(100, 100, bias=False), sharing
         self.optimizer = SimpleNamespace(single_partition_of_fp32_groups=[torch.empty(held)])
-        self._stage, self._at, self.sequence_parallel_size = stage, optimizer_at, sharing
-
-    def zero_optimization_stage(self) -> int:
-        return self._stage
-
-    def zero_offload_optimizer(self) -> Any:
-        return None if self._at == "none" else SimpleNamespace(device=self._at)
-
-    def zero_offload_param(self) -> Any:
-        return None
+        offload = None if optimizer_at is None else SimpleNamespace(device=optimizer_at)
+        self.zero_optimization_stage, self.zero_offload_param = lambda: stage, lambda: None
+        self.zero_offload_optimizer = lambda: offload
 
 
 @pytest.fixture
 def seen(monkeypatch):
     """Return a function that says what is seen of a training of two ranks, or of as many as ran."""
 
-    def look(wrapper: Any, *, world_size: int = 2, ran: int = 2, known: int | None = None, **spread: Any) -> str:
+    def look(wrapper: Any, *, ran: int = 2, known: int = 2, **spread: Any) -> str:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: ran > 1)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ran)
-        trainer = SimpleNamespace(
-            model=wrapper,
-            model_wrapped=wrapper,
-            args=SimpleNamespace(world_size=ran if known is None else known),
-            callback_handler=SimpleNamespace(train_dataloader=None),
-        )
-        config = asked(parallelism=Parallelism(world_size=world_size, **spread))
+        args, handler = SimpleNamespace(world_size=known), SimpleNamespace(train_dataloader=None)
+        trainer = SimpleNamespace(model=wrapper, model_wrapped=wrapper, args=args, callback_handler=handler)
+        config = asked(parallelism=Parallelism(world_size=2, **spread))
         return EffectsProbe(config, make_hardware()).verify(trainer, ("parallelism",))["parallelism"]
 
     return look
 
 
-def sharing() -> nn.Module:
-    model = nn.Linear(1, 1)
-    model._tp_size = 2
-    return model
+SHARING = nn.Linear(1, 1)
+SHARING._tp_size = 2
 
 
 @pytest.mark.parametrize(
@@ -292,7 +277,7 @@ def sharing() -> nn.Module:
          "DeepSpeed ZeRO-1 over 2, optimizer offloaded to the host"),
     ],
 )  # fmt: skip
-def test_deepspeed_is_looked_at(seen, wrapper, asked_for, told):
+def test_the_split_that_deepspeed_has_made_is_told(seen, wrapper, asked_for, told):
     assert seen(wrapper, **asked_for) == told
 
 
@@ -306,7 +291,7 @@ def test_deepspeed_is_looked_at(seen, wrapper, asked_for, told):
         (nn.Linear(1, 1), {}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
         # matrices that nobody shares
         (nn.Linear(1, 1), {"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
-        (sharing(), {"tensor_parallel": 2}, "this one holds 100%"),
+        (SHARING, {"tensor_parallel": 2}, "this one holds 100%"),
         # DeepSpeed that does something else
         (nn.Linear(1, 1), {"sharding": "zero_2"}, "but the model is wrapped as Linear"),
         (DeepSpeedEngine(1, 5000), {"sharding": "zero_2"}, "but the stage is 1"),

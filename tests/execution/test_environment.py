@@ -12,25 +12,7 @@ from pathlib import Path
 import pytest
 from factories import make_config, make_request
 
-from autotune.execution.environment import (
-    ENVIRONMENT,
-    FOREIGN,
-    Rank,
-    agree,
-    cold_compile_cache,
-    forget_unfinished,
-    launcher_environment,
-    operators_of,
-    own_rank,
-    rank_environment,
-    remove_orphans,
-    remove_unused_locks,
-    shared_files,
-    threads_of_rank,
-    trial_device,
-    visible,
-    wait_for_all,
-)
+from autotune.execution import environment
 from autotune.values.config import Parallelism
 
 
@@ -50,33 +32,26 @@ from autotune.values.config import Parallelism
 )
 def test_a_trial_sees_the_device_of_the_search_alone(device, there, expected):
     present = {} if there is None else {"CUDA_VISIBLE_DEVICES": there}
-    assert launcher_environment(device, {}, present)["CUDA_VISIBLE_DEVICES"] == expected
+    assert environment.launcher_environment(device, {}, present)["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_the_libraries_are_told_how_to_behave_and_what_the_user_has_set_stays():
-    assert ENVIRONMENT.items() <= launcher_environment("cpu", {}, {}).items()
+def test_libraries_have_settings_of_ours_and_the_users_and_none_of_another_launcher(monkeypatch, tmp_path):
+    usual = environment.launcher_environment("cpu", {}, {})
+    assert environment.ENVIRONMENT.items() <= usual.items()
+    assert "TOKENIZERS_PARALLELISM" not in usual  # a collator tokenizes with as many threads as in the real training
     own = {"TRANSFORMERS_VERBOSITY": "info", "HF_HOME": "/models", "TOKENIZERS_PARALLELISM": "false"}
-    assert own.items() <= launcher_environment("cpu", {}, own).items()
-    # a collator tokenizes with as many threads as in the real training
-    assert "TOKENIZERS_PARALLELISM" not in launcher_environment("cpu", {}, {})
-
-
-def test_what_another_launcher_has_set_does_not_reach_a_trial():
-    made = launcher_environment("cpu", {}, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "HOME": "/home"})
-    assert not set(made) & set(FOREIGN)
-    assert made["HOME"] == "/home"
-
-
-def test_modules_are_searched_where_the_parent_searches(monkeypatch, tmp_path):
+    foreign = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "PYTHONPATH": "/elsewhere"}
     monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
-    path = launcher_environment("cpu", {}, {"PYTHONPATH": "/elsewhere"})["PYTHONPATH"]
-    assert path.split(os.pathsep) == [str(Path.cwd()), str(tmp_path)]
+    made = environment.launcher_environment("cpu", {}, {**own, **foreign})
+    assert own.items() <= made.items()
+    assert not set(made) & set(environment.FOREIGN)
+    assert made["PYTHONPATH"].split(os.pathsep) == [str(Path.cwd()), str(tmp_path)]  # where the parent searches
 
 
 def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/the/users/own")
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    with cold_compile_cache(tmp_path):
+    with environment.cold_compile_cache(tmp_path):
         cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         assert not cache.exists()
         Path(os.environ["TRITON_CACHE_DIR"]).mkdir(parents=True)
@@ -99,17 +74,16 @@ def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
 )
 def test_deepspeed_compiles_the_messages_of_a_cpu_and_the_optimizer_of_what_is_offloaded(device, spread, operators):
     config = make_config(parallelism=Parallelism(world_size=2, **spread))
-    assert operators_of(make_request(config, device=device)) == operators
+    assert environment.operators_of(make_request(config, device=device)) == operators
 
 
 def test_a_lock_of_torchs_builders_is_removed_unless_a_process_holds_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", os.environ["PATH"])
     (tmp_path / "cpu_adam").mkdir()
     with (lock := tmp_path / "cpu_adam" / "lock").open("w"):
-        remove_unused_locks()
+        environment.remove_unused_locks()
         assert lock.exists()
-    remove_unused_locks()
+    environment.remove_unused_locks()
     assert not lock.exists()
 
 
@@ -125,15 +99,15 @@ def test_libraries_that_a_killed_compiler_left_are_removed_and_whole_ones_stay(t
     os.utime(tmp_path / "another's" / "main.so", (now - 90, now - 90))  # who may be writing it
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     with (tmp_path / "begun" / "main.so").open("r+b"):  # another worker links it
-        forget_unfinished(since=now - 60)
+        environment.forget_unfinished(since=now - 60)
         assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "another's", "begun"}
-    forget_unfinished(since=now - 60)
+    environment.forget_unfinished(since=now - 60)
     assert {path.parent.name for path in tmp_path.glob("*/*.so")} == {"whole", "another's"}
 
 
 def test_new_files_of_the_libraries_in_shared_memory_are_removed_once_nobody_uses_them(tmp_path, monkeypatch):
     (tmp_path / "torch_1_old_0").write_bytes(b"x")
-    before = shared_files(tmp_path)
+    before = environment.shared_files(tmp_path)
     names = {"torch_open", "torch_mapped", "nccl-AbCdEf", "deepspeed_allreduce_buffer_0", "sem.mp-1"}
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 4096)
@@ -143,27 +117,27 @@ def test_new_files_of_the_libraries_in_shared_memory_are_removed_once_nobody_use
         mapped = mmap.mmap(file.fileno(), 4096)
     with (tmp_path / "torch_open").open("rb"), mapped, monkeypatch.context() as patched:
         patched.setattr("psutil.pids", lambda: [])  # as from another container with the host's shared memory
-        remove_orphans(before, tmp_path)
+        environment.remove_orphans(before, tmp_path)
         assert {file.name for file in tmp_path.iterdir()} == stay | {"torch_open", "torch_mapped"}
-    remove_orphans(before, tmp_path)
+    environment.remove_orphans(before, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == stay
-    assert shared_files(tmp_path / "none") == set()
+    assert environment.shared_files(tmp_path / "none") == set()
 
 
 @pytest.fixture
 def _no_rank(monkeypatch):
-    for name in (*FOREIGN, "OMP_NUM_THREADS"):
+    for name in (*environment.FOREIGN, "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("_no_rank")
 def test_a_plain_process_is_alone_and_a_rank_knows_itself_by_its_environment(monkeypatch):
-    assert own_rank() == Rank(0, 1, is_launched=False)
-    assert (agree(True), agree(False)) == (True, False)
-    wait_for_all(None)  # for nobody
-    for name, value in rank_environment(2, 4, 29500).items():
+    assert environment.own_rank() == environment.Rank(0, 1, is_launched=False)
+    assert (environment.agree(True), environment.agree(False)) == (True, False)
+    environment.wait_for_all(None)  # for nobody
+    for name, value in environment.rank_environment(2, 4, 29500).items():
         monkeypatch.setenv(name, value)
-    assert own_rank() == Rank(2, 4, is_launched=True)
+    assert environment.own_rank() == environment.Rank(2, 4, is_launched=True)
 
 
 @pytest.mark.parametrize(
@@ -171,16 +145,16 @@ def test_a_plain_process_is_alone_and_a_rank_knows_itself_by_its_environment(mon
     [(8, 2, None, 4), (2, 2, None, 1), (2, 4, None, 1), (7, 2, None, 3), (8, 2, "1", 1), (8, 2, "6", 4), (8, 2, "", 4)],
 )
 def test_ranks_share_the_cores(cores, ranks, asked, threads):
-    assert threads_of_rank(cores, ranks, {} if asked is None else {"OMP_NUM_THREADS": asked}) == threads
+    assert environment.threads_of_rank(cores, ranks, {} if asked is None else {"OMP_NUM_THREADS": asked}) == threads
 
 
 @pytest.mark.usefixtures("_no_rank")
 def test_each_rank_has_its_device_of_those_that_the_trial_sees(monkeypatch):
-    made = launcher_environment("cuda:2", {}, {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}, others=("cuda:0", "cuda:3"))
+    present = {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}
+    made = environment.launcher_environment("cuda:2", {}, present, others=("cuda:0", "cuda:3"))
     assert made["CUDA_VISIBLE_DEVICES"] == "5,3,6"
-    assert visible(("cuda:2", "cuda:0"), {"CUDA_VISIBLE_DEVICES": "3,4,5,6"}) == "5,3"
     for rank in (0, 1):
-        for name, value in rank_environment(rank, 2, 1234).items():
+        for name, value in environment.rank_environment(rank, 2, 1234).items():
             monkeypatch.setenv(name, value)
-        assert trial_device("cuda:2") == f"cuda:{rank}"
-        assert trial_device("cpu") == "cpu"
+        assert environment.trial_device("cuda:2") == f"cuda:{rank}"
+        assert environment.trial_device("cpu") == "cpu"

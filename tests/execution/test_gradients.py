@@ -9,15 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autotune.execution.gradients import (
-    Gradient,
-    Split,
-    compared,
-    gradient_of,
-    is_short,
-    reported_split,
-    split_of_trainer,
-)
+from autotune.execution import gradients
+from autotune.execution.gradients import Gradient, Split
 from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
@@ -28,35 +21,35 @@ def test_what_another_seed_changes_is_not_put_down_to_the_split():
 
     whole, split = gradient(1.0, 0.0), gradient(0.9, 0.1)
     known = {"shapes": ("1 micro-batch of 4", "2 of 2"), "rounding": 5e-3}
-    assert compared(whole, lambda: gradient(0.9, -0.1), split, **known) == Split()
-    assert compared(whole, lambda: whole, split, **known).changes
+    assert gradients.compared(whole, lambda: gradient(0.9, -0.1), split, **known) == Split()
+    assert gradients.compared(whole, lambda: whole, split, **known).changes
 
 
 def test_tf32_rounds_as_16_bits_do(monkeypatch):
     layer = nn.Linear(2, 2)
-    assert not is_short(layer.parameters())
-    assert is_short(layer.bfloat16().parameters())
+    assert not gradients.is_short(layer.parameters())
+    assert gradients.is_short(layer.bfloat16().parameters())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
-    assert is_short(nn.Linear(2, 2).parameters())
+    assert gradients.is_short(nn.Linear(2, 2).parameters())
 
 
 def test_gradients_count_parameters_without_one_as_zero():
     layer = nn.Linear(2, 2)
     layer.weight.grad = torch.full((2, 2), 2.0)
-    found = gradient_of(layer.parameters())
+    found = gradients.gradient_of(layer.parameters())
     assert found.norm == pytest.approx(4.0)
     assert found.elements.tolist() == [2.0] * 4 + [0.0] * 2
 
 
 def test_another_split_needs_the_permission_for_another_method_where_it_changes_the_gradient():
-    facts, lines = reported_split(make_facts(), Split(changes="the gradient of a step changes"), None)
+    facts, lines = gradients.reported_split(make_facts(), Split(changes="the gradient of a step changes"), None)
     assert lines[0].endswith(": another micro-batch is another training, tried with --allow method alone")
     assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.METHOD
-    facts, lines = reported_split(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
+    facts, lines = gradients.reported_split(make_facts(), Split(unknown="no rows"), "the loss is T.compute_loss's")
     assert allowance_of(make_config(16), make_problem(facts=facts)) is Allowance.NUMERICS
     assert "could not be measured: no rows" in lines[0]
-    assert reported_split(make_facts(), Split(), None) == (make_facts(), ())
+    assert gradients.reported_split(make_facts(), Split(), None) == (make_facts(), ())
 
 
 NEEDS_FLAG = pytest.mark.skipif(
@@ -91,7 +84,9 @@ def trainer_of(loss, model=None, *, bf16=False, **attributes):
 
 
 def split_of(trainer, *, normalizes=False, coupled=False):
-    return split_of_trainer(trainer, normalizes=normalizes, lengths=None, reorders=True, batch_coupled=coupled)
+    return gradients.split_of_trainer(
+        trainer, normalizes=normalizes, lengths=None, reorders=True, batch_coupled=coupled
+    )
 
 
 @pytest.mark.parametrize("times", [4, 6])
@@ -104,11 +99,12 @@ def test_rows_of_a_batch_whose_first_dimension_is_time_are_no_samples(times):
         def forward(self, batch):
             return {"loss": (self.net(batch)[0] - batch).square().mean()}
 
+    def collated(chosen):
+        return {"batch": torch.stack([sample["batch"] for sample in chosen], 1)}
+
     args = TrainingArguments("out", use_cpu=True, remove_unused_columns=False)
     samples = [{"batch": torch.randn(times, 8, generator=torch.Generator().manual_seed(i))} for i in range(8)]
-    collated = lambda chosen: {"batch": torch.stack([sample["batch"] for sample in chosen], 1)}  # noqa: E731
-    found = split_of(Trainer(Recurrent(), args, train_dataset=samples, data_collator=collated))
-    assert found == Split()
+    assert split_of(Trainer(Recurrent(), args, train_dataset=samples, data_collator=collated)) == Split()
 
 
 @NEEDS_FLAG
@@ -133,23 +129,15 @@ def test_a_loss_that_compares_the_samples_of_a_micro_batch_changes_with_the_spli
 
 @NEEDS_FLAG
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(32)])
-def test_dropout_and_batch_norm_do_not_hide_what_the_loss_does(layer):
-    def trainer(scaled):
-        return trainer_of(cross_entropy, Net(layer), loss_is_scaled_for_ga=scaled)
-
-    assert split_of(trainer(False)) == Split()
-    assert split_of(trainer(True)).changes is not None
-
-
-def test_afterwards_the_trainer_is_as_it_was():
-    model = Net(nn.BatchNorm1d(32))
-    trainer = trainer_of(cross_entropy, model)
-    split_of(trainer)
-    assert all(p.grad is None for p in model.parameters())
-    assert trainer.args.gradient_accumulation_steps == 4
-    assert getattr(trainer, "loss_is_scaled_for_ga", None) is None
-    assert torch.equal(model.layers[1].running_mean, torch.zeros(32))
-    assert model.train().layers[1].training
+def test_dropout_and_batch_norm_do_not_hide_what_the_loss_does_and_are_afterwards_as_before(layer):
+    for scaled in (False, True):
+        trainer = trainer_of(cross_entropy, model := Net(layer), loss_is_scaled_for_ga=scaled)
+        found = split_of(trainer)
+        assert (found == Split(), found.changes is not None) == (not scaled, scaled)
+        assert all(p.grad is None for p in model.parameters())
+        assert (trainer.args.gradient_accumulation_steps, trainer.loss_is_scaled_for_ga) == (4, scaled)
+        assert torch.equal(getattr(layer, "running_mean", torch.zeros(32)), torch.zeros(32))
+        assert model.train().layers[1].training
 
 
 def test_a_models_own_loss_is_normalised_as_in_trials():
@@ -169,18 +157,14 @@ def test_a_models_own_loss_is_normalised_as_in_trials():
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("loss", "fields", "said"),
     [
-        (lambda logits, labels: 1 / 0, "a step of 4 samples failed (ZeroDivisionError"),
-        (lambda logits, labels: (logits * 0).sum(), "all gradients are zero"),
-        (lambda logits, labels: (logits * float("nan")).sum(), "a gradient is not a number"),
+        (lambda logits, labels: 1 / 0, {}, "a step of 4 samples failed (ZeroDivisionError"),
+        (lambda logits, labels: (logits * 0).sum(), {}, "all gradients are zero"),
+        (lambda logits, labels: (logits * float("nan")).sum(), {}, "a gradient is not a number"),
+        # TRL's online Trainers make their batches later
+        (cross_entropy, {"data_collator": list}, "its batches have no rows that could be split"),
     ],
 )
-def test_what_cant_be_measured_is_said(fault, said):
-    assert said in split_of(trainer_of(fault)).unknown
-
-
-def test_batches_that_are_lists_of_samples_are_not_split():
-    trainer = trainer_of(cross_entropy)
-    trainer.data_collator = list  # TRL's online Trainers make their batches later
-    assert split_of(trainer).unknown == "its batches have no rows that could be split"
+def test_an_unknown_split_is_told_with_the_reason(loss, fields, said):
+    assert said in split_of(trainer_of(loss, **fields)).unknown

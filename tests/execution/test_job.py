@@ -19,19 +19,18 @@ from autotune.execution.guard import CpuGuard
 from autotune.execution.job import HEAD_BYTES, MARK_VARIABLE, TAIL_BYTES, BoundedLog, end_marked, marked
 from autotune.execution.launch import _failure
 from autotune.execution.outcome import Ending
-from autotune.values.trial import TrialStatus
 
 WELL = Ending(returncodes=[0], failed_at=[None])
 KILLED = Ending(returncodes=[-signal.SIGKILL], failed_at=[None], timed_out=True)
 
 
-def started(directory: Path, *options: str, devices: tuple[str, ...] = ()) -> Iterator[Asked]:
+def started(directory: Path, *devices: str, forks: bool = True) -> Iterator[Asked]:
     """Yield a launcher, whose ranks get a moment that is shorter than usual."""
 
     def command(*arguments: str) -> list[str]:
         *python, code = light_command()
         hurried = "from autotune.execution import job; job._GRACE_S = 0.3; job._OUTCOMES_EVERY_S = 0.1; "
-        return [*python, hurried + code, *arguments, *options]
+        return [*python, hurried + code.replace("True", str(forks)), *arguments]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.execution.launch.launch_command", command)
@@ -42,15 +41,14 @@ def started(directory: Path, *options: str, devices: tuple[str, ...] = ()) -> It
 
 @pytest.fixture(scope="module")
 def forking(tmp_path_factory) -> Iterator[Asked]:
-    yield from started(tmp_path_factory.mktemp("jobs"), devices=("cuda:3", "cuda:1"))
+    yield from started(tmp_path_factory.mktemp("jobs"), "cuda:3", "cuda:1")
 
 
-@pytest.fixture(scope="module", params=["forked", "fresh"])
+@pytest.fixture(scope="module", params=[True, False], ids=["forked", "fresh"])
 def asked(request, tmp_path_factory) -> Iterator[Asked]:
     """Both ways to make a trial's processes."""
-    options = ["--fresh"] if request.param == "fresh" else []
-    for one in started(tmp_path_factory.mktemp("jobs"), *options):
-        assert one.launcher.forkable == (not options)
+    for one in started(tmp_path_factory.mktemp("jobs"), forks=request.param):
+        assert one.launcher.forkable == request.param
         yield one
 
 
@@ -75,18 +73,13 @@ def processes_of(directory: Path) -> dict:
     return json.loads((directory / "process.json").read_text())
 
 
-def test_a_child_that_ends_well_returns_0_and_both_its_streams_are_in_the_log(asked):
-    ending, directory = asked.run("misbehaving:print_and_end")
-    assert ending == WELL
-    assert {"on stdout", "on stderr"} <= set(log_of(directory).splitlines())
-
-
 @pytest.mark.parametrize(
     ("name", "returncode", "logged"),
     [
+        ("print_and_end", 0, "on stdout"),
+        ("print_and_end", 0, "on stderr"),
         ("crash_by_null_pointer", -signal.SIGSEGV, "before the crash\nFatal Python error: Segmentation fault"),
         ("kill_itself", -signal.SIGKILL, "before the kill"),
-        ("exit_without_a_word", 0, ""),
         ("exit_from_a_library", 1, "SystemExit: 3"),
         ("raise_an_error", 1, "ZeroDivisionError: planted"),
         ("no_such_function", 1, "AttributeError"),
@@ -137,7 +130,7 @@ def test_a_flood_leaves_a_log_of_bounded_size_with_its_first_and_last_line(asked
 
 
 @pytest.mark.parametrize(("excess", "left_out"), [(0, b""), (1, b"\n[... 1 bytes left out ...]\n")])
-def test_a_log_leaves_out_what_lies_between_its_head_and_its_tail(tmp_path, excess, left_out):
+def test_a_log_leaves_out_all_between_its_head_and_its_tail(tmp_path, excess, left_out):
     (tmp_path / "written").write_bytes(b"h" * HEAD_BYTES + b"m" * excess + b"t" * TAIL_BYTES)
     with (tmp_path / "written").open("rb") as file:
         log = BoundedLog(tmp_path / "log.txt")
@@ -147,19 +140,16 @@ def test_a_log_leaves_out_what_lies_between_its_head_and_its_tail(tmp_path, exce
     assert (tmp_path / "log.txt").read_bytes() == b"h" * HEAD_BYTES + left_out + b"t" * TAIL_BYTES
 
 
-def test_a_core_file_is_never_written(asked):
-    assert "core files of 0" in log_of(asked.run("misbehaving:tell")[1])
-
-
 def logs_of(directory: Path) -> list[str]:
     return [log_of(directory, name) for name in ("log.txt", "log-1.txt")]
 
 
-def test_each_rank_has_what_torchrun_gives_it_and_a_log_of_its_own(asked):
+def test_each_rank_has_what_torchrun_gives_it_and_a_log_of_its_own_and_writes_no_core_file(asked):
     ending, directory = asked.run("misbehaving:tell", ranks=2)
     assert ending == Ending(returncodes=[0, 0], failed_at=[None, None])
     for rank, log in enumerate(logs_of(directory)):
         assert f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 " in log
+        assert "core files of 0" in log
 
 
 def test_a_child_sees_only_the_devices_of_its_job_and_can_not_reach_the_connection(forking):
@@ -170,13 +160,12 @@ def test_a_child_sees_only_the_devices_of_its_job_and_can_not_reach_the_connecti
     assert "socket" not in log
 
 
-def test_a_missing_library_that_only_some_trials_need_stops_none_of_the_others(hindered):
-    assert hindered.run("misbehaving:print_and_end")[0].returncodes == [0]
-
-
 def test_where_a_forked_child_cannot_use_the_device_every_trial_is_a_fresh_interpreter(hindered):
+    """Here bitsandbytes is missing as well, which only some trials need."""
     assert hindered.launcher.forkable is False
-    assert "torch was imported before: False" in log_of(hindered.run("misbehaving:tell")[1])
+    ending, directory = hindered.run("misbehaving:tell")
+    assert ending.returncodes == [0]
+    assert "torch was imported before: False" in log_of(directory)
 
 
 def test_the_first_rank_has_the_port_from_the_beginning(asked):
@@ -238,29 +227,19 @@ def mark() -> Iterator[str]:
     end_marked(made, limit_s=10)
 
 
-def start_daemon(**environment: str) -> int:
-    return int(printed("-c", DAEMON, **environment)[0])
-
-
-def test_a_daemon_is_known_by_its_mark_and_ended(mark):
-    daemon = start_daemon(**{MARK_VARIABLE: mark})
-    while not marked(mark):  # it has no environment while it becomes another program
-        assert is_running(daemon)
-    assert marked(mark) == [daemon]
-    assert end_marked(mark, limit_s=10) == 0
-    assert not is_running(daemon)
-
-
-def test_processes_with_another_mark_or_none_are_left_alone(mark):
-    other = secrets.token_hex(8)
-    unmarked, differently_marked = start_daemon(), start_daemon(**{MARK_VARIABLE: mark + other})
+def test_daemons_of_a_mark_are_ended_and_those_with_another_or_none_left_alone(mark):
+    environments = ({}, {MARK_VARIABLE: mark + secrets.token_hex(8)}, {MARK_VARIABLE: mark})
+    *others, daemon = (int(printed("-c", DAEMON, **environment)[0]) for environment in environments)
     try:
-        end_marked(mark, limit_s=10)
-        assert is_running(unmarked)
-        assert is_running(differently_marked)
+        while not marked(mark):  # it has no environment while it becomes another program
+            assert is_running(daemon)
+        assert marked(mark) == [daemon]
+        assert end_marked(mark, limit_s=10) == 0
+        assert not is_running(daemon)
+        assert all(map(is_running, others))
     finally:
-        for pid in (unmarked, differently_marked):
-            os.kill(pid, 9)
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_process_never_ends_itself(mark):
@@ -294,14 +273,11 @@ if {how == "is ending"}:
         os.sched_yield()
 
 
+ILLEGAL, SHORT = "CUDA error: an illegal memory access was encountered", "CUDA error: out of memory"
+
+
 @pytest.mark.parametrize(
-    ("sticking", "status"),
-    [
-        ("CUDA error: an illegal memory access was encountered", TrialStatus.CRASHED),
-        ("CUDA error: out of memory", TrialStatus.OUT_OF_MEMORY),
-        (None, TrialStatus.OUT_OF_MEMORY),
-    ],
-    ids=str,
+    ("sticking", "status"), [(ILLEGAL, "crashed"), (SHORT, "out of memory"), (None, "out of memory")], ids=str
 )
 def test_a_handle_that_cannot_be_made_after_an_error_of_the_device_is_no_lack_of_memory(monkeypatch, sticking, status):
     def synchronize() -> None:
@@ -312,5 +288,5 @@ def test_a_handle_that_cannot_be_made_after_an_error_of_the_device_is_no_lack_of
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
     failure = _failure(error, CpuGuard(1 << 30), 1 << 30)
-    assert failure.status is status
-    assert ("illegal" in failure.cause) is (status is TrialStatus.CRASHED)
+    assert failure.status == status
+    assert ("illegal" in failure.cause) is (sticking == ILLEGAL)

@@ -1,11 +1,9 @@
 """Step times from marks: which steps count, when it is enough, and how missing micro-steps are added."""
 
-from __future__ import annotations
-
-import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,51 +27,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
     return made
 
 
-def timer_of(
-    clock: StepClock,
-    *,
-    run: int = 1,
-    full: int | None = None,
-    more: dict[str, Any] | None = None,
-    **limits: Any,
-) -> StepTimer:
-    usual = {
-        "memory_bytes": 1,
-        "timeout_s": 1,
-        "discarded_steps": 1,
-        "measure_steps": 5,
-        "measure_time_s": 1e9,
-        "relative_interval": 1e-9,
-    }
-    bounds = Limits(**{**usual, **limits})
-    return StepTimer(bounds, run, full or run, clock=clock, started_at=clock.now - 7, **more or {})
+def timer_of(clock: StepClock, *, run: int = 1, full: int | None = None, more: dict[str, Any] | None = None, **limits):
+    usual = {"memory_bytes": 1, "timeout_s": 1, "discarded_steps": 1, "measure_steps": 5, "measure_time_s": 1e9}
+    bounds = Limits(**{**usual, "relative_interval": 1e-9, **limits})
+    return StepTimer(bounds, run, full or run, clock=clock, **more or {})
 
 
-def train(
-    timer: StepTimer,
-    clock: StepClock,
-    *,
-    run: int = 1,
-    slowness: Iterable[float],
-    skipped: Iterable[bool] = (),
-) -> int:
-    """Call the timer as a Trainer does; return the steps taken until it said stop.
-
-    Each item of `slowness` stands for a step and stretches it; each of `skipped` says whether the loss scaler let the
-    optimizer rest (not at all, once they are used up).
-    """
+def train(timer: StepTimer, clock: StepClock, *, run: int = 1, slowness: Iterable[float]) -> int:
+    """Call the timer as a Trainer does, in steps stretched by `slowness`; return how many it takes."""
     control = SimpleNamespace(should_training_stop=False)
-    for step, (factor, rests) in enumerate(
-        zip(slowness, itertools.chain(skipped, itertools.repeat(False)), strict=False), start=1
-    ):
-        state = SimpleNamespace(global_step=step)
+    for step, factor in enumerate(slowness, start=1):
         clock.now += factor * DATA_S * run
         timer.on_step_begin(None, SimpleNamespace(global_step=step - 1), control)
         for number in range(run):
             clock.now += factor * (MICRO_S + ADDING_S * (number > 0))
             timer.micro_step_ended()
         clock.now += factor * OPTIMIZER_S
-        timer.on_step_end(None, state, control, optimizer=SimpleNamespace(step_was_skipped=rests))
+        timer.on_step_end(None, SimpleNamespace(global_step=step), control)
         if control.should_training_stop:
             return step
     return step
@@ -83,11 +53,12 @@ def step_s(micro_steps: int) -> float:
     return micro_steps * (DATA_S + MICRO_S + ADDING_S) - ADDING_S + OPTIMIZER_S
 
 
-@pytest.mark.parametrize("run", [1, 2, 8])
-def test_a_step_lasts_from_the_end_of_the_last_one_data_included(clock, run):
-    timer = timer_of(clock, run=run)
+@pytest.mark.parametrize(("run", "full"), [(1, 1), (8, 8), (2, 3), (2, 8), (3, 64)])
+def test_times_are_those_of_the_full_step_from_the_end_of_the_last_one_data_included(clock, run, full):
+    timer = timer_of(clock, run=run, full=full)
     train(timer, clock, run=run, slowness=[1] * 9)
-    assert timer.step_times_s() == pytest.approx([step_s(run)] * 5)
+    assert timer.step_times_s() == pytest.approx([step_s(full)] * 5)
+    assert timer.data_wait_share() == pytest.approx(run * DATA_S / step_s(run))
 
 
 def test_a_step_at_the_end_of_the_data_that_lacks_samples_is_not_measured(clock):
@@ -96,13 +67,6 @@ def test_a_step_at_the_end_of_the_data_that_lacks_samples_is_not_measured(clock)
     timer.is_whole = lambda: next(whole)
     assert train(timer, clock, slowness=[1] * 9) == 6
     assert timer.step_times_s() == pytest.approx([step_s(1)] * 3)
-
-
-@pytest.mark.parametrize(("run", "full"), [(2, 3), (2, 8), (3, 64)])
-def test_with_fewer_micro_steps_the_times_are_those_of_the_full_step(clock, run, full):
-    timer = timer_of(clock, run=run, full=full)
-    train(timer, clock, run=run, slowness=[1] * 9)
-    assert timer.step_times_s() == pytest.approx([step_s(full)] * 5)
 
 
 def test_of_several_ranks_micro_steps_are_inferred_from_those_that_exchange_nothing(clock):
@@ -123,20 +87,15 @@ def test_missing_micro_steps_cannot_be_inferred_from_a_single_one(clock):
         timer_of(clock, run=1, full=2)
 
 
-@pytest.mark.parametrize("discarded", [1, 3])
-def test_the_first_steps_do_not_count(clock, discarded):
-    timer = timer_of(clock, discarded_steps=discarded)
-    train(timer, clock, slowness=[50] * discarded + [1] * 9)
+@pytest.mark.parametrize(("discarded", "discarded_s", "left_out"), [(1, 0, 1), (3, 0, 3), (1, 10 * step_s(1), 1 + 10)])
+def test_the_first_steps_do_not_count_until_the_seconds_to_discard_are_over(clock, discarded, discarded_s, left_out):
+    timer = timer_of(clock, discarded_steps=discarded, discarded_s=discarded_s)
+    steps = train(timer, clock, slowness=[50] * discarded + [1] * 29)
     assert timer.step_times_s() == pytest.approx([step_s(1)] * 5)
+    assert steps - 5 == left_out + 1  # the first of the measured ones
 
 
-def test_quick_steps_do_not_count_until_the_seconds_to_discard_are_over(clock):
-    timer = timer_of(clock, discarded_s=10 * step_s(1))
-    steps = train(timer, clock, slowness=[1] * 30)
-    assert steps - len(timer.step_times_s()) == 1 + 10 + 1  # the first of all, and the first of the measured ones
-
-
-def test_a_trial_discards_no_end_of_steps(clock):
+def test_steps_are_discarded_up_to_a_limit_even_if_they_never_settle(clock):
     timer = timer_of(clock, discarded_s=1e9)
     assert train(timer, clock, slowness=[1] * 1100) == 1 + EXTRA_DISCARDED_STEPS + 6
     falling = timer_of(clock, discarded_s=10 * step_s(1), measure_steps=2)
@@ -248,42 +207,19 @@ def test_the_device_is_waited_for_seldom(clock):
     assert clock.settled < 25
 
 
-def test_the_share_of_waiting_for_data(clock):
-    timer = timer_of(clock, run=4)
-    train(timer, clock, run=4, slowness=[1] * 9)
-    assert timer.data_wait_share() == pytest.approx(4 * DATA_S / step_s(4))
-
-
-class Watch:
-    """Notes when it is asked what, and has seen a GPU idle for 2 % of the time."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def begin(self) -> None:
-        self.calls.append("begin")
-
-    def look(self) -> None:
-        self.calls.append("look")
-
-    def conditions(self) -> Conditions:
-        self.calls.append("conditions")
-        return Conditions(others_share=0.5, idle_share=0.02)
-
-
 @pytest.mark.parametrize(("waits", "idle"), [(0.0, 0.02), (0.3, 0.3), (None, 0.02)])
 def test_the_machine_is_watched_over_the_measured_steps_and_a_gpu_idle_while_it_waited_for_data(clock, waits, idle):
-    watch = Watch()
+    watch = Mock(**{"conditions.return_value": Conditions(others_share=0.5, idle_share=0.02)})
     timer = timer_of(clock, more={"watch": watch}, discarded_steps=2, measure_steps=3)
     train(timer, clock, slowness=[1] * 9)
-    assert (watch.calls[0], watch.calls[-2:]) == ("begin", ["look", "conditions"])
-    assert (watch.calls.count("begin"), watch.calls.count("conditions")) == (1, 1)
+    first, *looks, last = (name for name, _, _ in watch.method_calls)
+    assert (first, set(looks), last) == ("begin", {"look"}, "conditions")
     found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=waits)
     assert (found.conditions.others_share, found.conditions.idle_share) == (0.5, idle)
 
 
 def test_the_stopwatch_tells_first_step_discarded_and_measured_steps_apart(clock):
-    stopwatch = Stopwatch("trainer_s", clock=lambda: clock.now)
+    stopwatch = Stopwatch("trainer_s", since=clock.now - 7, clock=lambda: clock.now)
     timer = timer_of(clock, more={"stopwatch": stopwatch}, discarded_steps=3, measure_steps=3)
     train(timer, clock, slowness=[5, 1, 1, 0.9, 1.1, 1, 1])
     laps = stopwatch.laps()
@@ -325,28 +261,17 @@ def test_the_step_that_fills_the_heap_does_not_count_where_others_are_left(clock
 
 def test_the_first_rank_decides_for_all_when_to_begin_and_when_to_stop(clock):
     """Here another rank's decisions: this one would have begun with the second step and gone on to the fifth record."""
-    asked = []
-
-    def agree(decision: bool) -> bool:
-        asked.append(decision)
-        return len(asked) in (4, 6)
-
+    agree = Mock(side_effect=[False, False, False, True, False, True])
     timer = timer_of(clock, more={"agree": agree})
     taken = train(timer, clock, slowness=[1.0, 1.0, 1.0, 1.0, 1.1, 1.3, 1.0, 1.2])
-    assert asked == [True, True, True, True, False, False]
+    assert [call.args[0] for call in agree.call_args_list] == [True, True, True, True, False, False]
     assert (taken, len(timer.step_times_s())) == (6, 2)
-
-
-def test_what_all_ranks_know_by_counting_needs_no_agreement(clock):
-    asked = []
-
-    def agree(decision: bool) -> bool:
-        asked.append(decision)
-        return decision
-
-    timer = timer_of(clock, measure_steps=3, more={"agree": agree})
-    assert train(timer, clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
-    assert asked == [True, False, False]  # whether it is warm, and two looks; the third record is the last
+    agree = Mock(side_effect=bool)
+    assert (
+        train(timer_of(clock, measure_steps=3, more={"agree": agree}), clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
+    )
+    # whether it is warm, and two looks; that the third record is the last, all ranks know by counting
+    assert [call.args[0] for call in agree.call_args_list] == [True, False, False]
 
 
 def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second(clock):

@@ -16,7 +16,6 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     "config",
     [
-        {"adapter": {}, "checkpointing": "full"},
         {"adapter": {}, "precision": "bf16", "quantization": "nf4-double", "checkpointing": "full"},
         {"adapter": {}, "precision": "pure_bf16", "optim": "adamw_bnb_8bit"},
         {"precision": "bf16", "checkpointing": "full", "dataloader_num_workers": 1},
@@ -89,29 +88,22 @@ def test_gradients_of_the_last_micro_step_are_kept_during_the_next(bench, tmp_pa
         ({}, {"lr_scheduler_type": "square"}, "ValueError: "),
         ({}, {"no_such_argument": 1}, "TypeError: "),
         ({"attn_implementation": "flash_attention_2"}, {}, ""),
+        ({}, {"learning_rate": 1e30}, "the loss became nan: not trainable like this"),
     ],
     ids=str,
 )
-def test_what_a_library_refuses_is_invalid_with_its_reason_on_one_line(bench, config, fixed, cause):
+def test_a_refusal_of_a_library_or_a_loss_that_is_no_number_is_invalid_with_its_reason(bench, config, fixed, cause):
     result = bench.run(config=config, workload={"fixed_arguments": fixed})
     assert result.status is TrialStatus.INVALID
     assert result.outcome.cause.startswith(cause)
     assert "\n" not in result.outcome.cause
-    assert "Traceback" in result.outcome.log_tail or result.outcome.log_tail
-
-
-def test_a_loss_that_is_not_finite_is_invalid(bench):
-    result = bench.run(workload={"fixed_arguments": {"learning_rate": 1e30}})
-    assert result.status is TrialStatus.INVALID
-    assert result.outcome.cause == "the loss became nan: not trainable like this"
 
 
 def test_the_users_own_arguments_are_trained_with(bench):
     """A learning rate of zero leaves the weights alone, so that the loss is that of the untrained model."""
-    workload = {"sequence_length": 16, "global_batch_size": 2}
-    still = bench.measured(workload={**workload, "fixed_arguments": {"learning_rate": 0.0}})
-    moving = bench.measured(workload={**workload, "fixed_arguments": {"learning_rate": 0.1, "warmup_steps": 0}})
-    assert still.loss != moving.loss
+    still, moving = ({"learning_rate": rate, "warmup_steps": 0} for rate in (0.0, 0.1))
+    losses = {bench.measured(workload={"fixed_arguments": fixed}).loss for fixed in (still, moving)}
+    assert len(losses) == 2
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +131,9 @@ def test_packing_trains_the_same_without_padding(bench, texts):
 
 
 def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
-    limits = {"measure_steps": 8, "relative_interval": 1e-9}
-
     def seen(size: int, strategy: str) -> Measurement:
         config = {"per_device_train_batch_size": size, "train_sampling_strategy": strategy}
-        return bench.measured(config=config, workload=texts, limits=limits)
+        return bench.measured(config=config, workload=texts, limits={"measure_steps": 8, "relative_interval": 1e-9})
 
     assert seen(4, "group_by_length").padding_share < 0.15
     random, balanced = seen(2, "random"), seen(2, "batch_rebalance")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,43 +65,25 @@ class Nvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *, tells=True):
-        self._tells = tells
-        self._reasons, self._heat, self._busy = iter([0x0, 0x20]), iter([70, 88]), iter([100, 90])
-
-    def _told(self, value):
-        if not self._tells:
-            raise self.NVMLError
-        return value
-
-    def nvmlDeviceGetTemperature(self, handle, kind):
-        return self._told(next(self._heat))
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return self._told(next(self._reasons))
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return SimpleNamespace(gpu=self._told(next(self._busy)))
+    def __init__(self, *, tells):
+        told = ([70, 88], [0x0, 0x20], [SimpleNamespace(gpu=busy) for busy in (100, 90)])
+        heat, reasons, busy = (Mock(side_effect=values if tells else self.NVMLError) for values in told)
+        self.nvmlDeviceGetTemperature, self.nvmlDeviceGetCurrentClocksEventReasons = heat, reasons
+        self.nvmlDeviceGetUtilizationRates = busy
 
 
-def test_a_gpu_that_gets_hot_is_recorded_as_it_was_seen():
-    gpu = NvmlWatch("handle", Nvml())
+@pytest.mark.parametrize(
+    ("tells", "seen"), [(True, (88, {"heat": 0.5}, 0.05)), (False, (None, {}, None))], ids=["tells", "silent"]
+)
+def test_a_gpu_that_gets_hot_is_recorded_as_its_driver_tells(tells, seen):
+    gpu = NvmlWatch("handle", Nvml(tells=tells))
     gpu.begin()
     gpu.look()
     gpu.look()
     found = gpu.conditions()
-    assert (found.temperature_c, found.throttled) == (88, {"heat": 0.5})
-    assert found.idle_share == 0.05
-    assert "slowed down by heat" in found.warnings()[0]
-
-
-def test_a_driver_that_tells_nothing_leaves_the_host():
-    gpu = NvmlWatch("handle", Nvml(tells=False))
-    gpu.begin()
-    gpu.look()
-    found = gpu.conditions()
-    assert (found.temperature_c, found.throttled, found.idle_share) == (None, {}, None)
+    assert (found.temperature_c, found.throttled, found.idle_share) == seen
     assert found.others_share is not None
+    assert any("slowed down by heat" in warning for warning in found.warnings()) == tells
 
 
 def test_another_process_takes_its_part_of_the_cores():

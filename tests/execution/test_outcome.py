@@ -9,20 +9,9 @@ import pytest
 from factories import make_config, make_failure, make_limits, make_measurement, make_request
 
 from autotune.errors import MachineError
+from autotune.execution import outcome
 from autotune.execution.checking import CheckError
-from autotune.execution.outcome import (
-    Ending,
-    first_line,
-    host_oom_kills,
-    is_of_device,
-    is_out_of_memory,
-    log_file,
-    merged_outcome,
-    outcome_file,
-    outcome_of,
-    read_tail,
-    shortage,
-)
+from autotune.execution.outcome import Ending, first_line, is_out_of_memory
 from autotune.value import write_value
 from autotune.values.conditions import Conditions
 from autotune.values.config import Parallelism
@@ -35,8 +24,8 @@ WELL = Ending(returncodes=(0,))
 
 
 def verdict(directory: Path, ending: Ending = WELL, *, log: str = "", budget: int = 1000):
-    (directory / log_file()).write_text(log)
-    return outcome_of(directory, ending, make_request(limits=make_limits(memory_bytes=budget, timeout_s=90)))
+    (directory / outcome.log_file()).write_text(log)
+    return outcome.outcome_of(directory, ending, make_request(limits=make_limits(memory_bytes=budget, timeout_s=90)))
 
 
 NO_RESULT, NO_MEMORY_LEFT = "ended without a result (exit code {})", "died of a failed allocation ({})"
@@ -76,50 +65,36 @@ def test_an_end_without_an_outcome(tmp_path, code, ending, log, status, cause):
     assert "\n" not in failure.cause
 
 
-def test_an_outcome_outranks_the_end_of_the_process(tmp_path):
-    write_value(MEASURED, tmp_path / outcome_file())
-    assert verdict(tmp_path, Ending(returncodes=(-signal.SIGKILL,), timed_out=True)) == MEASURED
-
-
-def test_a_measurement_beyond_the_budget_is_out_of_memory(tmp_path):
-    write_value(MEASURED, tmp_path / outcome_file())
-    assert verdict(tmp_path, budget=500) == MEASURED
+def test_a_measurement_outranks_the_end_of_the_process_and_beyond_the_budget_is_out_of_memory(tmp_path):
+    write_value(MEASURED, tmp_path / outcome.outcome_file())
+    assert verdict(tmp_path, Ending(returncodes=(-signal.SIGKILL,), timed_out=True), budget=500) == MEASURED
     failure = verdict(tmp_path, budget=499)
-    assert failure.status is TrialStatus.OUT_OF_MEMORY
-    assert failure.memory == MEASURED.memory
-
-
-def test_a_failure_comes_with_the_end_of_the_log(tmp_path):
-    write_value(Failure(status=TrialStatus.INVALID, cause="no"), tmp_path / outcome_file())
-    failure = verdict(tmp_path, log="why\n")
-    assert (failure.status, failure.log_tail) == (TrialStatus.INVALID, "why")
+    assert (failure.status, failure.memory) == (TrialStatus.OUT_OF_MEMORY, MEASURED.memory)
 
 
 @pytest.mark.parametrize(("status", "becomes"), [("crashed", "out of memory"), ("invalid", "invalid")])
 def test_a_crash_after_a_failed_allocation_anywhere_in_the_log_is_out_of_memory(tmp_path, status, becomes):
     """A data-loader worker says it; the tracebacks of the trial itself come after."""
-    write_value(Failure(status=status, cause="DataLoader worker exited unexpectedly"), tmp_path / outcome_file())
-    assert verdict(tmp_path, log=LIBGOMP + "  frame\n" * 100).status == becomes
+    write_value(
+        Failure(status=status, cause="DataLoader worker exited unexpectedly"), tmp_path / outcome.outcome_file()
+    )
+    failure = verdict(tmp_path, log=LIBGOMP + "  frame\n" * 100)
+    assert (failure.status, failure.log_tail.splitlines()[-1]) == (becomes, "  frame")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b'{"kind": "measurement"}', b'{"kind": "else"}', b"[]"])
 def test_an_outcome_that_cannot_be_read_is_a_crash(tmp_path, content):
-    (tmp_path / outcome_file()).write_bytes(content)
+    (tmp_path / outcome.outcome_file()).write_bytes(content)
     failure = verdict(tmp_path, log="the end\n")
-    assert failure.status is TrialStatus.CRASHED
+    assert (failure.status, failure.log_tail) == (TrialStatus.CRASHED, "the end")
     assert "garbage" in failure.cause
-    assert failure.log_tail == "the end"
-
-
-def test_a_missing_log_is_an_empty_one(tmp_path):
-    assert outcome_of(tmp_path, WELL, make_request()).log_tail == ""
 
 
 @pytest.mark.parametrize(("counted", "kills"), [("oom_kill 12\n", 12), ("", 0)])
 def test_the_hosts_out_of_memory_kills_are_counted_where_the_kernel_tells(tmp_path, counted, kills):
     (tmp_path / "vmstat").write_text(f"nr_free_pages 1\n{counted}numa_hit 3\n")
-    assert host_oom_kills(tmp_path / "vmstat") == kills
-    assert host_oom_kills(tmp_path / "missing") == 0
+    assert outcome.host_oom_kills(tmp_path / "vmstat") == kills
+    assert outcome.host_oom_kills(tmp_path / "missing") == 0
 
 
 LOST_PEER = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31580"
@@ -128,13 +103,13 @@ NO_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "DefaultCPUAllocator: can't 
 
 def merged(directory: Path, *outcomes: Outcome | None, failed_at=None, codes=None, **ending) -> Outcome:
     """Return what ranks with these outcomes come to; None has written none."""
-    for rank, outcome in enumerate(outcomes):
-        if outcome is not None:
-            write_value(outcome, directory / f"rank-{rank}.json")
+    for rank, written in enumerate(outcomes):
+        if written is not None:
+            write_value(written, directory / f"rank-{rank}.json")
     config = make_config(4, parallelism=Parallelism(world_size=len(outcomes)))
     request = make_request(config, limits=make_limits(timeout_s=90.0, memory_bytes=1000))
     codes = codes or [0] * len(outcomes)
-    return merged_outcome(directory, Ending(returncodes=codes, failed_at=failed_at or (), **ending), request)
+    return outcome.merged_outcome(directory, Ending(returncodes=codes, failed_at=failed_at or (), **ending), request)
 
 
 def rank(times=(1.0, 1.0), peak: int = 500, **fields) -> Measurement:
@@ -142,21 +117,15 @@ def rank(times=(1.0, 1.0), peak: int = 500, **fields) -> Measurement:
     return make_measurement(**{**usual, **fields})
 
 
-def test_times_are_those_of_the_slowest_rank(tmp_path):
-    found = merged(tmp_path, rank((2.0, 1.0)), rank((1.0, 3.0)))
+def test_several_ranks_have_one_measurement_with_the_times_of_the_slowest(tmp_path):
+    idle, hot = Conditions(idle_share=0.1), Conditions(throttled={"heat": 0.5})
+    one = rank((2.0, 1.0), 300, loss=1.0, startup_s=1, first_step_s=4, data_wait_share=0.1, conditions=idle)
+    two = rank((1.0, 3.0), 400, loss=2.0, startup_s=2, first_step_s=3, data_wait_share=0.2, conditions=hot)
+    found = merged(tmp_path, one, two)
     assert found.step_times_s == (1.0, 3.0)
     assert found.samples_per_second == pytest.approx(16 / 2.0)  # the global batch, both ranks' samples together
     assert found.tokens_per_second == pytest.approx(128 * 16 / 2.0)
     assert found.samples_per_second_interval.low < 16 / 2.0 < found.samples_per_second_interval.high
-
-
-def test_what_several_ranks_measured_is_one_measurement(tmp_path):
-    watched = Conditions(idle_share=0.1)
-    one = rank(peak=300, loss=1.0, startup_s=1, first_step_s=4, data_wait_share=0.1, conditions=watched)
-    hot = Conditions(throttled={"heat": 0.5})
-    found = merged(
-        tmp_path, one, rank(peak=400, loss=2.0, startup_s=2, first_step_s=3, data_wait_share=0.2, conditions=hot)
-    )
     assert (found.memory, found.loss) == (Memory(resident_bytes=400), 1.5)
     assert (found.startup_s, found.first_step_s, found.data_wait_share) == (2, 4, 0.2)
     assert found.conditions == Conditions(idle_share=0.1, throttled={"heat": 0.5})
@@ -164,10 +133,8 @@ def test_what_several_ranks_measured_is_one_measurement(tmp_path):
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_the_first_failure_is_the_cause(tmp_path, culprit):
-    outcomes: list[Outcome] = [make_failure(cause="RuntimeError: NCCL is unhappy")] * 3
-    outcomes[culprit] = NO_MEMORY
-    failed_at = [2.0, 2.0, 2.0]
-    failed_at[culprit] = 1.0
+    outcomes, failed_at = [make_failure(cause="RuntimeError: NCCL is unhappy")] * 3, [2.0, 2.0, 2.0]
+    outcomes[culprit], failed_at[culprit] = NO_MEMORY, 1.0
     found = merged(tmp_path, *outcomes, failed_at=failed_at)
     assert found == NO_MEMORY.model_copy(update={"cause": f"rank {culprit}: {NO_MEMORY.cause}"})
 
@@ -247,26 +214,29 @@ CPU = (
     ids=["cuda", "cpu", "unknown", "python", "over", "library", "check"],
 )
 def test_what_was_asked_for_and_what_was_in_use_are_told_with_the_budget(error, in_use, cause):
-    assert shortage(error, in_use, 8 * GIB) == cause
+    assert outcome.shortage(error, in_use, 8 * GIB) == cause
 
 
-def test_a_long_line_ends_between_words():
-    told = first_line(RuntimeError("a library that talks and talks " * 20 + "\nand more"))
-    assert len(told) <= 200
-    assert told.removesuffix(" ...").split()[-1] in ("talks", "and", "library", "that", "a")
+TALK = "a library that talks and talks "
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError(TALK * 20 + "\nand more"), TALK * 6 + "a library ..."),
+        (LookupError("\n******\n  Resource punkt not found.\n******"), "Resource punkt not found."),
+        (ValueError("***"), "ValueError"),
+    ],
+    ids=["long", "framed", "no words"],
+)
+def test_the_first_line_of_an_error_has_its_first_words_and_ends_between_words(error, line):
+    assert first_line(error) == line
 
 
 def raised(error: BaseException, *, cause: BaseException | None = None, during: BaseException | None = None):
-    """Return `error` as it is after having been raised from `cause`, or while `during` was handled."""
-    try:
-        if during is None:
-            raise error from cause
-        try:
-            raise during
-        except type(during):
-            raise error  # noqa: B904
-    except type(error) as caught:
-        return caught
+    """Return `error` as it is once it was raised from `cause`, or while `during` was handled."""
+    error.__cause__, error.__context__ = cause, during
+    return error
 
 
 class OutOfMemoryError(RuntimeError):
@@ -305,6 +275,10 @@ def test_a_failed_allocation_is_recognised(error):
     assert is_out_of_memory(error)
 
 
+CIRCLE = [ValueError("1"), ValueError("2")]
+CIRCLE[0].__context__, CIRCLE[1].__context__ = CIRCLE[1], CIRCLE[0]
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -314,6 +288,7 @@ def test_a_failed_allocation_is_recognised(error):
         RuntimeError("out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
         OSError(28, "No space left on device"),
         raised(KeyError("a"), cause=ValueError("b")),
+        CIRCLE[0],  # errors that refer to each other are looked at once
     ],
     ids=str,
 )
@@ -335,13 +310,7 @@ def test_another_error_is_not(error):
     ids=str,
 )
 def test_an_error_of_the_device_is_told_from_the_configurations(error, is_devices):
-    assert is_of_device(error) == is_devices
-
-
-def test_errors_that_refer_to_each_other_are_looked_at_once():
-    first, second = ValueError("1"), ValueError("2")
-    first.__context__, second.__context__ = second, first
-    assert not is_out_of_memory(first)
+    assert outcome.is_of_device(error) == is_devices
 
 
 def test_the_real_error_of_torch_is_recognised():
@@ -350,11 +319,6 @@ def test_the_real_error_of_torch_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)
     assert is_out_of_memory(caught.value)
-
-
-def test_a_message_in_a_frame_is_told_by_its_first_words():
-    assert first_line(LookupError("\n******\n  Resource punkt not found.\n******")) == "Resource punkt not found."
-    assert first_line(ValueError("***")) == "ValueError"
 
 
 @pytest.mark.parametrize(
@@ -370,9 +334,9 @@ def test_a_message_in_a_frame_is_told_by_its_first_words():
 )
 def test_the_tail_is_the_last_lines_as_they_can_be_shown(tmp_path, content, options, tail):
     (tmp_path / "log.txt").write_bytes(content)
-    assert read_tail(tmp_path / "log.txt", **options) == tail
+    assert outcome.read_tail(tmp_path / "log.txt", **options) == tail
 
 
 def test_a_log_that_is_missing_or_no_file_has_an_empty_tail(tmp_path):
-    assert read_tail(tmp_path / "none.txt") == ""
-    assert read_tail(tmp_path) == ""
+    assert outcome.read_tail(tmp_path / "none.txt") == ""
+    assert outcome.read_tail(tmp_path) == ""

@@ -7,16 +7,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.execution import places
-from autotune.execution.places import (
-    LAUNCHER_BYTES,
-    Place,
-    core_sets,
-    hardware_of,
-    kind_of,
-    places_of,
-    sharing_notes,
-    spread,
-)
+from autotune.execution.places import Place
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 
@@ -51,16 +42,10 @@ def test_how_processes_share_a_gpu_is_told_in_a_line_or_refused(monkeypatch, sha
     monkeypatch.setattr(places, "computing_on", lambda device: holders)
     if isinstance(told, str):
         with pytest.raises(MachineError, match=told):
-            sharing_notes(["cuda:0", "cuda:1"])
+            places.sharing_notes(["cuda:0", "cuda:1"])
     else:
-        notes = sharing_notes(["cuda:0", "cuda:1"])
+        notes = places.sharing_notes(["cuda:0", "cuda:1"])
         assert [word in note for word, note in zip(told, notes, strict=True)] == [True] * len(told)
-
-
-def test_one_place_is_the_whole_device():
-    assert places_of(make_hardware(), 1) == (Place(devices=("cpu",)),)
-    assert places_of(make_gpu(), 1) == (Place(devices=("cuda:0",)),)
-    assert places_of(make_gpu(), 1)[0].shown == ""
 
 
 @pytest.mark.parametrize(
@@ -75,21 +60,17 @@ def test_one_place_is_the_whole_device():
 )
 def test_core_sets_share_no_core(cores, topology, sets):
     cores(topology)
-    assert {place.shown: place.cores for place in core_sets(len(sets))} == sets
-
-
-def test_more_places_than_cores_are_refused(cores):
-    cores({0: (0, 0), 5: (0, 1)})
-    with pytest.raises(MachineError, match="--workers 3: this machine has 2 cores"):
-        core_sets(3)
+    assert {place.shown: place.cores for place in places.core_sets(len(sets))} == sets
+    with pytest.raises(MachineError, match=f"--workers 9: this machine has {len(topology)} cores"):
+        places.core_sets(9)
 
 
 def test_trials_that_share_a_processor_share_its_cores_and_free_memory():
     four = (Place(devices=("cpu",)),) * 4
-    share = hardware_of(make_hardware(cores=9, free_bytes=8 * GIB + 3 * LAUNCHER_BYTES), four)
+    share = places.hardware_of(make_hardware(cores=9, free_bytes=8 * GIB + 3 * places.LAUNCHER_BYTES), four)
     assert (share.cores, share.free_bytes, share.memory_bytes) == (2, 2 * GIB, 16 * GIB)
     with pytest.raises(InputError, match="--workers 4"):
-        hardware_of(make_hardware(free_bytes=LAUNCHER_BYTES), four)
+        places.hardware_of(make_hardware(free_bytes=places.LAUNCHER_BYTES), four)
 
 
 @pytest.fixture
@@ -106,27 +87,24 @@ def gpus(monkeypatch):
 def test_each_place_has_a_device_of_the_same_kind_the_freest_first(gpus):
     a, b, c = (make_gpu(device=f"cuda:{i}", free_bytes=free * GIB) for i, free in enumerate((10, 39, 38)))
     gpus(a, b, c, make_gpu(device="cuda:3", name="another GPU"))
-    found = places_of(a, 2)
+    assert places.places_of(a, 1) == (Place(devices=("cuda:0",)),)  # the whole device
+    found = places.places_of(a, 2)
     assert [place.devices for place in found] == [("cuda:1",), ("cuda:2",)]
-    assert hardware_of(a, found).free_bytes == 38 * GIB
+    assert places.hardware_of(a, found).free_bytes == 38 * GIB
+    with pytest.raises(MachineError, match="--workers 4: this machine has 3 x a GPU and 1 of another kind"):
+        places.places_of(a, 4)
 
 
 def test_a_place_may_have_several_devices(gpus):
     devices = [make_gpu(device=f"cuda:{i}", free_bytes=(39 - i) * GIB) for i in range(11)]
     gpus(*devices)
-    found = places_of(devices[0], 5, each=2)
+    found = places.places_of(devices[0], 5, each=2)
     assert [place.devices for place in found] == [(f"cuda:{2 * i}", f"cuda:{2 * i + 1}") for i in range(5)]
     assert found[1].shown == "cuda:2+cuda:3"
-    own = hardware_of(devices[0], found)
+    own = places.hardware_of(devices[0], found)
     assert (own.count, own.free_bytes) == (2, 30 * GIB)
     with pytest.raises(MachineError, match="--workers 4 --devices 3: this machine has 11 x a GPU"):
-        places_of(devices[0], 4, each=3)
-
-
-def test_more_places_than_devices_of_a_kind_are_refused(gpus):
-    gpus(make_gpu(), make_gpu(device="cuda:1", name="another GPU"))
-    with pytest.raises(MachineError, match="--workers 2: this machine has 1 x a GPU and 1 of another kind"):
-        places_of(make_gpu(), 2)
+        places.places_of(devices[0], 4, each=3)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +117,15 @@ def test_more_places_than_devices_of_a_kind_are_refused(gpus):
     ids=str,
 )
 def test_kinds_differ_in_what_a_trial_notices(other, is_alike):
-    assert (kind_of(make_gpu(**other)) == kind_of(make_gpu())) == is_alike
+    assert (places.kind_of(make_gpu(**other)) == places.kind_of(make_gpu())) == is_alike
 
 
 def test_processors_whose_system_keeps_a_little_more_memory_are_alike():
     usual, more, half = (
-        make_hardware(host_memory_bytes=size, memory_bytes=size) for size in (16 * GIB, 16 * GIB - (40 << 20), 8 * GIB)
+        places.kind_of(make_hardware(host_memory_bytes=size, memory_bytes=size))
+        for size in (16 * GIB, 16 * GIB - (40 << 20), 8 * GIB)
     )
-    assert kind_of(usual) == kind_of(more) != kind_of(half)
+    assert usual == more != half
 
 
 @pytest.fixture
@@ -160,16 +139,13 @@ def four_gpus(monkeypatch):
 
 
 def spread_over(devices, hardware, **options):
-    return spread(hardware, devices, is_single=Fleet(**options).is_single)
+    return places.spread(hardware, devices, is_single=Fleet(**options).is_single)
 
 
-def test_by_default_it_is_one_device_and_idle_ones_are_mentioned(four_gpus):
+def test_by_default_it_is_one_device_and_idle_ones_are_mentioned_unless_one_was_asked_for(four_gpus):
     hardware, notes = spread_over(None, four_gpus)
     assert hardware.count == 1
     assert notes == ["this machine has 3 such devices idle; --devices 3 searches for all of them together"]
-
-
-def test_who_asks_for_one_or_has_no_other_is_not_told_of_idle_ones(four_gpus):
     assert spread_over(1, four_gpus)[1] == []
     assert spread_over(None, four_gpus, workers=4)[1] == []
     assert spread_over(None, make_gpu(count=1)) == (make_gpu(count=1), [])

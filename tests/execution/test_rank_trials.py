@@ -3,6 +3,7 @@
 import json
 import socket
 
+import benches
 import misbehaving_ranks
 import pytest
 import torch
@@ -101,14 +102,10 @@ def test_a_launcher_that_is_killed_takes_all_ranks_along(own_bench):
 
 @pytest.mark.slow
 def test_where_a_fork_cannot_be_had_each_rank_is_a_fresh_interpreter(model, tmp_path, monkeypatch):
-    from autotune.execution import launch
-
-    command = launch.launch_command
-    monkeypatch.setattr(launch, "launch_command", lambda *arguments: command("--fresh", *arguments))
+    monkeypatch.setattr("benches.LIGHT", benches.LIGHT.replace("True", "False"))
+    monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)
     with (bench := Bench(model, tmp_path / "run")).runner:
-        result = bench.run(config=TWO)
-        assert isinstance(result.outcome, Measurement), result.outcome
-        assert result.outcome.effects["parallelism"].startswith("DDP over 2")
+        assert bench.measured(config=TWO).effects["parallelism"].startswith("DDP over 2")
 
 
 CASES = [(name, accumulation) for name in MODELS for accumulation in (1, 4)]

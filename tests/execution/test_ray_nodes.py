@@ -103,6 +103,7 @@ def test_a_trial_of_several_gpus_has_them_on_one_node(ray):
 def test_a_mixed_fleet_is_searched_on_the_kind_with_most_places_and_the_rest_is_told(ray):
     ray.add("1", A, gpus=1)
     ray.add("2", B, B, gpus=2)
+    ray.add("3", A.model_copy(update={"versions": {**A.versions, "torch": "2.12.0"}}), gpus=1)  # another kind
     cluster, allotment = allotted(ray)
     assert allotment.hardware.name == "NVIDIA H100"
     assert [n.id for n in cluster.nodes()] == ["2"]
@@ -112,22 +113,21 @@ def test_a_mixed_fleet_is_searched_on_the_kind_with_most_places_and_the_rest_is_
     assert f"--kind {kind_of(A)} searches for those" in told
 
 
-@pytest.mark.parametrize("kind", ["a100", "NVIDIA A", kind_of(A)])
-def test_a_kind_is_asked_for_by_a_part_of_its_name_or_by_its_digest(ray, kind):
+@pytest.mark.parametrize(
+    "asked",
+    [{"kind": "a100"}, {"kind": "NVIDIA A"}, {"kind": kind_of(A)}, {"planned": A}],
+    ids=str,
+)
+def test_a_kind_is_asked_for_by_part_of_its_name_by_its_digest_or_by_the_search_that_goes_on(ray, asked):
     ray.add("1", A, gpus=1)
     ray.add("2", B, B, gpus=2)
-    cluster, allotment = allotted(ray, kind=kind)
+    cluster, allotment = allotted(ray, **asked)
     assert allotment.hardware.name == "NVIDIA A100"
     assert [n.id for n in cluster.nodes()] == ["1"]
     with pytest.raises(InputError, match=r"--kind T4: the cluster has NVIDIA A100 \("):
         allotted(ray, kind="T4")
-
-
-def test_other_versions_make_another_kind(ray):
-    other = A.model_copy(update={"versions": {**A.versions, "torch": "2.12.0"}})
-    for number, device in enumerate((A, A, other)):
-        ray.add(str(number), device, gpus=1)
-    assert f"--kind {kind_of(other)} searches for those" in allotted(ray)[1].notes[1]
+    with pytest.raises(MachineError, match=r"the search was begun on another \(.*; the cluster has NVIDIA A100"):
+        allotted(ray, planned=A.model_copy(update={"name": "another"}))
 
 
 def test_processors_run_a_trial_each(ray):
@@ -138,28 +138,13 @@ def test_processors_run_a_trial_each(ray):
     assert allotment.hardware.cores == 8
 
 
-def test_workers_limit_the_places(ray):
-    ray.add("1", A, A, A, A, gpus=4)
-    assert [n.slots for n in allotted(ray, workers=3)[0].nodes()] == [3]
-
-
-def test_a_search_goes_on_with_nodes_of_its_kind(ray):
+def test_nodes_that_come_are_used_as_far_as_workers_are_asked_for_and_those_that_go_are_not(ray):
     ray.add("1", A, gpus=1)
-    ray.add("2", B, B, gpus=2)
-    cluster, allotment = allotted(ray, planned=A)
-    assert allotment.hardware == A
-    assert [n.id for n in cluster.nodes()] == ["1"]
-    with pytest.raises(MachineError, match=r"the search was begun on another \(.*; the cluster has NVIDIA A100"):
-        allotted(ray, planned=A.model_copy(update={"name": "another"}))
-
-
-def test_nodes_that_come_are_used_and_those_that_go_are_not(ray):
-    ray.add("1", A, gpus=1)
-    cluster, _ = allotted(ray)
-    ray.add("2", A, gpus=1)
-    assert [n.id for n in cluster.nodes()] == ["1", "2"]
+    cluster, _ = allotted(ray, workers=3)
+    ray.add("2", *[A] * 4, gpus=4)
+    assert [(n.id, n.slots) for n in cluster.nodes()] == [("1", 1), ("2", 2)]
     ray.there["1"]["Alive"] = False
-    assert [n.id for n in cluster.nodes()] == ["2"]
+    assert [(n.id, n.slots) for n in cluster.nodes()] == [("2", 3)]
 
 
 def test_a_node_that_does_not_answer_or_can_not_be_used_is_left_out_with_the_reason(ray):
@@ -174,13 +159,9 @@ def test_a_node_that_does_not_answer_or_can_not_be_used_is_left_out_with_the_rea
     cluster, allotment = allotted(ray)
     assert [n.id for n in cluster.nodes()] == ["1"]
     told = "\n".join(allotment.notes)
-    for reason in (
-        "it did not answer",
-        "No module named 'autotune'",
-        f"it has autotune 0.0.1, the search {__version__}",
-        "its NVIDIA driver shows no device",
-        "its GPUs are not alike",
-    ):
+    version = f"it has autotune 0.0.1, the search {__version__}"
+    none, unlike = "its NVIDIA driver shows no device", "its GPUs are not alike"
+    for reason in ("it did not answer", "No module named 'autotune'", version, none, unlike):
         assert f"1 node(s) of the cluster are not used: {reason}" in told
 
 
@@ -214,13 +195,9 @@ def _own_environment(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("_own_environment")
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
-def test_what_is_no_address_is_refused(address):
+def test_an_address_that_is_none_or_where_nobody_listens_is_refused_at_once(address):
     with pytest.raises(InputError, match="expected auto, or host:port"), joined(address):
         pass
-
-
-@pytest.mark.usefixtures("_own_environment")
-def test_an_address_where_nobody_listens_is_refused_at_once():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # taken, and nobody listens
         address = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -62,15 +62,8 @@ def machines(_environment) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    """The working directory of a search."""
-    folder: Path = tmp_path_factory.mktemp("project")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cluster(machines, project) -> Iterator[Cluster]:
-    with contextlib.chdir(project), joined(machines.address) as made:
+def cluster(machines, tmp_path_factory) -> Iterator[Cluster]:
+    with contextlib.chdir(tmp_path_factory.mktemp("project")), joined(machines.address) as made:
         made.allotment(Fleet(engine="ray"), "cpu", None)
         yield made
 
@@ -102,9 +95,9 @@ def noting(folder: Path, number: int, name: str | None = None):
     return make_request(number=number, workload=make_workload(fixed_arguments=arguments))
 
 
-def test_workers_import_no_module_of_the_working_directory(cluster, project):
+def test_workers_import_no_module_of_the_working_directory(cluster):
     paths = cluster.ray.get(cluster.ray.remote(num_cpus=0)(lambda: list(sys.path)).remote())
-    assert str(project) not in paths
+    assert str(Path.cwd()) not in paths
 
 
 def test_trials_are_measured_or_fail_as_on_this_machine(training_pool, bench):
@@ -118,17 +111,14 @@ def test_trials_are_measured_or_fail_as_on_this_machine(training_pool, bench):
 
 
 def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machine(make_pool, bench):
-    pool, waiting, results = make_pool("light"), {}, []
+    pool, cases = make_pool("light"), {}
     for case in MISBEHAVIOURS:
         request = bench.request(workload=misbehaviour(case.name), limits={"timeout_s": 60})
-        waiting[request.number] = case
-        if not pool.free():
-            results.append(pool.wait())
+        cases[request.number] = case
         pool.begin(request)
-    while len(results) < len(MISBEHAVIOURS):
-        results.append(pool.wait())
-    for result in results:
-        case = waiting[result.request.number]
+    for _ in MISBEHAVIOURS:
+        result = pool.wait()
+        case = cases[result.request.number]
         assert result.status == case.status
         assert result.outcome.cause.startswith(case.cause)
         assert case.logged in result.outcome.log_tail

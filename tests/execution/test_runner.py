@@ -46,8 +46,8 @@ def assert_goes_on(bench) -> None:
     assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
-def test_a_real_trial_is_measured_and_its_result_is_on_disk(bench):
-    request = bench.request()
+def test_the_same_request_gives_the_same_loss_whatever_ran_between_and_no_worker_outlives_its_trial(bench):
+    request = bench.request(config={"dataloader_num_workers": 1})
     result = bench.runner.run(request)
     assert isinstance(result.outcome, Measurement)
     assert result.request == request
@@ -55,6 +55,10 @@ def test_a_real_trial_is_measured_and_its_result_is_on_disk(bench):
     assert result.duration_s > 0
     assert read_value(TrialResult, bench.directory(result) / "result.json") == result
     assert not (bench.directory(result) / "trainer").exists()
+    assert marked_by(bench) == [launcher_pid(bench)]
+    bench.misbehave("change_the_process")
+    again = bench.runner.run(request)
+    assert (again.measurement.loss, again.measurement.effects) == (result.measurement.loss, result.measurement.effects)
 
 
 def test_running_out_of_memory_is_real_and_the_next_trial_runs(bench):
@@ -84,18 +88,6 @@ def test_at_its_time_limit_a_process_is_ended_and_a_result_that_it_has_written_c
     assert (result.status, result.outcome.cause) == (status, cause)
 
 
-def test_no_worker_of_the_data_loader_outlives_its_trial(bench):
-    assert bench.run(config={"dataloader_num_workers": 2}).status is TrialStatus.COMPLETED
-    assert marked_by(bench) == [launcher_pid(bench)]
-
-
-def test_the_same_request_gives_the_same_loss_whatever_ran_between(bench):
-    first = bench.measured()
-    bench.misbehave("change_the_process")
-    second = bench.measured()
-    assert (first.loss, first.effects) == (second.loss, second.effects)
-
-
 def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkeypatch):
     counts = iter([7, 8])
     monkeypatch.setattr(runner_module, "host_oom_kills", lambda: next(counts))
@@ -120,14 +112,6 @@ def test_a_launcher_that_falls_silent_is_given_up_with_its_trial(own_bench, monk
     assert_goes_on(own_bench)
 
 
-def test_a_launcher_that_dies_between_two_trials_costs_none(own_bench):
-    assert_goes_on(own_bench)
-    os.kill(pid := launcher_pid(own_bench), signal.SIGKILL)
-    while is_running(pid):
-        time.sleep(0.01)
-    assert_goes_on(own_bench)
-
-
 def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_bench):
     request = own_bench.request(workload=misbehaviour("hang"))
     path = own_bench.run_directory / "trials" / f"{request.number:04d}" / "process.json"
@@ -142,6 +126,10 @@ def test_an_interrupted_trial_is_ended_and_the_runner_is_as_good_as_before(own_b
         own_bench.runner.run(request)
     thread.join()
     assert not is_running(json.loads(path.read_text())["pid"])
+    assert_goes_on(own_bench)
+    os.kill(pid := launcher_pid(own_bench), signal.SIGKILL)  # between two trials, which costs none
+    while is_running(pid):
+        time.sleep(0.01)
     assert_goes_on(own_bench)
 
 
@@ -177,23 +165,18 @@ def test_what_a_killed_search_left_running_is_ended_by_the_next(own_bench):
     assert marked_by(own_bench) == []
 
 
-def test_a_run_directory_with_an_awkward_name_works(model, tmp_path, light_launchers):
-    with (bench := Bench(model, tmp_path / "a 'b' ü $x\n;")).runner:
-        assert_goes_on(bench)
-
-
 def test_a_launcher_that_cannot_import_a_library_says_which_with_the_remedy(model, tmp_path, monkeypatch):
     """transformers says of torchvision that 'get_reporting_integration_callbacks' could not be imported."""
-    for name in ("torchvision", "torchvision-0.1.dist-info", "broken"):
-        (tmp_path / name).mkdir()
-    planted = "raise RuntimeError('operator torchvision::nms does not exist')"
-    (tmp_path / "torchvision" / "__init__.py").write_text(planted)
-    about = "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"
-    (tmp_path / "torchvision-0.1.dist-info" / "METADATA").write_text(about)
-    (tmp_path / "broken" / "transformers.py").write_text("raise ImportError('transformers is broken here')")
-    torchvision = (
-        "torchvision 0.1 can't be imported: RuntimeError: operator torchvision::nms does not exist; install the"
-    )
+    error = "operator torchvision::nms does not exist"
+    files = {
+        "torchvision/__init__.py": f"raise RuntimeError('{error}')",
+        "torchvision-0.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n",
+        "broken/transformers.py": "raise ImportError('transformers is broken here')",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    torchvision = f"torchvision 0.1 can't be imported: RuntimeError: {error}; install the"
     transformers = "did not start: ImportError: transformers is broken here"
     for number, (folder, said) in enumerate([(tmp_path, torchvision), (tmp_path / "broken", transformers)]):
         monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
@@ -229,13 +212,11 @@ def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up_and_tria
     assert_goes_on(own_bench)
 
 
-def test_a_launcher_is_waited_for_as_long_as_there_is_time(model, tmp_path, monkeypatch):
-    asleep = [sys.executable, "-c", "import time; time.sleep(3600)"]  # longer than a test may last
-    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: asleep)
-    bench = Bench(model, tmp_path / "run")
-    bench.runner.ends_at = time.perf_counter() + 0.5
-    with bench.runner, pytest.raises(InfrastructureError, match="a longer --max-time"):
-        bench.runner.start()
+def test_a_launcher_is_waited_for_as_long_as_there_is_time(own_bench, monkeypatch):
+    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["sleep", "3600"])
+    own_bench.runner.ends_at = time.perf_counter() + 0.5
+    with pytest.raises(InfrastructureError, match="a longer --max-time"):
+        own_bench.runner.start()
 
 
 def test_a_trial_whose_time_is_up_keeps_the_steps_that_it_has_measured(bench):

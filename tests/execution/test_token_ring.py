@@ -62,8 +62,10 @@ def steady(seconds):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_one_computes_at_a_time_and_all_have_as_many_turns(count):
+def test_one_computes_at_a_time_all_have_as_many_turns_and_the_first_learns_the_time_of_each(count):
     run = Ring(*(steady(1.0 + place) for place in range(count)))
+    assert set(run.of(0).rounds) == {tuple(1.0 + place for place in range(count))}
+    assert run.of(1).rounds == []
     for begins, ends in zip(run.log[::2], run.log[1::2], strict=True):
         assert (begins[:2], begins[2], ends[2]) == (ends[:2], "begins", "ends")
     order = [(place, what) for place, what, when in run.log if when == "begins"]
@@ -94,22 +96,14 @@ def test_neither_who_goes_first_nor_after_whom_nor_a_drift_favours_one_of_them(c
         assert paired_ratio([[(turns[0], turns[place]) for turns in rounds]]).ratio == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_first_process_learns_the_time_of_each():
-    run = Ring(steady(1.0), steady(2.0), steady(3.0))
-    assert set(run.of(0).rounds) == {(1.0, 2.0, 3.0)}
-    assert run.of(1).rounds == []
-
-
 def test_it_ends_when_the_ratio_is_known_and_noise_takes_longer():
     noisy = [1.0, 1.3, 0.9, 1.2, 1.1]
     limits, began = LIMITS.model_copy(update={"measure_time_s": 1.0}), time.perf_counter()
     quiet = Ring(steady(1.0), steady(2.0), limits=limits)
     assert time.perf_counter() - began >= 2 * 1.0 / 16, "the least time of short turns"
     assert 1 + 12 <= len(quiet.of(0).rounds) < 200
-    quiet, loud = (
-        Ring(*sides, limits=limits.model_copy(update={"measure_time_s": 0.16, "relative_interval": 0.05}))
-        for sides in ((steady(1.0), steady(2.0)), (steady(1.0), lambda count: 2 * noisy[count % 5]))
-    )
+    limits = limits.model_copy(update={"measure_time_s": 0.16})
+    quiet, loud = (Ring(steady(1.0), side, limits=limits) for side in (steady(2.0), lambda n: 2 * noisy[n % 5]))
     assert 1 + 12 <= len(quiet.of(0).rounds) <= len(loud.of(0).rounds)
 
 

@@ -24,30 +24,24 @@ from autotune.values.workload import Held, Workload
 GUARD = SimpleNamespace(relax=None, step_ended=None, retries=None)
 
 
-class Scripted(nn.Module):
-    """Each forward pass gives the next of `losses`."""
+class Echo(nn.Module):
+    """Its loss is its input."""
 
-    def __init__(self, losses: list[float]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self._losses = iter(losses)
 
     def forward(self, x):
-        return {"loss": self.weight * 0 + next(self._losses)}
-
-
-def trained(losses, tmp_path):
-    arguments = quiet_arguments(tmp_path, max_steps=len(losses), per_device_train_batch_size=1)
-    trainer = Trainer(Scripted(losses), arguments, train_dataset=[{"x": torch.zeros(1)}] * len(losses))
-    total = watch_losses(trainer)
-    return trainer.train().training_loss, total()
+        return {"loss": self.weight * 0 + x.sum()}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_single_loss_that_is_no_number_is_seen_though_the_trainer_hides_it(bad, tmp_path):
-    told, total = trained([2.0, bad, 2.0], tmp_path)
-    assert math.isfinite(told)
-    assert not math.isfinite(total)
+    arguments = quiet_arguments(tmp_path, max_steps=3, per_device_train_batch_size=1)
+    trainer = Trainer(Echo(), arguments, train_dataset=[{"x": torch.tensor(loss)} for loss in (2.0, bad, 2.0)])
+    total = watch_losses(trainer)
+    assert math.isfinite(trainer.train().training_loss)
+    assert not math.isfinite(total())
 
 
 @pytest.mark.parametrize(("task", "ends_at"), [(None, 998.5), (LossTask(steps=20, pass_steps=4, seed=0), math.inf)])
@@ -56,7 +50,7 @@ def test_measuring_ends_before_the_process_is_killed_and_a_check_runs_all_its_st
 ):
     monkeypatch.setenv(ENDS_VARIABLE, "1000.5")
     request = make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0), task=task)
-    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).timer.ends_at == ends_at
+    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).timer.ends_at == ends_at
 
 
 @pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
@@ -64,7 +58,7 @@ def test_steps_of_2_ms_are_enough_for_the_least_measuring_time_which_finals_have
     plan, soak = make_plan(budget=Budget.of(Effort.STANDARD)), SoakTask(eval_batch_sizes=(1,))
     request = request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0)
     assert request.limits.least_time_s == least_s
-    assert 0.002 * Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD).max_steps >= least_s
+    assert 0.002 * Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).max_steps >= least_s
     assert request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0, task=soak).limits.least_time_s == 0.0
 
 
@@ -95,7 +89,6 @@ def described(bench, code):
 
 
 def holding(workload, held):
-    """The workload, of whose code these knobs are held."""
     return workload.model_copy(update={"own_code": workload.own_code.model_copy(update={"held": held})})
 
 
@@ -187,18 +180,14 @@ def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, co
 def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can_be_switched_off(bench, tmp_path):
     """As peft's `prepare_model_for_kbit_training` does, on which each script of QLoRA is built."""
     text = LLAMA_SCRIPT.replace(
-        "model=LlamaForCausalLM(config),",
-        "model=get_peft_model(checkpointed, LoraConfig(target_modules='all-linear')),",
-    ).replace(
-        "trainer = Trainer(",
+        "trainer = Trainer(\n    model=LlamaForCausalLM(config),",
         "from peft import LoraConfig, get_peft_model\n"
-        "checkpointed = LlamaForCausalLM(config)\ncheckpointed.gradient_checkpointing_enable()\ntrainer = Trainer(",
+        "model = LlamaForCausalLM(config)\nmodel.gradient_checkpointing_enable()\n"
+        "model = get_peft_model(model, LoraConfig(target_modules='all-linear'))\ntrainer = Trainer(\n    model=model,",
     )
     description, workload = described(bench, script(tmp_path, text, *QUIET))
     found = description.own
-    assert found.checkpoints
-    assert found.not_predicted is None
-    assert found.adapter is not None
+    assert (found.checkpoints, found.not_predicted, found.adapter is not None) == (True, None, True)
     arguments = UserArguments(found.arguments, found.fixed, "the script")
     assert baseline_config(arguments, 8, description.facts, make_hardware()).checkpointing == "full"
     workload = holding(workload, {knob: Held(value=None, reason=reason) for knob, reason in found.held.items()})
@@ -215,17 +204,17 @@ class Stream(torch.utils.data.IterableDataset):
         yield from (Rows()[index] for index in range({samples}))
 
 trainer = """
-    return SCRIPT.replace("train_dataset=Rows(), eval_dataset=Rows(8)", "train_dataset=Stream()").replace(
-        "trainer = ", stream
-    )
+    text = SCRIPT.replace("train_dataset=Rows(), eval_dataset=Rows(8)", "train_dataset=Stream()")
+    return text.replace("trainer = ", stream)
 
 
-@pytest.mark.parametrize("size", [4, 8])
-def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder, size):
+def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder):
     code = script(folder, streaming(5), *QUIET, "--max_steps", "9", name="five.py")
-    result = run(bench, described(bench, code)[1], per_device_train_batch_size=size)
-    assert result.status is TrialStatus.INVALID, result.outcome
-    assert "5 samples, within the first step of 8" in result.outcome.cause
+    _, workload = described(bench, code)
+    for size in (4, 8):
+        result = run(bench, workload, per_device_train_batch_size=size)
+        assert result.status is TrialStatus.INVALID, result.outcome
+        assert "5 samples, within the first step of 8" in result.outcome.cause
 
 
 @pytest.mark.slow

@@ -39,8 +39,8 @@ def in_place(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path[:])
 
 
-def overlay(fit=lambda model: model, made=lambda trainer: None, **arguments):
-    return overlaid(lambda _: arguments, fit, made)
+def overlay(fit=lambda model: model, **arguments):
+    return overlaid(lambda _: arguments, fit)
 
 
 class Tiny(nn.Module):
@@ -88,13 +88,15 @@ def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it
         assert strayed(args) == ["per_device_train_batch_size"]
 
 
-def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them():
+@pytest.mark.parametrize(("schedule", "becomes"), [("reduce_lr_on_plateau", "constant"), ("linear", "linear")])
+def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them_and_waits_for_none(schedule, becomes):
     with overlaid(harness):
-        args = TrainingArguments("out", eval_strategy="steps", eval_steps=2, use_cpu=True)
-        rows = [{"x": torch.ones(2), "labels": torch.tensor(0)}] * 2 if args.eval_strategy != "no" else None
+        own = {"eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": schedule}
+        args = TrainingArguments("out", use_cpu=True, **own)
+        rows = None if args.eval_strategy == "no" else [{"x": torch.ones(2), "labels": torch.tensor(0)}] * 2
         trainer = Trainer(model=Tiny(), args=args, train_dataset=[1], eval_dataset=rows)
     assert trainer.eval_dataset == rows
-    assert trainer.args.eval_strategy == "no"
+    assert (trainer.args.eval_strategy, args.lr_scheduler_type) == ("no", becomes)
     assert strayed(args) == []
 
 
@@ -104,13 +106,6 @@ def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
         trainer_of(TrainingArguments("out", use_cpu=True))
         Trainer(model_init=lambda: Tiny(), args=TrainingArguments("out", use_cpu=True), train_dataset=[1])
     assert fitted == [Tiny, Tiny]
-
-
-@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "linear"])
-def test_a_schedule_that_waits_for_evaluations_is_not_waited_for(schedule):
-    with overlaid(harness):
-        args = TrainingArguments("out", use_cpu=True, lr_scheduler_type=schedule, eval_strategy="epoch")
-    assert args.lr_scheduler_type == ("linear" if schedule == "linear" else "constant")
 
 
 TRAINS = (
@@ -144,13 +139,10 @@ def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path)
     assert Trainer.train.__module__.startswith("transformers")
 
 
-def test_what_fails_while_training_is_measured_does_not_reach_the_handlers_of_the_code(tmp_path):
+def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_trains_no_second_time(tmp_path):
     with pytest.raises(ZeroDivisionError):
         reach(script(tmp_path, TRAINS), tmp_path, lambda trainer, train: 1 / 0)
     assert not (tmp_path / "handled").exists()
-
-
-def test_code_that_catches_everything_trains_no_second_time(tmp_path):
     again = TRAINS.replace("except Exception:", "except BaseException:") + "    trainer.train()\n"
     calls = []
     assert reach(script(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
@@ -159,31 +151,29 @@ def test_code_that_catches_everything_trains_no_second_time(tmp_path):
 
 def test_a_script_sees_its_own_arguments_directory_and_modules(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
-    told = (
-        "import sys, os, pathlib, beside\n"
-        "pathlib.Path('told').write_text(f'{sys.argv} {os.getcwd()} {beside.VALUE} {__name__}')\n"
-    )
+    seen = "f'{sys.argv} {os.getcwd()} {beside.VALUE} {__name__}'"
+    told = f"import sys, os, pathlib, beside\npathlib.Path('told').write_text({seen})\n"
     with pytest.raises(CodeError, match=r"train.py: it ended without having called Trainer.train.*find\(step="):
         reach(script(tmp_path, told, "--a", "1"), tmp_path, lambda trainer, train: None)
     assert (tmp_path / "told").read_text() == f"['train.py', '--a', '1'] {tmp_path} 7 __main__"
 
 
-def pickled(tmp_path, content, known=None):
-    (tmp_path / "own-code.pkl").write_bytes(content)
-    known = sha256_of(content) if known is None else known
-    return OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path), sha256=known)
+THREE = cloudpickle.dumps(lambda: 3)
 
 
-def test_pickled_code_that_makes_no_trainer_is_refused(tmp_path):
-    code = pickled(tmp_path, cloudpickle.dumps(lambda: 3))
-    with pytest.raises(InputError, match=r"make_trainer build returned int; expected a transformers.Trainer"):
-        reach(code, tmp_path, lambda trainer, train: None)
-
-
-@pytest.mark.parametrize("known", ["", "0" * 64])
-def test_pickled_code_that_was_exchanged_is_not_loaded(tmp_path, known):
-    code = pickled(tmp_path, planted(tmp_path / "ran"), known)
-    with pytest.raises(InputError, match=r"own-code\.pkl is not what the search was begun with"):
+@pytest.mark.parametrize(
+    ("content", "known", "said"),
+    [
+        (lambda ran: THREE, sha256_of(THREE), r"make_trainer build returned int; expected a transformers.Trainer"),
+        (planted, "", r"own-code\.pkl is not what the search was begun with"),
+        (planted, "0" * 64, r"own-code\.pkl is not what the search was begun with"),
+    ],
+    ids=["no trainer", "unknown", "exchanged"],
+)
+def test_pickled_code_that_makes_no_trainer_or_was_exchanged_is_refused(tmp_path, content, known, said):
+    (tmp_path / "own-code.pkl").write_bytes(content(tmp_path / "ran"))
+    code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path), sha256=known)
+    with pytest.raises(InputError, match=said):
         reach(code, tmp_path, lambda trainer, train: None)
     assert not (tmp_path / "ran").exists()
 
@@ -205,13 +195,10 @@ def family(code, **knobs):
     return family_of(make_config(**knobs), make_hardware(), make_workload(own_code=code))
 
 
-def test_pure_bf16_is_of_the_weights_and_not_of_rotary_positions(llama):
+def test_a_model_of_which_code_makes_several_trainers_is_fitted_once_and_not_in_its_rotary_positions(llama):
     made = fit(llama, precision="pure_bf16")
     assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
     assert made.model.rotary_emb.inv_freq.dtype is torch.float32
-
-
-def test_an_adapter_is_put_on_once_though_code_makes_several_trainers_of_a_model(llama):
     once = fit(llama, adapter={"rank": 4})
     again = fit(once, adapter={"rank": 4})
     assert again is once

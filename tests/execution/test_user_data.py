@@ -26,17 +26,23 @@ class Plain:
         return ROWS[index]
 
 
-@pytest.mark.parametrize("dataset", [Dataset.from_list(ROWS), Plain()], ids=["library", "plain"])
-def test_lengths_are_those_of_the_samples(dataset):
-    assert lengths_of(dataset).tolist() == LENGTHS
-    assert longest_of(dataset, 3).tolist() == [1, 6, 3]
-    assert lengths_of(Dataset.from_list(ROWS).select([2, 0])).tolist() == [3, 1][::-1]
-
-
-@pytest.mark.parametrize("dataset", [Dataset.from_dict({"pixels": [1, 2]}), [{"x": 1}], [3, 4]], ids=str)
-def test_samples_without_tokens_have_no_lengths(dataset):
-    assert lengths_of(dataset) is None
-    assert longest_of(dataset, 3).tolist() == [i % len(dataset) for i in range(3)]
+@pytest.mark.parametrize(
+    ("dataset", "lengths", "longest"),
+    [
+        (Dataset.from_list(ROWS), LENGTHS, [1, 6, 3]),
+        (Plain(), LENGTHS, [1, 6, 3]),
+        (Dataset.from_list(ROWS).select([2, 0]), [1, 3], [1, 0, 1]),
+        # samples without tokens
+        (Dataset.from_dict({"pixels": [1, 2]}), None, [0, 1, 0]),
+        ([{"x": 1}], None, [0, 0, 0]),
+        ([3, 4], None, [0, 1, 0]),
+    ],
+    ids=["library", "plain", "selected", "pixels", "others", "numbers"],
+)
+def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(dataset, lengths, longest):
+    found = lengths_of(dataset)
+    assert (None if found is None else found.tolist()) == lengths
+    assert longest_of(dataset, 3).tolist() == longest
 
 
 def test_a_view_is_the_samples_in_an_order_and_all_else_of_the_data_set():
@@ -56,21 +62,16 @@ def data_of(directory, samples, *, micro_batch=2, **fields):
     return ordered(request, Plain(), directory, samples=samples)
 
 
-def test_the_longest_come_first_and_then_all_at_random(tmp_path):
+def test_the_longest_come_first_and_then_all_at_random_of_which_padding_is_counted(tmp_path):
     record_lengths(np.array(LENGTHS), tmp_path)
-    numbers = [s["number"] for s in data_of(tmp_path, 20)[0]]
+    data, padding_share = data_of(tmp_path, 20)
+    numbers = [s["number"] for s in data]
     assert numbers[:8] == [1, 6, 3, 4] * 2  # the first step makes the optimizer's states, the second has them
     assert sorted(numbers[8:16]) == list(range(8))
     assert numbers[8:16] != list(range(8))
     assert len(numbers) == 20
-
-
-def test_padding_is_counted_after_the_steps_of_the_longest(tmp_path):
-    record_lengths(np.array(LENGTHS), tmp_path)
-    data, padding_share = data_of(tmp_path, 12)
-    sizes = [LENGTHS[s["number"]] for s in data][8:12]
-    positions = 2 * (max(sizes[:2]) + max(sizes[2:]))
-    assert padding_share(3) == pytest.approx(1 - sum(sizes) / positions)
+    sizes = [LENGTHS[number] for number in numbers[8:12]]
+    assert padding_share(3) == pytest.approx(1 - sum(sizes) / (2 * (max(sizes[:2]) + max(sizes[2:]))))
     assert padding_share(2) is None, "nothing but the longest"
 
 
