@@ -259,7 +259,7 @@ def run_trial(directory: Path) -> None:
             with guard:
                 from autotune.execution.trial import Trial, run_named_model, run_steps, run_user_code
 
-                trial = Trial.begun(request, directory, stopwatch, guard, turns)
+                trial = Trial(request, directory, stopwatch, guard, turns)
                 if (step := request.workload.own_step) is not None:
                     outcome = run_steps(trial, step)
                 elif (code := request.workload.own_code) is not None:
@@ -275,27 +275,28 @@ def run_trial(directory: Path) -> None:
 
 def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
     traceback.print_exc()  # into the trial's log
-    memory, in_use = None, None
+    memory, in_use, crowded = None, None, False
     with contextlib.suppress(Exception):  # after a device error every question raises another
         memory, in_use = guard.peak(), guard.in_use_bytes()
     is_short, torch = outcomes.is_out_of_memory(error), sys.modules.get("torch")
     if is_short and torch is not None and torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
-        except Exception as sticking:  # after which a library can't make its handle, as when memory is short
-            error, is_short = (error, True) if outcomes.is_out_of_memory(sticking) else (sticking, False)
+        except Exception as sticking:  # because of which a library can't make its handle, as when memory is short
+            if not outcomes.is_out_of_memory(sticking):
+                error, is_short = sticking, False
+    is_devices = outcomes.is_of_device(error)
     if is_short:
         status, cause = TrialStatus.OUT_OF_MEMORY, outcomes.shortage(error, in_use, budget_bytes)
         with contextlib.suppress(Exception):
-            if guard.is_crowded_out(outcomes.asked_bytes(error)):
-                cause = f"other processes hold memory of the device that the budget counts on: {cause}"
-                return Failure(status=status, cause=cause, memory=memory, crowded_out=True)
-    elif isinstance(error, NoEffectError | AutotuneError) and not outcomes.is_of_device(error):
+            crowded = guard.is_crowded_out(outcomes.asked_bytes(error))
+        cause = "other processes hold memory of the device that the budget counts on: " * crowded + cause
+    elif isinstance(error, NoEffectError | AutotuneError) and not is_devices:
         status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     else:
         status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {outcomes.first_line(error)}"
-    is_devices = status is TrialStatus.CRASHED and outcomes.is_of_device(error)
-    return Failure(status=status, cause=cause, memory=memory, device_failed=is_devices)
+    is_devices = is_devices and status is TrialStatus.CRASHED
+    return Failure(status=status, cause=cause, memory=memory, device_failed=is_devices, crowded_out=crowded)
 
 
 def try_devices(directory: Path) -> None:

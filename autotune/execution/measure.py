@@ -32,7 +32,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.execution import environment
-from autotune.execution.noise import Clock, HostWatch, Watch
+from autotune.execution.noise import Clock, HostWatch
 from autotune.execution.outcome import speed_of
 from autotune.execution.token_ring import Turns
 from autotune.training.dataset import STEPS_TO_PEAK
@@ -92,7 +92,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     # Began with the trial; gets laps for the first step, the discarded and the measured ones, then `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
     afterwards: str = "closing_s"
-    watch: Watch = dataclasses.field(default_factory=HostWatch)  # looks at the machine during the measured steps
+    watch: HostWatch = dataclasses.field(default_factory=HostWatch)  # looks at the machine during the measured steps
     relax: Callable[[], None] | None = None  # called before the measured steps, when memory has peaked
     step_ended: Callable[[], None] = lambda: None  # called after each step before the measured ones
     retries: Callable[[], int | None] = lambda: None  # how often so far the allocator has run short; None: uncounted
@@ -291,38 +291,31 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             del later_s[-1]
         return whole_s + missing * (statistics.fmean(later_s) + seconds(marks[0], marks[1]) / self.run_micro_steps)
 
+    def measurement(
+        self, request: TrialRequest, memory: Memory, loss: float | None, effects: dict[str, str], waits: float | None
+    ) -> Measurement:
+        """Return what was measured; `loss` is the mean over all steps, `waits` the share of waiting for data."""
+        warnings: tuple[str, ...] = ()
+        if retries := self.alloc_retries:
+            often = f"the allocator ran short {'once' if retries == 1 else f'{retries} times'} while it was measured"
+            warnings = (f"{often}, and gave its cache back: it is too near the budget",)
+        return Measurement(
+            **speed_of(self.step_times_s(), request),
+            accumulation_steps=request.accumulation_steps,
+            steps_per_turn=self.steps_per_turn,
+            memory=memory,
+            startup_s=self.startup_s,
+            first_step_s=self.first_step_s,
+            data_wait_share=waits,
+            loss=loss,
+            alloc_retries=self.alloc_retries,
+            warnings=warnings,
+            effects=effects,
+            conditions=self.conditions and self.conditions.with_waits(waits),
+        )
+
 
 def _loss_scale(optimizer: Any) -> float:
     """Return the factor of an fp16 scaler, which halves it where it skips a step; 1: there is no scaler."""
     scaler = getattr(optimizer, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
-
-
-def measurement_of(
-    request: TrialRequest,
-    timer: StepTimer,
-    memory: Memory,
-    *,
-    loss: float | None,
-    effects: dict[str, str],
-    data_wait_share: float | None,
-) -> Measurement:
-    """Return the measurement; `loss` is the mean over all steps; None: loss or share is unknown."""
-    warnings: tuple[str, ...] = ()
-    if retries := timer.alloc_retries:
-        often = f"the allocator ran short {'once' if retries == 1 else f'{retries} times'} while it was measured"
-        warnings = (f"{often}, and gave its cache back: it is too near the budget",)
-    return Measurement(
-        **speed_of(timer.step_times_s(), request),
-        accumulation_steps=request.accumulation_steps,
-        steps_per_turn=timer.steps_per_turn,
-        memory=memory,
-        startup_s=timer.startup_s,
-        first_step_s=timer.first_step_s,
-        data_wait_share=data_wait_share,
-        loss=loss,
-        alloc_retries=timer.alloc_retries,
-        warnings=warnings,
-        effects=effects,
-        conditions=timer.conditions and timer.conditions.with_waits(data_wait_share),
-    )

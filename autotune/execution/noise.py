@@ -76,17 +76,18 @@ def counters(own: int | None = None, stat: Path = Path("/proc/stat")) -> Counter
     )
 
 
-class NvmlWatch:
-    """Temperature, idleness and the reasons for a slower clock of one GPU, looked at while it computes."""
+class NvmlWatch(HostWatch):
+    """Beside the host: temperature, idleness and the reasons for a slower clock of one GPU while it computes."""
 
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
-        self._handle, self._nvml, self._host = handle, nvml, HostWatch(ranks=ranks)
+        super().__init__(ranks=ranks)
+        self._handle, self._nvml = handle, nvml
         self.begin()
 
     def begin(self) -> None:
         self._looks, self._reasons = 0, Counter[str]()
         self._temperatures, self._busy = list[float](), list[float]()
-        self._host.begin()
+        super().begin()
 
     def look(self) -> None:
         nvml, handle = self._nvml, self._handle
@@ -105,13 +106,10 @@ class NvmlWatch:
             "idle_share": round(1 - statistics.fmean(self._busy), 4) if self._busy else None,
             "throttled": {name: round(seen / self._looks, 4) for name, seen in self._reasons.items()},
         }
-        return self._host.conditions().model_copy(update=found)
+        return super().conditions().model_copy(update=found)
 
 
-Watch = HostWatch | NvmlWatch
-
-
-def watch(device: str, *, ranks: bool = False) -> Watch:
+def watch(device: str, *, ranks: bool = False) -> HostWatch:
     """Return the watch for `device`; without NVML, the host's."""
     if device == "cpu":
         return HostWatch(ranks=ranks)

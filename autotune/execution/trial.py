@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import own_rank, remove_unused_locks, trial_device
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import ENDS_VARIABLE
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer, measurement_of
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.token_ring import Turns
@@ -53,26 +53,24 @@ from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
 _SCALER_STEPS = 17
 
-# Steps that short ones may need for the least measuring time: those of `Budget.when_in_turn`.
-_MOST_STEPS = 4000
 
+class Trial:
+    """A request, its means, and the timer of its steps, which decides how many there are."""
 
-class Trial(NamedTuple):
-    """A request, and what its process has to answer it."""
-
-    request: TrialRequest
-    directory: Path
-    stopwatch: Stopwatch
-    guard: MemoryGuard
-    timer: StepTimer
-
-    @classmethod
-    def begun(
-        cls, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
-    ) -> Self:
-        """Return the trial with the timer of its steps, which decides how many there are."""
-        on_cpu, task, limits = request.device == "cpu", request.task, request.limits
-        ends_at, ranks = math.inf, own_rank().is_launched
+    def __init__(
+        self, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
+    ) -> None:
+        self.request, self.directory, self.stopwatch, self.guard = request, directory, stopwatch, guard
+        self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
+        self.device = trial_device(request.device)
+        config, limits, task = request.config, request.limits, request.task
+        # All ranks together run a step; each reads every n-th of their batches.
+        all_ranks = config.per_device_train_batch_size * config.parallelism.data_parallel
+        self.samples_per_step = request.accumulation_steps * all_ranks
+        # Short steps may need as many for the least measuring time as `Budget.when_in_turn` allows.
+        measured = max(limits.measure_steps, 4000 if limits.least_time_s else 0)
+        self.max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
+        on_cpu, ends_at, ranks = request.device == "cpu", math.inf, own_rank().is_launched
         if task is None:
             # The longest samples, where they differ, are no part of what is timed.
             differ = request.workload.lengths is not None or request.workload.dataset is not None
@@ -81,45 +79,23 @@ class Trial(NamedTuple):
             # Measuring ends before the process is killed, with a moment for what follows it.
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
         # Several ranks ask each other, which all of them have to do at the same steps.
-        may_compile = not ranks or request.config.torch_compile_backend is not None
-        timer = StepTimer(
+        may_compile = not ranks or config.torch_compile_backend is not None
+        self.timer = StepTimer(
             limits,
             request.accumulation_steps,
-            request.workload.accumulation_steps(request.config),
+            request.workload.accumulation_steps(config),
             clock=HostClock() if on_cpu else CudaClock(),
             ends_at=ends_at,
             has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
             ranks=ranks,
             stopwatch=stopwatch,
-            watch=noise.watch(trial_device(request.device), ranks=ranks or turns is not None),
+            watch=noise.watch(self.device, ranks=ranks or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
             relax=guard.relax if (on_cpu or turns) and task is None else None,  # a check looks at memory to its end
             step_ended=guard.step_ended,
             retries=guard.retries,
             turns=turns,
         )
-        return cls(request, directory, stopwatch, guard, timer)
-
-    @property
-    def device(self) -> str:
-        return trial_device(self.request.device)
-
-    @property
-    def data_directory(self) -> Path:
-        """Where tokenized rows and pickled code lie, shared by all trials: <run>/data beside <run>/trials/NNNN."""
-        return self.directory.parent.parent / "data"
-
-    @property
-    def max_steps(self) -> int:
-        limits = self.request.limits
-        measured = max(limits.measure_steps, _MOST_STEPS if limits.least_time_s else 0)
-        return limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a step as all ranks run it, each of which reads every n-th of their batches."""
-        config = self.request.config
-        return self.request.accumulation_steps * config.per_device_train_batch_size * config.parallelism.data_parallel
 
     def useless(self, cause: str) -> Failure:
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
@@ -139,10 +115,7 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
     guard.check()
     found = checking.findings(request.task, trainer, reading, guard)
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
-    measurement = measurement_of(
-        request, timer, guard.peak(), loss=loss, effects=effects, data_wait_share=timer.data_wait_share()
-    )
-    return measurement.model_copy(update=found)
+    return timer.measurement(request, guard.peak(), loss, effects, timer.data_wait_share()).model_copy(update=found)
 
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
@@ -167,7 +140,7 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     if mean is not None and not math.isfinite(mean):
         return trial.useless(f"the loss became {mean}: not trainable like this")
     trial.guard.check()
-    return measurement_of(trial.request, timer, trial.guard.peak(), loss=mean, effects={}, data_wait_share=None)
+    return timer.measurement(trial.request, trial.guard.peak(), mean, {}, None)
 
 
 def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Callable[[], float]:

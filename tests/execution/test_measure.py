@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from factories import StepClock, make_request
 
-from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer, measurement_of
+from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
 from autotune.values.conditions import Conditions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory
@@ -214,7 +214,7 @@ def test_the_machine_is_watched_over_the_measured_steps_and_a_gpu_idle_while_it_
     train(timer, clock, slowness=[1] * 9)
     first, *looks, last = (name for name, _, _ in watch.method_calls)
     assert (first, set(looks), last) == ("begin", {"look"}, "conditions")
-    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=waits)
+    found = timer.measurement(make_request(), Memory(), None, {}, waits)
     assert (found.conditions.others_share, found.conditions.idle_share) == (0.5, idle)
 
 
@@ -280,7 +280,7 @@ def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second
     timer = timer_of(clock, more={"retries": lambda: next(counted)}, discarded_steps=1, measure_steps=3)
     train(timer, clock, slowness=[1] * 9)
     assert timer.alloc_retries == 9
-    found = measurement_of(make_request(), timer, Memory(), loss=None, effects={}, data_wait_share=None)
+    found = timer.measurement(make_request(), Memory(), None, {}, None)
     assert found.alloc_retries == 9
     assert found.warnings == (
         "the allocator ran short 9 times while it was measured, and gave its cache back: it is too near the budget",

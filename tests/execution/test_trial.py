@@ -50,7 +50,7 @@ def test_measuring_ends_before_the_process_is_killed_and_a_check_runs_all_its_st
 ):
     monkeypatch.setenv(ENDS_VARIABLE, "1000.5")
     request = make_request(accumulation_steps=2, limits=make_limits(timeout_s=60.0), task=task)
-    assert Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).timer.ends_at == ends_at
+    assert Trial(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).timer.ends_at == ends_at
 
 
 @pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
@@ -58,7 +58,7 @@ def test_steps_of_2_ms_are_enough_for_the_least_measuring_time_which_finals_have
     plan, soak = make_plan(budget=Budget.of(Effort.STANDARD)), SoakTask(eval_batch_sizes=(1,))
     request = request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0)
     assert request.limits.least_time_s == least_s
-    assert 0.002 * Trial.begun(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).max_steps >= least_s
+    assert 0.002 * Trial(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).max_steps >= least_s
     assert request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0, task=soak).limits.least_time_s == 0.0
 
 

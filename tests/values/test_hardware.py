@@ -211,4 +211,4 @@ def test_a_gpu_that_was_lost_or_is_no_longer_visible_is_one_line(driver, monkeyp
     with pytest.raises(MachineError, match="GPU is lost"):
         cuda_used_bytes("cuda:0")
     assert other_processes(found) == []
-    assert isinstance(watch("cuda:0"), HostWatch)
+    assert type(watch("cuda:0")) is HostWatch
