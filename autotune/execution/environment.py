@@ -36,7 +36,7 @@ from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.values.trial import TrialRequest
 
-# The listening socket of the first rank, open in its process, and how many threads each may use.
+# Variables: the listening socket of the first rank, open in its process, and the threads of each rank.
 _LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
 ADDRESS = "127.0.0.1"
 
@@ -47,7 +47,7 @@ FOREIGN = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", _LISTENER,
 )  # fmt: skip
 
-# See each library's reason. A value that the user has set stays.
+# A value that the user has set stays.
 ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without a context, which a fork would inherit
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, by which the device was chosen
@@ -75,11 +75,10 @@ def launcher_environment(
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
         # The host's memory is measured, so freed blocks go back at once, until `guard` undoes that for the timed steps.
-        # At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher, depending on which
-        # blocks of a micro-batch lie below it: a BERT of a million weights spread by 1.5 MiB around what its tensors
-        # take, and at 16 KiB by 0.3 MiB. Later glibc would come to keep freed blocks of up to 32 MiB, and the peak
-        # would be that of the heap's history. It isn't set beside a GPU: in processes that collate batches nothing
-        # undoes it, and each batch of images would be mapped and cleared anew.
+        # At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher: a BERT of a million
+        # weights spread by 1.5 MiB around its tensors' size, and at 16 KiB by 0.3 MiB. Later glibc would come to keep
+        # freed blocks of up to 32 MiB. Beside a GPU nothing would undo it in the processes that collate batches, which
+        # would map and clear each batch of images anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
     # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
@@ -171,10 +170,7 @@ def remove_unused_locks() -> None:
 
 
 def shared_files(directory: Path = SHARED_MEMORY) -> set[Path]:
-    try:
-        return {file for file in directory.iterdir() if file.name.startswith(("torch_", "nccl-", "deepspeed_"))}
-    except OSError:
-        return set()
+    return {file for kind in ("torch_", "nccl-", "deepspeed_") for file in directory.glob(f"{kind}*")}
 
 
 def remove_orphans(before: set[Path], directory: Path = SHARED_MEMORY) -> None:

@@ -124,16 +124,15 @@ class Cluster:
         if not kinds:
             why = "; ".join(unused) or "none"
             raise MachineError(f"no node of the cluster can run trials on {self._device}: {why}")
-        there = ", ".join(f"{nodes[0].hardware.name} ({kind})" for kind, nodes in kinds.items())
-        often = sorted(kinds, key=lambda kind: -sum(n.slots for n in kinds[kind]))
+        names = {kind: nodes[0].hardware.name for kind, nodes in kinds.items()}
+        there = ", ".join(f"{name} ({kind})" for kind, name in names.items())
         wanted = fleet.kind if planned is None else kind_of(planned)  # a digest, or part of a name
-        called = {kind: kinds[kind][0].hardware.name.casefold() for kind in often}
-        fitting = [kind for kind in often if wanted in (None, kind) or str(wanted).casefold() in called[kind]]
+        fitting = [k for k in kinds if wanted in (None, k) or str(wanted).casefold() in names[k].casefold()]
         if not fitting and planned is not None:
             raise MachineError(f"the search was begun on {planned.name} ({wanted}); the cluster has {there} now")
         if not fitting:
             raise InputError(f"--kind {wanted}: the cluster has {there}")
-        self._kind = fitting[0]
+        self._kind = max(fitting, key=lambda kind: sum(n.slots for n in kinds[kind]))
         chosen = kinds.pop(self._kind)
         hardware = planned or min((n.hardware for n in chosen), key=lambda one: one.free_bytes)
         nodes = self.nodes()
@@ -142,8 +141,8 @@ class Cluster:
         notes = [f"up to {trials} trials at a time on {where}; finals and checks run one at a time, on one of them"]
         why = "not used, since only trials on devices of one kind can be compared"
         for digest, others in kinds.items():
-            names = f"{others[0].hardware.name} ({others[0].address}{', ...' * (len(others) > 1)})"
-            notes.append(f"{why}: {len(others)} x {names}; --kind {digest} searches for those")
+            which = f"{names[digest]} ({others[0].address}{', ...' * (len(others) > 1)})"
+            notes.append(f"{why}: {len(others)} x {which}; --kind {digest} searches for those")
         notes += [f"{count} node(s) of the cluster are not used: {why}" for why, count in unused.items()]
         return Allotment(hardware=hardware, notes=tuple(notes))
 

@@ -230,11 +230,9 @@ class LocalRunner(Runner):
             return read_tail(directory / log_file(), lines=1) or f"a product took more than {limit_s:.0f} s"
 
     def _gone(self, where: Place, fault: str) -> InfrastructureError:
-        devices, fault = ", ".join(where.devices), fault.partition("; ")[0]
-        return InfrastructureError(
-            f"{devices}: doesn't compute: {fault}; `nvidia-smi` and the kernel's log (Xid) may tell why. All measured "
-            f"trials are kept: `autotune resume {self._run_directory}` goes on once it computes"
-        )
+        why = f"{fault.partition('; ')[0]}; `nvidia-smi` and the kernel's log (Xid) may tell why"
+        kept = f"All measured trials are kept: `autotune resume {self._run_directory}` goes on once it computes"
+        return InfrastructureError(f"{', '.join(where.devices)}: doesn't compute: {why}. {kept}")
 
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
         """Return what a child finds out about a workload, or raise what it raised; InfrastructureError: no answer."""
@@ -358,11 +356,10 @@ def _wait_until_idle(running: _Running) -> tuple[str, ...]:
         if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
             return ()
         if time.monotonic() > deadline:
-            return (
-                f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
-                "another process took them, or the trial's memory was not given back",
-            )
+            break
         time.sleep(0.1)
+    told = f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it"
+    return (f"{told}: another process took them, or the trial's memory was not given back",)
 
 
 def _may_be_the_devices(outcome: Outcome) -> bool:

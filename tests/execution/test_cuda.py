@@ -17,7 +17,7 @@ from autotune.training.baseline import baseline_config
 from autotune.training.resolve import resolve
 from autotune.value import read_value
 from autotune.values.config import Parallelism
-from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices
+from autotune.values.hardware import TF32_VARIABLE, cuda_used_bytes, detect, like_devices
 from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
 from autotune.values.workload import Workload
@@ -80,20 +80,13 @@ def test_each_knob_takes_effect(cuda, config, effects):
     assert seen == {**seen, **effects}
 
 
-@pytest.fixture
-def clocked(model, tmp_path, monkeypatch):
-    """Trials on a chip that is 30 % slower when it is cold, and warm after seconds of computing."""
+def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(model, tmp_path, monkeypatch):
+    """As with quick effort, which discards a step and half a second, here on a chip that is 30 % slower when cold."""
     monkeypatch.setenv("FAKECUDA_CLOCK", "ramp=0.3")
-    bench = Bench(model, tmp_path / "run", device="cuda:0")
-    with bench.runner:
-        yield bench
-
-
-def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(clocked):
-    """As with quick effort, which discards a step and half a second."""
-    config = {"torch_compile_backend": "inductor", "torch_compile_mode": "reduce-overhead"}
+    config = {**INDUCTOR, "torch_compile_mode": "reduce-overhead"}
     limits = {"discarded_s": 0.5, "measure_steps": 5, "least_time_s": 2.0, "relative_interval": 0.04}
-    times = measured(clocked, config, **limits).step_times_s
+    with (bench := Bench(model, tmp_path / "run", device="cuda:0")).runner:
+        times = measured(bench, config, **limits).step_times_s
     assert times[0] < 2 * statistics.median(times)
     assert len(times) > 5
 
@@ -112,15 +105,11 @@ def test_trials_are_forked_and_see_one_device_and_its_memory_in_full(cuda):
 def test_paged_states_count_although_the_driver_names_no_process_for_them(tiny_llama, tmp_path):
     wide = {**json.loads((tiny_llama / "config.json").read_text()), "vocab_size": 60_000}
     (tmp_path / "config.json").write_text(json.dumps(wide))
-    bench = Bench(resolve(str(tmp_path)), tmp_path / "run", device="cuda:0")
-    with bench.runner:
-        beside = {}
-        for optim in ("adamw_bnb_8bit", "paged_adamw_8bit"):
-            memory = measured(bench, {"optim": optim}).memory
-            beside[optim] = memory.device_bytes - memory.reserved_bytes
-    embedding = 60_000 * wide["hidden_size"]
+    with (bench := Bench(resolve(str(tmp_path)), tmp_path / "run", device="cuda:0")).runner:
+        usual, paged = (measured(bench, {"optim": optim}).memory for optim in ("adamw_bnb_8bit", "paged_adamw_8bit"))
+    more = (paged.device_bytes - paged.reserved_bytes) - (usual.device_bytes - usual.reserved_bytes)
     # Two states each: of the embedding in 32 bits, of the head in 8; the matrices of layers are too small to be paged.
-    assert beside["paged_adamw_8bit"] - beside["adamw_bnb_8bit"] >= 2 * (4 + 1) * embedding
+    assert more >= 2 * (4 + 1) * 60_000 * wide["hidden_size"]
 
 
 def test_trials_in_turn_are_measured_beside_each_other_and_each_has_its_own_memory(cuda):
@@ -155,14 +144,13 @@ def test_a_trial_that_has_ended_or_is_killed_gives_its_memory_back(cuda):
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp_full"])
 def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(cuda, sharding):
-    if cuda_count() < 2 or len(like_devices("cuda:0")) < 2:
+    if len(devices := like_devices("cuda:0")[:2]) < 2:
         pytest.skip("needs two devices alike")
-    idle = [cuda_used_bytes(device) for device in like_devices("cuda:0")[:2]]
+    idle = [cuda_used_bytes(device) for device in devices]
     found = measured(cuda, {"parallelism": Parallelism(world_size=2, sharding=sharding)})
     assert found.effects["parallelism"].startswith("DDP over 2" if sharding == "none" else "FSDP2 over 2")
     assert found.memory.device_bytes > found.memory.reserved_bytes + 100 * MIB  # contexts, and what NCCL keeps
-    after = [cuda_used_bytes(device) for device in like_devices("cuda:0")[:2]]
-    assert all(now - before < 128 * MIB for now, before in zip(after, idle, strict=True))
+    assert all(cuda_used_bytes(device) - before < 128 * MIB for device, before in zip(devices, idle, strict=True))
 
 
 # The cap on CUDA's allocator leaves room for what lies beside it, and follows that as it grows.

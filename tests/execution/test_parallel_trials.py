@@ -77,31 +77,25 @@ def measured(result: TrialResult) -> Measurement:
     return result.outcome
 
 
+CHECKPOINTING = {"knobs": {"checkpointing": "full"}}
+FOUR = {"world_size": 4, "tensor_parallel": 2, "sharding": "fsdp_full", "micro_batch": 4}
+STATIC = {"ddp_bucket_cap_mb": 1, "ddp_static_graph": True, "micro_batch": 4}
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "ddp": ({}, "DDP over 2, buckets of 25 MB"),
-    "ddp with a static graph": (
-        {"ddp_bucket_cap_mb": 1, "ddp_static_graph": True, "micro_batch": 4},
-        "DDP over 2, buckets of 1 MB, static graph",
-    ),
+    "ddp with a static graph": (STATIC, "DDP over 2, buckets of 1 MB, static graph"),
     "fsdp full": ({"sharding": "fsdp_full"}, "FSDP2 over 2, 6 units"),
     "fsdp grad-op": ({"sharding": "fsdp_grad_op"}, "FSDP2 over 2, 6 units"),
     "fsdp offload": ({"sharding": "fsdp_full", "offload": "parameters"}, "FSDP2 over 2, 6 units, offloaded"),
-    "fsdp checkpointing": (
-        {"sharding": "fsdp_full", "knobs": {"checkpointing": "full"}},
-        "FSDP2 over 2, 8 units",  # a checkpointed layer and its wrapper
-    ),
-    "tensor parallel beside fsdp": (
-        {"world_size": 4, "tensor_parallel": 2, "sharding": "fsdp_full", "micro_batch": 4},
-        "tensor parallel 2, FSDP2 over 2",
-    ),
+    # a checkpointed layer and its wrapper
+    "fsdp checkpointing": ({"sharding": "fsdp_full", **CHECKPOINTING}, "FSDP2 over 2, 8 units"),
+    "tensor parallel beside fsdp": (FOUR, "tensor parallel 2, FSDP2 over 2"),
     "tensor parallel": ({"tensor_parallel": 2, "micro_batch": 4}, "tensor parallel 2"),
+    "zero 3 checkpointing": ({"sharding": "zero_3", **CHECKPOINTING}, "DeepSpeed ZeRO-3 over 2"),
 }
-for stage in (1, 2, 3):
-    WAYS[f"zero {stage}"] = ({"sharding": f"zero_{stage}"}, f"DeepSpeed ZeRO-{stage} over 2")
-    what = "parameters" if stage == 3 else "optimizer"
-    seen_of_host = f"DeepSpeed ZeRO-{stage} over 2, {what} offloaded to the host"
-    WAYS[f"zero {stage} offload"] = ({"sharding": f"zero_{stage}", "offload": what}, seen_of_host)
-WAYS["zero 3 checkpointing"] = ({**WAYS["zero 3"][0], "knobs": {"checkpointing": "full"}}, WAYS["zero 3"][1])
+for stage, what in ((1, "optimizer"), (2, "optimizer"), (3, "parameters")):
+    sharding, seen = {"sharding": f"zero_{stage}"}, f"DeepSpeed ZeRO-{stage} over 2"
+    WAYS[f"zero {stage}"] = (sharding, seen)
+    WAYS[f"zero {stage} offload"] = ({**sharding, "offload": what}, f"{seen}, {what} offloaded to the host")
 
 
 @pytest.mark.parametrize("way", WAYS)
