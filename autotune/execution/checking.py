@@ -30,7 +30,7 @@ from autotune.execution.environment import agree, own_rank, wait_for_all
 from autotune.execution.gradients import randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.outcome import first_line, is_out_of_memory
-from autotune.execution.user_code import theirs
+from autotune.execution.user_code import own_values
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 
@@ -175,7 +175,7 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
     """
     args, ranks, trained = trainer.args, own_rank().of, guard.peak()
     args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader
-    args.dataloader_drop_last = theirs(args).get("dataloader_drop_last", False)  # a trial's is True
+    args.dataloader_drop_last = own_values(args).get("dataloader_drop_last", False)  # a trial's is True
     own: int | None = getattr(args, "eval_accumulation_steps", None)
     # With all predictions, moved to the host after each batch if need be; then without them.
     steps = list(dict.fromkeys((own, 1))) if reading.kept and args.device.type != "cpu" else [own]

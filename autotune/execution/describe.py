@@ -25,7 +25,7 @@ from transformers.utils import is_torch_tf32_available
 from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
-from autotune.execution.user_code import CodeError, harness, overlaid, reach, theirs
+from autotune.execution.user_code import CodeError, harness, overlaid, own_values, run_until_training
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
@@ -82,14 +82,14 @@ def _answer(directory: Path, described: Callable[[], Description]) -> None:
     write_value(answer, directory / "description.json")
 
 
-def _described_code(code: OwnCode, directory: Path, data_directory: Path) -> Description:
+def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
     # With these arguments, TF32 that is on when the code trains has another reason.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
     laid = {**no_tf32, "output_dir": str(directory / "trainer")}
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(lambda own: {**harness(own), **laid}):
-            return reach(code, data_directory, lambda trainer, _: Training(trainer, code).described(data_directory))
+            return run_until_training(code, data, lambda trainer, _: Training(trainer, code).described(data))
     except CodeError as error:
         raise InputError(f"{error} {output}") from error
     except AutotuneError:
@@ -348,7 +348,7 @@ class Training:
 def _written(args: Any) -> dict[str, Any]:
     """Return TrainingArguments as the code has them, as far as JSON can hold them."""
     written = {}
-    for name, value in {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in theirs(args).items()}}.items():
+    for name, value in {**args.to_dict(), **{k: getattr(v, "value", v) for k, v in own_values(args).items()}}.items():
         with contextlib.suppress(TypeError, ValueError):
             json.dumps(value, allow_nan=False)
             written[name] = value

@@ -314,11 +314,11 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         return {**user_code.harness(own), **wanted}
 
     with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
-        return user_code.reach(code, trial.data_directory, on_train)
+        return user_code.run_until_training(code, trial.data_directory, on_train)
 
 
 def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
-    if names := user_code.strayed(trainer.args):
+    if names := user_code.changed_arguments(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
     for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
         kind = type(callback)
@@ -328,7 +328,7 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     trainer.add_callback(trial.timer)
     if isinstance(trial.request.task, LossTask):
         set_seed(trial.request.task.seed)
-    saves = user_code.theirs(trainer.args).get("save_strategy", "no") != "no"
+    saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
     found, reading = trainer.eval_dataset, Reading(not_saved=not_saved)
     sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]

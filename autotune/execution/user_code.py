@@ -42,7 +42,7 @@ from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
 Found = TypeVar("Found")
 
 # Attributes of TrainingArguments: the code's own values that were laid over, and the values after that.
-_THEIRS, _LAID = "_autotune_theirs", "_autotune_laid"
+_OWN, _LAID = "_autotune_own", "_autotune_laid"
 
 
 class _Reached(BaseException):
@@ -59,18 +59,18 @@ def harness(arguments: Any) -> dict[str, Any]:
     return OWN_HARNESS | ({"lr_scheduler_type": "constant"} if str(schedule) in BY_EVALUATION else {})
 
 
-def theirs(arguments: Any) -> dict[str, Any]:
+def own_values(arguments: Any) -> dict[str, Any]:
     """Return the code's own values of the arguments that were laid over."""
-    return dict(vars(arguments).get(_THEIRS, {}))
+    return dict(vars(arguments).get(_OWN, {}))
 
 
 def as_written(arguments: Any) -> dict[str, Any]:
     """Return the arguments as the code has them, those that it has set since they were laid over included."""
-    since = strayed(arguments)
-    return {**vars(arguments), **{name: v for name, v in theirs(arguments).items() if name not in since}}
+    since = changed_arguments(arguments)
+    return {**vars(arguments), **{name: v for name, v in own_values(arguments).items() if name not in since}}
 
 
-def strayed(arguments: Any) -> list[str]:
+def changed_arguments(arguments: Any) -> list[str]:
     """Return the names of arguments that the code has changed since they were laid over."""
     laid = vars(arguments).get(_LAID)
     return ["all"] if laid is None else [name for name, value in laid.items() if getattr(arguments, name) != value]
@@ -94,7 +94,7 @@ def overlaid(
         if not is_last:  # code may read it, and then give no evaluation data to its Trainer
             given.pop("eval_strategy", None)
         written = as_written(given_to)
-        own = vars(given_to).setdefault(_THEIRS, {})
+        own = vars(given_to).setdefault(_OWN, {})
         for name, value in given.items():
             own[name] = written.get(name, getattr(given_to, name))
             setattr(given_to, name, value)
@@ -118,10 +118,10 @@ def overlaid(
         yield
 
 
-def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
+def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
     """Run the code up to its first `Trainer.train`; return the result of `on_train(trainer, train)`.
 
-    Pickled code is in `data_directory`. CodeError: the code ended without training.
+    Pickled code is in the directory `data`. CodeError: the code ended without training.
     """
     original, ended = Trainer.train, "it ended"
     found: list[Found] = []
@@ -142,7 +142,7 @@ def reach(code: OwnCode, data_directory: Path, on_train: Callable[[Any, Callable
                 run_script(code)
             else:
                 os.chdir(code.directory)
-                made = unpickled(data_directory / CODE_FILE, code.sha256, code.shown)()
+                made = unpickled(data / CODE_FILE, code.sha256, code.shown)()
                 if not isinstance(made, Trainer):
                     raise InputError(f"{code.shown} returned {type(made).__name__}; expected a transformers.Trainer")
                 made.train()

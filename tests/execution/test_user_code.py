@@ -16,7 +16,7 @@ from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, Trai
 from autotune.cost.family import family_of
 from autotune.errors import InputError
 from autotune.execution import user_code
-from autotune.execution.user_code import CodeError, harness, overlaid, reach, strayed, theirs
+from autotune.execution.user_code import CodeError, changed_arguments, harness, overlaid, own_values, run_until_training
 from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.arguments import plan
 from autotune.training.baseline import UserArguments, baseline_config
@@ -71,7 +71,7 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
     with overlay(per_device_train_batch_size=2, bf16=True):
         args = TrainingArguments("out", per_device_train_batch_size=16, learning_rate=0.5, use_cpu=True)
     assert (args.per_device_train_batch_size, args.mixed_precision, args.learning_rate) == (2, "bf16", 0.5)
-    assert theirs(args) == {"per_device_train_batch_size": 16, "bf16": False}
+    assert own_values(args) == {"per_device_train_batch_size": 16, "bf16": False}
     assert TrainingArguments("out", use_cpu=True).per_device_train_batch_size == 8
 
 
@@ -83,9 +83,9 @@ def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it
         trainer = trainer_of(args)
         assert (trainer.args.per_device_train_batch_size, trainer.args.mixed_precision) == (4, "no")
         assert trainer.args.gradient_accumulation_steps == 3
-        assert strayed(args) == []
+        assert changed_arguments(args) == []
         args.per_device_train_batch_size = 5
-        assert strayed(args) == ["per_device_train_batch_size"]
+        assert changed_arguments(args) == ["per_device_train_batch_size"]
 
 
 @pytest.mark.parametrize(("schedule", "becomes"), [("reduce_lr_on_plateau", "constant"), ("linear", "linear")])
@@ -97,7 +97,7 @@ def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them_and_
         trainer = Trainer(model=Tiny(), args=args, train_dataset=[1], eval_dataset=rows)
     assert trainer.eval_dataset == rows
     assert (trainer.args.eval_strategy, args.lr_scheduler_type) == ("no", becomes)
-    assert strayed(args) == []
+    assert changed_arguments(args) == []
 
 
 def test_a_model_is_fitted_whether_it_is_given_or_made_on_demand():
@@ -133,7 +133,7 @@ def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path)
         steps.append(trainer.state.global_step)
         return "measured"
 
-    assert reach(script(tmp_path, TRAINS), tmp_path, on_train) == "measured"
+    assert run_until_training(script(tmp_path, TRAINS), tmp_path, on_train) == "measured"
     assert steps == [2]
     assert not (tmp_path / "after").exists()
     assert Trainer.train.__module__.startswith("transformers")
@@ -141,11 +141,11 @@ def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path)
 
 def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_trains_no_second_time(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        reach(script(tmp_path, TRAINS), tmp_path, lambda trainer, train: 1 / 0)
+        run_until_training(script(tmp_path, TRAINS), tmp_path, lambda trainer, train: 1 / 0)
     assert not (tmp_path / "handled").exists()
     again = TRAINS.replace("except Exception:", "except BaseException:") + "    trainer.train()\n"
     calls = []
-    assert reach(script(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
+    assert run_until_training(script(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
     assert calls == [1]
 
 
@@ -154,7 +154,7 @@ def test_a_script_sees_its_own_arguments_directory_and_modules(tmp_path):
     seen = "f'{sys.argv} {os.getcwd()} {beside.VALUE} {__name__}'"
     told = f"import sys, os, pathlib, beside\npathlib.Path('told').write_text({seen})\n"
     with pytest.raises(CodeError, match=r"train.py: it ended without having called Trainer.train.*find\(step="):
-        reach(script(tmp_path, told, "--a", "1"), tmp_path, lambda trainer, train: None)
+        run_until_training(script(tmp_path, told, "--a", "1"), tmp_path, lambda trainer, train: None)
     assert (tmp_path / "told").read_text() == f"['train.py', '--a', '1'] {tmp_path} 7 __main__"
 
 
@@ -174,7 +174,7 @@ def test_pickled_code_that_makes_no_trainer_or_was_exchanged_is_refused(tmp_path
     (tmp_path / "own-code.pkl").write_bytes(content(tmp_path / "ran"))
     code = OwnCode(kind="pickle", shown="make_trainer build", directory=str(tmp_path), sha256=known)
     with pytest.raises(InputError, match=said):
-        reach(code, tmp_path, lambda trainer, train: None)
+        run_until_training(code, tmp_path, lambda trainer, train: None)
     assert not (tmp_path / "ran").exists()
 
 
