@@ -18,7 +18,7 @@ def model(tiny_llama: Path) -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def cuda(model: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """What runs trials on a CUDA device, or the stand-in for one."""
+    """A runner on a CUDA device, or the stand-in for one."""
     made = Bench(model, tmp_path_factory.mktemp("run"), device="cuda:0")
     with made.runner:
         yield made

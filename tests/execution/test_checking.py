@@ -36,7 +36,6 @@ def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench)
 
 @pytest.fixture
 def wide(wide_llama):
-    """A workload whose logits take 16 MiB a sample."""
     return {"model": resolve(str(wide_llama)), "sequence_length": 128}
 
 
@@ -84,7 +83,7 @@ class Device:
         ((32, 8), 8, 50),  # of training
     ],
 )
-def test_the_peak_of_a_soak_is_that_of_training_or_of_the_evaluation_that_fitted(sizes, fits, peak):
+def test_a_soak_peaks_in_training_or_in_the_evaluation_that_fitted(sizes, fits, peak):
     device = Device()
     found = checking.findings(SoakTask(eval_batch_sizes=sizes), device, Reading(range), device)
     assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
@@ -104,7 +103,7 @@ def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
 
 @pytest.fixture
 def trainer(tmp_path):
-    """As much of a Trainer as saving looks at, whose optimizer's states take 1 MiB."""
+    """The part of a Trainer that saving looks at; its optimizer's states take 1 MiB."""
     optimizer = SimpleNamespace(state={0: {"exp_avg": torch.zeros(1 << 18), "step": 3}})
     args, callbacks = SimpleNamespace(output_dir=str(tmp_path / "trainer")), []
     model = torch.nn.Linear(10, 10, bias=False)
@@ -196,7 +195,6 @@ class Net(nn.Module):
 
 @pytest.fixture
 def make(tmp_path):
-    """Return a function that makes a Trainer."""
 
     def made(metrics=lambda predicted: {}, **fields):
         names = {"eval_accumulation_steps", "prediction_loss_only", "dataloader_drop_last"} & fields.keys()

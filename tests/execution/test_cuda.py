@@ -157,7 +157,7 @@ def test_two_ranks_have_a_device_each_and_their_messages_are_within_the_budget(c
 
 
 def test_the_cap_follows_what_lies_beside_the_allocator(cuda):
-    """All that the allocator may have is taken: at the start, and after 300 MiB came to lie beside it."""
+    """The allocator is filled up to its cap: at the start, and after 300 MiB were taken beside it."""
     seen = cuda.seen(cuda.misbehave("grow_beside_the_allocator", memory_bytes=BUDGET))
     assert seen["entered"]["reserved"] == 0  # loading kernels leaves nothing there
     assert BUDGET - 200 * MIB < seen["full"]["used"] <= BUDGET
@@ -266,7 +266,7 @@ print(torch.backends.cuda.matmul.fp32_precision == "tf32")
         ("import torch; torch.backends.fp32_precision = 'tf32'", (), True, True),
     ],
 )
-def test_a_scripts_own_tf32_is_that_of_the_baseline_and_stays(cuda, tmp_path, prologue, arguments, is_on, is_held):
+def test_the_baseline_has_a_scripts_own_tf32_which_stays(cuda, tmp_path, prologue, arguments, is_on, is_held):
     code = script(tmp_path, f"{prologue}\n{SCRIPT}", "--output_dir", "out", *arguments)
     workload = Workload(model=cuda._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
     found = cuda.runner.describe(DescribeRequest(workload=workload)).own

@@ -1,4 +1,4 @@
-"""What is found out of a Trainer of TRL's that is about to train; others are described in `test_trial`."""
+"""A Trainer of TRL's that is about to train is described; others in `test_trial`."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from autotune.values.workload import OwnCode
 
 
 def training(kind):
-    """Return a training by a Trainer of a kind, as far as that tells."""
+    """Return a training by a Trainer of this kind, with the attributes that are looked at."""
     made = object.__new__(Training)
     made.trainer, made.task, made.lengths, made.is_of_library = object.__new__(kind), Task.CAUSAL_LM, [1], True
     return made

@@ -57,7 +57,7 @@ def plain_model(bench, *, dtype: str = "float32") -> Any:
     return build_model(workload.model, workload.task, dtype=dtype, attn_implementation="eager", device="cpu")
 
 
-def test_what_was_asked_for_is_confirmed(train):
+def test_each_knob_is_confirmed(train):
     assert train(asked()) == {
         "precision": "weights float32, layer outputs float32",
         "tf32": "none",
@@ -126,7 +126,7 @@ def test_what_was_asked_for_is_confirmed(train):
     ids=str,
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
-def test_what_was_asked_for_and_did_not_happen_is_found(train, config, arguments, reason):
+def test_a_knob_without_effect_is_found(train, config, arguments, reason):
     with pytest.raises(NoEffectError, match=reason):
         train(asked(**config), **{"optim": "adamw_torch_fused", **arguments})
 
@@ -141,7 +141,6 @@ def test_layers_that_are_flagged_but_never_checkpointed_are_found(train, bench):
 
 
 def checkpointing() -> dict[str, Any]:
-    """Return the argument by the name of the installed version."""
     name = "activation_checkpointing"
     return {name if hasattr(TrainingArguments, name) else "gradient_checkpointing": True}
 
@@ -238,7 +237,7 @@ def test_no_hook_stays_in_the_model_after_the_first_step(train, bench):
 
 
 class DeepSpeedEngine:
-    """As much of DeepSpeed's as is looked at."""
+    """The part of DeepSpeed's that is looked at."""
 
     def __init__(self, stage: int, held: int, *, optimizer_at: str | None = None, sharing: int = 1) -> None:
         self.module, self.sequence_parallel_size = nn.Linear(100, 100, bias=False), sharing
@@ -250,7 +249,7 @@ class DeepSpeedEngine:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Return a function that says what is seen of a training of two ranks, or of as many as ran."""
+    """Return a function that tells how a training of two ranks, or of as many as `ran`, is spread."""
 
     def look(wrapper: Any, *, ran: int = 2, known: int = 2, **spread: Any) -> str:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: ran > 1)

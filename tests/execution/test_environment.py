@@ -1,4 +1,4 @@
-"""What the processes of trials see of the machine, and what is compiled for them before."""
+"""The environment of the processes of trials, and the files that libraries share or leave."""
 
 import _ctypes
 import importlib

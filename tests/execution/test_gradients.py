@@ -15,7 +15,7 @@ from autotune.space.knobs import allowance_of
 from autotune.values.config import Allowance
 
 
-def test_what_another_seed_changes_is_not_put_down_to_the_split():
+def test_a_change_by_another_seed_is_not_put_down_to_the_split():
     def gradient(*values):
         return Gradient(1.0, torch.tensor(values))
 

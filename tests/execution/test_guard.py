@@ -17,7 +17,7 @@ def test_the_budget_is_enforced_until_it_is_relaxed(bench):
 
 
 def test_an_environment_of_the_users_own_is_not_relaxed(monkeypatch):
-    """Who sets malloc's threshold has it in training too."""
+    """A malloc threshold of the user is set in training, too."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(4 * MIB))
     with CpuGuard(1 << 50) as guard:
         guard.relax()

@@ -46,7 +46,6 @@ def forking(tmp_path_factory) -> Iterator[Asked]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["forked", "fresh"])
 def asked(request, tmp_path_factory) -> Iterator[Asked]:
-    """Both ways to make a trial's processes."""
     for one in started(tmp_path_factory.mktemp("jobs"), forks=request.param):
         assert one.launcher.forkable == request.param
         yield one
@@ -194,7 +193,7 @@ def test_the_first_rank_to_fail_ends_all_and_nothing_is_left(forking, name, code
         pass  # the port is free
 
 
-def test_who_fails_of_the_first_ones_end_fails_later(forking):
+def test_a_rank_that_fails_because_of_the_first_one_fails_later(forking):
     ending, _ = forking.run("misbehaving_ranks:rank_1_fails_and_rank_0_loses_its_peer", ranks=2)
     assert ending.returncodes == [0, 0]
     assert ending.failed_at[1] <= ending.failed_at[0]

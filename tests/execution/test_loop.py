@@ -35,7 +35,7 @@ def written(make: Any, run_directory: Path, directory: Path, takes_accumulation:
 
 @pytest.fixture
 def run_own(bench, tmp_path) -> Callable[..., TrialResult]:
-    """Return a function that runs a trial of what a function makes: a global batch of 8, micro-batches of 2."""
+    """Return a function that runs a trial of a function's loop: a global batch of 8, micro-batches of 2."""
 
     def run(make: Any, *, takes_accumulation: bool = False, known: str | None = None, **fields: Any):
         own = written(make, bench.run_directory, tmp_path, takes_accumulation, known)
@@ -213,7 +213,7 @@ def twice(tells):
 
 
 def time_first(micro_steps=None):
-    """Return a loop the first dimension of whose batches is time."""
+    """Return a loop whose batches have time as their first dimension."""
 
     def make(config, accumulation_steps):
         net, steps = nn.LSTM(4, 4), micro_steps or accumulation_steps
@@ -233,7 +233,6 @@ def time_first(micro_steps=None):
 
 
 def stepping_each_time(config, accumulation_steps):
-    """An optimizer step after each micro-batch."""
     model = nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = iter(ROWS.split(config.per_device_train_batch_size))

@@ -103,7 +103,7 @@ def test_steps_are_discarded_up_to_a_limit_even_if_they_never_settle(clock):
     assert sum(0.96**n for n in range(1, steps - 3)) == pytest.approx(4 * 10, rel=0.7), "steps that never settle"
 
 
-def test_a_chip_has_to_be_warm_by_the_time_that_it_computed_and_not_by_that_of_compiling(clock):
+def test_only_computing_warms_a_chip_and_compiling_does_not(clock):
     """The first steps compile for 80 s, in which the chip cools; then it is 10 % slow, and less from step to step."""
     ramp = [1 + 0.1 * 0.8**n for n in range(60)]
     timer = timer_of(clock, discarded_s=8 * step_s(1), relative_interval=0.02, measure_steps=5)

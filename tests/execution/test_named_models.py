@@ -35,7 +35,7 @@ def test_inductor_compiles(bench, config):
 
 
 @pytest.mark.slow
-def test_what_only_schedules_differently_trains_the_same(bench):
+def test_knobs_of_the_schedule_alone_train_the_same(bench):
     same = {"workload": {"global_batch_size": 4}}
     plain = bench.measured(**same).loss
     for config in (

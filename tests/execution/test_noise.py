@@ -1,4 +1,4 @@
-"""What went on beside the measured steps."""
+"""Other load, stolen time and heat beside the measured steps."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ BEFORE = Counters(cores_s=200.0, busy_s=500.0, stolen_s=10.0, own_s=40.0)
         ({}, None, None),  # no time
     ],
 )
-def test_what_others_took_is_a_share_of_the_cores_time(monkeypatch, later, others, stolen):
+def test_the_load_of_others_is_a_share_of_the_cores_time(monkeypatch, later, others, stolen):
     read = iter([BEFORE, BEFORE._replace(**later)])
     monkeypatch.setattr(noise, "counters", lambda own: next(read))
     host = HostWatch()

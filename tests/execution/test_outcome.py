@@ -1,4 +1,4 @@
-"""What a trial's end means, by what its process or its ranks left behind: outcomes, errors, logs."""
+"""How a trial ended, by the files of its process or its ranks: outcomes, errors, logs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ NO_MEMORY = make_failure(TrialStatus.OUT_OF_MEMORY, "DefaultCPUAllocator: can't 
 
 
 def merged(directory: Path, *outcomes: Outcome | None, failed_at=None, codes=None, **ending) -> Outcome:
-    """Return what ranks with these outcomes come to; None has written none."""
+    """Return the outcome of a trial whose ranks have written these; None: nothing."""
     for rank, written in enumerate(outcomes):
         if written is not None:
             write_value(written, directory / f"rank-{rank}.json")
@@ -139,7 +139,7 @@ def test_the_first_failure_is_the_cause(tmp_path, culprit):
     assert found == NO_MEMORY.model_copy(update={"cause": f"rank {culprit}: {NO_MEMORY.cause}"})
 
 
-def test_who_speaks_of_a_lost_peer_was_not_the_first(tmp_path):
+def test_a_rank_that_lost_its_peer_was_not_the_first_to_fail(tmp_path):
     """Both ends were noticed at once, or the word came before the end."""
     for failed_at in ([1.0, 1.0], [1.0, 1.001]):
         found = merged(tmp_path, make_failure(cause=LOST_PEER), NO_MEMORY, failed_at=failed_at)
@@ -213,7 +213,7 @@ CPU = (
     ],
     ids=["cuda", "cpu", "unknown", "python", "over", "library", "check"],
 )
-def test_what_was_asked_for_and_what_was_in_use_are_told_with_the_budget(error, in_use, cause):
+def test_a_shortage_is_told_with_the_bytes_asked_for_in_use_and_in_the_budget(error, in_use, cause):
     assert outcome.shortage(error, in_use, 8 * GIB) == cause
 
 

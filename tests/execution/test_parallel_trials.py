@@ -155,7 +155,7 @@ def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
         ({"tensor_parallel": 2, "micro_batch": 4}, "`T5ForConditionalGeneration` has no `tp_plan`"),
     ],
 )
-def test_what_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
+def test_a_spread_that_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
     outcome = ranks("t5", **spread).outcome
     assert not isinstance(outcome, Measurement)
     assert why in outcome.cause
@@ -169,7 +169,7 @@ def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
     assert result.curve.losses == pytest.approx(alone("t5"), rel=1e-4)
 
 
-def test_what_silently_runs_ddp_is_no_result(tmp_path, tiny_llama):
+def test_a_spread_that_silently_becomes_ddp_is_no_result(tmp_path, tiny_llama):
     with (bench := Bench(resolve(str(tiny_llama)), tmp_path / "run")).runner:
         outcome = spread_trial(bench, {}, sharding="fsdp_full").outcome
     assert not isinstance(outcome, Measurement)

@@ -75,7 +75,6 @@ def test_trials_that_share_a_processor_share_its_cores_and_free_memory():
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Return a function that puts GPUs into this machine."""
 
     def have(*devices) -> None:
         monkeypatch.setattr(places, "cuda_count", lambda: len(devices))

@@ -66,7 +66,6 @@ class Dropping:
 
 
 def made(kind, name, directory, collator=lambda collate: collate):
-    """Return a function that makes a Trainer, and has all it needs."""
 
     def make():
         data = {"train_dataset": 4 * samples_for(name), "data_collator": collator(collator_for(name))}
@@ -98,7 +97,6 @@ def pickled(tmp_path, monkeypatch):
 
 @pytest.fixture
 def look(tmp_path, pickled, tiny_llama):
-    """Return a function that describes what a maker makes."""
 
     def described(make):
         code = pickled(make, tmp_path / "data")
@@ -139,7 +137,7 @@ def assert_honest(found):
 
 
 def trial_of(bench, found, pickled, make):
-    """Run what a maker makes, and was described before, as a trial of micro-batches of 4."""
+    """Run a maker's Trainer, which was described before, as a trial of micro-batches of 4."""
     known = {name: getattr(found.own, name) for name in ("weights", "reorders", "pads", "has_rows", "normalizes")}
     code = pickled(make, bench.run_directory / "data").model_copy(update=known)
     fields = {"model": found.own.spec, "task": found.own.task, "global_batch_size": 8, "own_code": code}

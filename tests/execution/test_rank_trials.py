@@ -113,7 +113,6 @@ CASES = [(name, accumulation) for name in MODELS for accumulation in (1, 4)]
 
 @pytest.fixture(scope="module")
 def steps(bench):
-    """Loss and gradients of two ranks, by model and accumulation."""
     directory = bench.run_directory / "losses"
     directory.mkdir()
     (directory / CASES_FILE).write_text(json.dumps(CASES))

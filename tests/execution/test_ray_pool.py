@@ -70,7 +70,6 @@ def cluster(machines, tmp_path_factory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def make_pool(cluster, tmp_path):
-    """Return a function that makes a pool whose trials are run by a maker of `ray_makers`."""
     made = []
 
     def make(maker: str) -> RayPool:

@@ -42,7 +42,6 @@ def launcher_pid(bench) -> int:
 
 
 def assert_goes_on(bench) -> None:
-    """The next trial runs."""
     assert bench.misbehave("refuse").outcome.cause == "planted"
 
 
@@ -149,7 +148,7 @@ with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
 """
 
 
-def test_what_a_killed_search_left_running_is_ended_by_the_next(own_bench):
+def test_a_search_ends_processes_that_a_killed_one_left_running(own_bench):
     run = own_bench.run_directory
     request = own_bench.request(workload=misbehaviour("hang_with_children"))
     (run / "asked.json").write_text(request.model_dump_json())
@@ -203,7 +202,7 @@ def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own
     assert (own_bench.run_directory / "builds.txt").read_text() == "killed\nbuilt\n"
 
 
-def test_what_comes_before_the_first_trial_is_ended_when_the_time_is_up_and_trials_have_their_own(own_bench):
+def test_the_time_limit_ends_all_before_the_first_trial_and_trials_have_their_own(own_bench):
     own_bench.runner.start()
     own_bench.runner.ends_at = time.perf_counter() + 1.0
     own_bench.runner.ask("asked", "misbehaving:hang", own_bench.request(), timeout_s=3600)

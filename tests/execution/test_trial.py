@@ -78,7 +78,7 @@ QUIET = ("--output_dir", "out", "--use_cpu", "True")
 
 
 def described(bench, code):
-    """Return what describing the code tells, and the workload that follows from it."""
+    """Return the description of the code, and the workload that follows from it."""
     workload = Workload(model=bench._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
     description = bench.runner.describe(DescribeRequest(workload=workload))
     found = description.own
@@ -197,7 +197,6 @@ def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can
 
 
 def streaming(samples):
-    """A script whose samples come as a stream of so many."""
     stream = f"""
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):

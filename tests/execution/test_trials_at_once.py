@@ -30,7 +30,6 @@ DIED = "the process that runs trials died with it"
 
 @pytest.fixture
 def pool(tmp_path, light_launchers) -> Iterator[LocalRunner]:
-    """Two places for trials that train nothing."""
     (tmp_path / "run").mkdir()
     with LocalRunner(tmp_path / "run", detect("cpu"), places=core_sets(2), entry="misbehaving:behave") as made:
         yield made
@@ -38,7 +37,7 @@ def pool(tmp_path, light_launchers) -> Iterator[LocalRunner]:
 
 @pytest.fixture
 def begin(pool):
-    """Return a function that begins trials which go wrong, and returns their requests."""
+    """Return a function that begins misbehaving trials, and returns their requests."""
     numbers = itertools.count()
 
     def begun(*names: str, timeout_s: float = 600) -> list[TrialRequest]:
@@ -57,7 +56,6 @@ def running(run: Path) -> list[int]:
 
 
 def process_of(run: Path, request: TrialRequest) -> int:
-    """Return the trial's process, once it runs."""
     return json.loads(wait_for(trial_directory(run, request.number) / "process.json"))["pid"]
 
 

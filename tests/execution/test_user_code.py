@@ -75,7 +75,7 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
     assert TrainingArguments("out", use_cpu=True).per_device_train_batch_size == 8
 
 
-def test_what_code_sets_after_its_arguments_were_made_is_laid_over_again_when_it_makes_its_trainer():
+def test_arguments_that_code_sets_later_are_laid_over_again_when_it_makes_its_trainer():
     with overlay(per_device_train_batch_size=4, bf16=False):
         args = Eager("out", use_cpu=True)
         args.gradient_accumulation_steps = 3
@@ -205,7 +205,7 @@ def test_a_model_of_which_code_makes_several_trainers_is_fitted_once_and_not_in_
     assert sum("lora_A" in name for name, _ in again.named_parameters()) == 2 * 7
 
 
-def test_what_the_code_decides_stays(llama):
+def test_held_knobs_stay(llama):
     held = {name: Held(value=None, reason="its own") for name in ("precision", "attn_implementation")}
     own = CODE.model_copy(update={"held": held, "normalizes": False})
     made = fit(llama, own, precision="pure_bf16", attn_implementation="eager")
@@ -232,7 +232,7 @@ def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_w
     assert fit(llama).is_gradient_checkpointing  # of a code of which that isn't known
 
 
-def test_what_an_adapter_can_not_say_is_not_traced(llama):
+def test_a_model_whose_adapter_json_can_not_hold_is_not_traced(llama):
     config = AdaLoraConfig(init_r=6, target_r=4, total_step=100, target_modules="all-linear")
     without_defaults = get_peft_model(LlamaForCausalLM(llama.config), config)
     assert user_code.adapter(without_defaults) is None
