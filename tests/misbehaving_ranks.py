@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from misbehaving import FOR_EVER_S, complete
@@ -40,48 +41,36 @@ def fail(directory: Path, status: TrialStatus = TrialStatus.OUT_OF_MEMORY, cause
     write_value(Failure(status=status, cause=cause), directory / outcome_file(own_rank().number))
 
 
-def rank_1_fails_and_rank_0_waits_for_it(directory: Path) -> None:
-    fail(directory) if own_rank().number == 1 else wait_for_ever()
+def fail_and_stay(directory: Path) -> None:
+    fail(directory)
+    wait_for_ever(directory)
 
 
-def rank_1_fails_and_does_not_end(directory: Path) -> None:
-    if own_rank().number == 1:
-        fail(directory)
-    wait_for_ever()
-
-
-def rank_1_fails_and_rank_0_loses_its_peer(directory: Path) -> None:
+def lose_its_peer(directory: Path) -> None:
     """As gloo has it: the other end of the connection is closed when rank 1 ends."""
-    if own_rank().number == 1:
-        fail(directory)
-        return
     while not (directory / outcome_file(1)).exists():
         time.sleep(0.01)
     fail(directory, TrialStatus.CRASHED, "RuntimeError: [../pair.cc:547] Connection closed by peer [127.0.0.1]:3158")
 
 
-def rank_1_is_killed_and_rank_0_waits_for_it(directory: Path) -> None:
-    if own_rank().number == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    wait_for_ever()
-
-
-def rank_1_ends_without_a_word(directory: Path) -> None:
-    if own_rank().number == 1:
-        os._exit(0)
-    wait_for_ever()
-
-
-def rank_1_sleeps(directory: Path) -> None:
-    sleep_in_a_corner() if own_rank().number == 1 else wait_for_ever()
-
-
-def wait_for_ever() -> None:
+def wait_for_ever(directory: Path) -> None:
     time.sleep(FOR_EVER_S)
 
 
-def sleep_in_a_corner() -> None:
+def sleep_in_a_corner(directory: Path) -> None:
     time.sleep(FOR_EVER_S)
+
+
+def _of_ranks(*programs: Callable[[Path], None]) -> Callable[[Path], None]:
+    return lambda directory: programs[own_rank().number](directory)
+
+
+rank_1_fails_and_rank_0_waits_for_it = _of_ranks(wait_for_ever, fail)
+rank_1_fails_and_does_not_end = _of_ranks(wait_for_ever, fail_and_stay)
+rank_1_fails_and_rank_0_loses_its_peer = _of_ranks(lose_its_peer, fail)
+rank_1_is_killed_and_rank_0_waits_for_it = _of_ranks(wait_for_ever, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+rank_1_ends_without_a_word = _of_ranks(wait_for_ever, lambda _: os._exit(0))
+rank_1_sleeps = _of_ranks(wait_for_ever, sleep_in_a_corner)
 
 
 def plan(run_directory: Path, rank: int, what: str) -> None:

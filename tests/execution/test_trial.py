@@ -119,12 +119,11 @@ def llama(bench, folder):
     return described(bench, code)
 
 
-def test_a_module_of_ones_own_is_described_by_what_it_is(net):
+def test_a_module_of_ones_own_is_described(net):
     description, _ = net
     found, facts = description.own, description.facts
-    assert (found.task, found.spec.name, found.not_predicted) == (
-        Task.OWN, "Net", "Net is no model of transformers with a head that is known",
-    )  # fmt: skip
+    assert (found.task, found.spec.name) == (Task.OWN, "Net")
+    assert found.not_predicted == "Net is no model of transformers with a head that is known"
     assert facts.parameters == 16 * 32 + 32 + 32 * 4 + 4
     assert (facts.batch_coupled, facts.split_changes) == (None, None)
     assert {"adapter", "attn_implementation", "quantization"} <= found.held.keys()
@@ -245,24 +244,17 @@ def test_a_script_that_does_not_get_to_train_is_refused_with_what_it_did(bench, 
 
 @pytest.mark.slow
 def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
-    own = SCRIPT.replace(
-        "class NetTrainer(Trainer):",
-        "class NetTrainer(Trainer):\n"
-        "    def get_train_dataloader(self):\n"
-        "        loader = torch.utils.data.DataLoader(self.train_dataset, batch_size=5)\n"
-        "        return self.accelerator.prepare(loader)\n",
-    )
+    loader = "self.accelerator.prepare(torch.utils.data.DataLoader(self.train_dataset, batch_size=5))"
+    head = "class NetTrainer(Trainer):\n"
+    own = SCRIPT.replace(head, f"{head}    def get_train_dataloader(self):\n        return {loader}\n\n")
     with pytest.raises(InputError, match="get_train_dataloader makes batches of 5, whatever per_device"):
         described(bench, script(tmp_path, own, *QUIET))
 
 
 def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path):
     """A function of one's own that the Trainer trusts to divide by the labels of the step, and that doesn't."""
-    own = LLAMA_SCRIPT.replace(
-        "trainer = Trainer(",
-        "def mean(outputs, labels, num_items_in_batch=None):\n    return outputs.logits.float().square().mean()\n\n\n"
-        "trainer = Trainer(\n    compute_loss_func=mean,",
-    )
+    mean = "lambda outputs, labels, num_items_in_batch=None: outputs.logits.float().square().mean()"
+    own = LLAMA_SCRIPT.replace("trainer = Trainer(", f"trainer = Trainer(\n    compute_loss_func={mean},")
     description, _ = described(bench, script(tmp_path, own, *QUIET))
     assert "in 1 micro-batch of 4 and" in description.facts.split_changes
     assert description.facts.split_changes in " ".join(description.notes)
@@ -271,11 +263,8 @@ def test_a_loss_that_the_split_changes_is_measured_in_the_script(bench, tmp_path
 
 @pytest.mark.slow
 def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path):
-    own = SCRIPT.replace(
-        "trainer = NetTrainer(model=Net(), args=args,",
-        "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-        "trainer = NetTrainer(model=net, args=args, optimizers=(optimizer, None),",
-    )
+    made = "trainer = NetTrainer(model=net, args=args, optimizers=(torch.optim.SGD(net.parameters(), lr=0.1), None),"
+    own = SCRIPT.replace("trainer = NetTrainer(model=Net(), args=args,", f"net = Net()\n{made}")
     description, workload = described(bench, script(tmp_path, own, *QUIET))
     assert description.own.held["optim"] == "your code hands the Trainer an optimizer"
     workload = holding(workload, {"optim": Held(value="adamw_torch", reason="its own")})
