@@ -229,30 +229,31 @@ def test_a_process_that_begins_with_tf32_as_images_of_vendors_have_it_is_the_bas
             assert measured(bench, {"tf32": baseline.tf32, **config}).effects["tf32"] == "tf32"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, tmp_path):
+    """It asks by torch's older interface, which raises after the newer was used alone."""
+    knobs = [
         {"precision": "bf16", "torch_compile_mode": "max-autotune"},
         {"precision": "pure_bf16", "torch_compile_mode": "max-autotune-no-cudagraphs"},
         {"precision": "fp32", "torch_compile_mode": "max-autotune"},
         {"precision": "fp32", "torch_compile_mode": "max-autotune", "tf32": True},
         {"precision": "fp16", "torch_compile_mode": "max-autotune"},
-    ],
-    ids=str,
-)
-def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, config, tmp_path):
-    """It asks by torch's older interface, which raises after the newer was used alone."""
-    request, hardware = cuda.request(config={**INDUCTOR, **config}), detect("cuda:0")
-    tuned = plan(request.config, request.workload, hardware).tuned
+    ]
+    requests, hardware = [cuda.request(config={**INDUCTOR, **each}) for each in knobs], detect("cuda:0")
     code = f"""
+import os
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainingArguments
-Trainer(torch.nn.Linear(2, 2), TrainingArguments({str(tmp_path)!r}, **{tuned!r}))
-torch.get_float32_matmul_precision()
-print(torch.backends.cuda.matmul.fp32_precision == "tf32")
+for tuned in {[plan(request.config, request.workload, hardware).tuned for request in requests]!r}:
+    if (child := os.fork()) == 0:  # the precision is a process's
+        Trainer(torch.nn.Linear(2, 2), TrainingArguments({str(tmp_path)!r}, **tuned))
+        torch.get_float32_matmul_precision()
+        print(torch.backends.cuda.matmul.fp32_precision == "tf32", flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
-    assert printed("-c", code)[-1] == str(effective_tf32(request.config, hardware))
+    seen = [line for line in printed("-c", code, PYTORCH_NVML_BASED_CUDA_CHECK="1") if line in ("True", "False")]
+    assert seen == [str(effective_tf32(request.config, hardware)) for request in requests]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_another_process_takes_its_part_of_the_cores():
     seen = HostWatch()
     try:
         seen.begin()
-        time.sleep(3.0)
+        time.sleep(2.0)
     finally:
         os.kill(int(started.stdout), signal.SIGKILL)
     assert seen.conditions().others_share >= 0.5 / len(os.sched_getaffinity(0))
