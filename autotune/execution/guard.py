@@ -50,10 +50,6 @@ from autotune.values.trial import Memory, worst_memory
 # loads more is over the budget until the cap is set again.
 _RESERVE_BYTES = 64 << 20
 
-# The rest grows by less from one look to the next, paged states aside: by kernels of a step, channels of NCCL. More is
-# another process's, where the driver doesn't tell processes apart.
-_MOST_GROWTH_BYTES = 512 << 20
-
 
 def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
     return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
@@ -273,7 +269,8 @@ class CudaGuard(MemoryGuard):
         if self._used_before is None or (now := cuda_used_bytes(self._device)) is None:
             return None
         rest = max(0, now - self._used_before - reserved - paged)
-        if (seen := self._seen_rest) is not None and not self._entered_rest <= rest <= seen + _MOST_GROWTH_BYTES:
+        # From one look to the next it grows by kernels of a step and channels of NCCL: more is another process's.
+        if (seen := self._seen_rest) is not None and not self._entered_rest <= rest <= seen + (512 << 20):
             rest = seen  # others have taken or given back memory
         self._seen_rest = rest
         return rest + paged

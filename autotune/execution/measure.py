@@ -46,14 +46,6 @@ EXTRA_DISCARDED_STEPS = 1000
 
 _ENOUGH = 3  # measured steps from which on a race can be lost, and beyond which the first is left out
 
-# Measured steps at the least, beside a least time: hyperfine has ten runs and 3 s, NVBench ten samples and 0.5 s, of
-# kernels and commands that are shorter than a step.
-_LEAST_STEPS = 5
-
-# Steps that are left out because they compile: torch compiles a function anew eight times (`recompile_limit`), and
-# records a graph in the step after. A training that compiles more often is measured with it.
-_MOST_COMPILING_STEPS = 16
-
 
 class Compilations:
     """Tells whether torch has compiled something, or recorded a CUDA graph, since the last call.
@@ -150,7 +142,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if not self._really_stepped:
             was_skipped = getattr(optimizer, "step_was_skipped", False) or _loss_scale(optimizer) < self._scale
             self._really_stepped = not was_skipped
-        compiles = self.has_compiled() and self._compiling_steps < _MOST_COMPILING_STEPS
+        # Torch compiles a function anew eight times (`recompile_limit`), and records a graph in the step after. A
+        # training that compiles more often is measured with it.
+        compiles = self.has_compiled() and self._compiling_steps < 16
         self._compiling_steps += compiles
         since, self._ended_at = self._ended_at, time.perf_counter()
         if not self._measured_from:
@@ -256,9 +250,10 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         times, now = self.step_times_s(), time.perf_counter()
         took_s = now - self._measured_from
         look_s = (self._next_look - ran) * took_s / ran  # until the next look
-        # Short steps that happen to agree, or are all of one moment, are not enough, however many they are.
+        # Some short steps may agree by chance, or be all of one moment. Hyperfine has ten runs and 3 s at the least,
+        # NVBench ten samples and 0.5 s, of commands and kernels that are shorter than a step.
         counted_s = sum(self.clock.seconds(marks[0], marks[-1]) for marks in self._counted())
-        has_least = count >= min(_LEAST_STEPS, most) and counted_s >= self.limits.least_time_s
+        has_least = count >= min(5, most) and counted_s >= self.limits.least_time_s
         is_known = count >= most or relative_half_width(times) <= self.limits.relative_interval
         is_late = took_s >= self.limits.measure_time_s or now + look_s > self.ends_at
         can_lose = count >= _ENOUGH and counted_s >= self.limits.least_time_s / 4
