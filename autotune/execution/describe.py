@@ -1,4 +1,4 @@
-"""Finds out, in a child process, what the search must know of what is trained: facts of the model, lengths of the data.
+"""Finds out, in a child process, what a search must know of a training: facts of the model, lengths of the data.
 
 A named model is built on the meta device, so nothing is allocated, and real data are tokenized once for all trials. A
 user's own code runs until it trains; then its Trainer, model, data and arguments are looked at, which of them can be

@@ -63,7 +63,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = kwargs["model"]
         self._count(torch.cuda, "empty_cache")
-        if self._config.torch_compile_backend is not None:  # hooks would change what is compiled
+        if self._config.torch_compile_backend is not None:  # hooks would change the compiled graphs
             return
         attention, switch = functional.scaled_dot_product_attention, PreTrainedModel._set_gradient_checkpointing
 
@@ -126,7 +126,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return f"weights {_names(weights)}, layer outputs {outputs or ('autocast on' if autocasts else 'as weights')}"
 
     def _tf32(self) -> str:
-        if not self._hardware.has_tf32:  # what is set for others has no effect
+        if not self._hardware.has_tf32:  # on others the setting has no effect
             return "none"
         actual, expected = str(torch.backends.cuda.matmul.fp32_precision), effective_tf32(self._config, self._hardware)
         _require((actual == "tf32") == expected, f"tf32 should be {expected}, but matrix products in fp32 are {actual}")
@@ -292,7 +292,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         wrapper = getattr(self._trainer.model_wrapped, "_orig_mod", self._trainer.model_wrapped)
         if spread.tensor_parallel > 1:
             _same("tensor parallel", spread.tensor_parallel, getattr(self._model, "_tp_size", None))
-            _check_shards(self._model, max(2, spread.data_parallel))  # what the plan doesn't name stays whole
+            _check_shards(self._model, max(2, spread.data_parallel))  # parts that the plan doesn't name stay whole
             beside = f", FSDP2 over {spread.data_parallel}" if spread.data_parallel > 1 else ""
             return f"tensor parallel {spread.tensor_parallel}{beside}"
         if spread.sharding in ZERO_STAGES:

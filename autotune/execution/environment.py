@@ -81,7 +81,7 @@ def launcher_environment(
         # would map and clear each batch of images anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
-    # The parent's own module path in its order: neither more (the present directory) nor less than what it imports.
+    # The parent's own module path in its order, without the present directory.
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
     chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])
@@ -262,7 +262,7 @@ def meet(device: str, *, timeout_s: float) -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     kept = None if listener is None else int(listener)
     store = TCPStore(address, port, rank.of, rank.number == 0, limit, wait_for_workers=False, master_listen_fd=kept)
-    # Nothing touches the device here: the memory guard has to see what its context takes.
+    # Nothing touches the device here: the memory guard has to see the memory of its context.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
     init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
 

@@ -214,7 +214,7 @@ class _Step:  # of a loop, as it was seen
     rows: Counter[bytes] = dataclasses.field(default_factory=Counter)  # that models were given, by their first values
     gradients: list[Gradient] = dataclasses.field(default_factory=list)  # of each optimizer of torch's that stepped
     weights: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the first ones of each of its parameters
-    is_short: bool = False  # some of the weights, or of what is computed, have less than 32 bits
+    is_short: bool = False  # some weights or products have less than 32 bits
 
     @property
     def gradient(self) -> Gradient:

@@ -85,7 +85,7 @@ class MemoryGuard(contextlib.AbstractContextManager["MemoryGuard"]):
         return False
 
     def step_ended(self) -> None:
-        """Adapt the limit, after each step before the measured ones, to what that has loaded."""
+        """Adapt the limit, after each step before the measured ones, to the kernels that it has loaded."""
 
     def relax(self) -> None:
         """Check the peak, take it as final, and cost no time from now on that the user's training wouldn't take."""
@@ -227,7 +227,7 @@ class CudaGuard(MemoryGuard):
     def step_ended(self) -> None:
         self._capped_rest = self._rest() or 0
         cap = self._cap(self._budget_bytes - self._capped_rest)
-        if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment, by what the step itself has loaded
+        if self._cuda.max_memory_reserved(self._device) > cap:  # for a moment: the step itself has loaded kernels
             # These samples may not come again: their allocations have to fit, and with the cache they fill the cap.
             allocated = self._cuda.max_memory_allocated(self._device)
             if allocated > cap:

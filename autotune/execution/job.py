@@ -174,7 +174,9 @@ class Jobs:
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
         meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
         if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-            meeting = socket.create_server((environment.ADDRESS, 0), backlog=1024)  # who comes before the first's store
+            meeting = socket.create_server(
+                (environment.ADDRESS, 0), backlog=1024
+            )  # of ranks that come before the first one's store
         with meeting as listener:
             members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
             for place, (directory, number) in enumerate(members):
@@ -209,7 +211,7 @@ class Jobs:
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
-            # Only what is the launcher's own: libraries have open files too, the NVIDIA driver's among them.
+            # The launcher's own alone: libraries have open files too, the NVIDIA driver's among them.
             self._selector.close()
             others = (process.output for running in self._running for process in running.processes)
             for descriptor in (null, output, self._parent.fileno(), self._exits, self._wake, *others):
@@ -235,7 +237,7 @@ class Jobs:
             code = 1
         sys.stdout.flush()
         sys.stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # what libraries printed without Python
+        ctypes.CDLL(None).fflush(None)  # prints of libraries past Python
         os._exit(code)
 
     def _end(self, running: _Running, timed_out: bool) -> None:
@@ -249,7 +251,7 @@ class Jobs:
         others = {process.pid for other in self._running for process in other.processes}
         statuses, unkillable = end_below(pids, spare=others, limit_s=END_LIMIT_S)
         for process in running.processes:
-            while process.log.copy_from(process.output):  # what is left in the pipe: all writers are gone
+            while process.log.copy_from(process.output):  # the rest in the pipe: all writers are gone
                 continue
             process.log.close()
             with contextlib.suppress(KeyError):

@@ -90,7 +90,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     retries: Callable[[], int | None] = lambda: None  # how often so far the allocator has run short; None: uncounted
     agree: Callable[[bool], bool] = environment.agree  # this rank's decision to that of all, which stop together
     turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
-    added_s: float = 0.0  # to the time of each step, for what was computed of its samples before training
+    added_s: float = 0.0  # to the time of each step, for work on its samples before training
     is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, and counts
     has_compiled: Callable[[], bool] = lambda: False  # whether something was compiled in the step that ends
     ranks: bool = False  # there are several, which exchange their gradients in the last micro-step
@@ -238,7 +238,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def _is_enough(self) -> bool:
         """Look, at growing distances, whether the interval is tight, the race is lost or a limit is reached."""
-        # When to look follows from counts, the same for all ranks; on what is then seen they have to agree.
+        # The next look follows from counts, the same for all ranks; on the result they have to agree.
         ran, count, most = len(self._records), len(self._counted()), self.limits.measure_steps
         if count >= most and not self.limits.least_time_s:
             return True

@@ -199,7 +199,7 @@ class LocalRunner(Runner):
                 by_another = self._is_by_mps and outcome.status is TrialStatus.CRASHED and _may_be_the_devices(outcome)
                 if outcome.device_failed or by_another:
                     again = "the device had failed" + ", or another process that shares it by MPS" * self._is_by_mps
-                # Others held what was free when the search began, so it tells nothing of memory.
+                # Others held memory that was free when the search began: it isn't the configuration's.
                 elif outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
                     again = "other processes held memory of the device that the budget counts on"
                     outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
@@ -209,7 +209,7 @@ class LocalRunner(Runner):
         for request, directory, outcome in zip(running.requests, running.job.directories, outcomes, strict=True):
             shutil.rmtree(directory / "trainer", ignore_errors=True)
             results.append(TrialResult(request=request, outcome=outcome, **common))
-            if not fault or outcome.kind == "measurement":  # what failed with the device will run again
+            if not fault or outcome.kind == "measurement":  # a trial that failed with the device will run again
                 write_value(results[-1], directory / "result.json")
         if fault:
             raise self._gone(running.where, fault)

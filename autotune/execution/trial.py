@@ -72,7 +72,7 @@ class Trial:
         self.max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
         on_cpu, ends_at, ranks = request.device == "cpu", math.inf, own_rank().is_launched
         if task is None:
-            # The longest samples, where they differ, are no part of what is timed.
+            # The longest samples, where they differ, aren't timed.
             differ = request.workload.lengths is not None or request.workload.dataset is not None
             least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
             limits = limits.model_copy(update={"discarded_steps": least})
