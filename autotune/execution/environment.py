@@ -81,7 +81,7 @@ def launcher_environment(
         # would map and clear each batch of images anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
-    # The parent's own module path in its order, without the present directory.
+    # The parent's own module path, in its order.
     chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
     chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])

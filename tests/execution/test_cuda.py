@@ -1,13 +1,13 @@
 """Trials on a CUDA device, or the stand-in for one: forked, capped, measured, and gone without a trace."""
 
 import importlib.util
-import json
 import statistics
 from typing import Any
 
 import benches
 import pytest
 from benches import Bench
+from conftest import TINY_LLAMA, write_model
 from factories import make_facts
 from own_trainings import SCRIPT, script
 from running import printed
@@ -31,8 +31,9 @@ needs_bitsandbytes = pytest.mark.skipif(
 )
 
 
-def measured(bench: Bench, config: dict[str, Any], **limits: Any) -> Measurement:
-    return bench.measured(config=config, limits={"memory_bytes": 4 * GIB, "timeout_s": 200, **limits})
+def measured(bench: Bench, config: dict[str, Any], *, workload: Any = None, **limits: Any) -> Measurement:
+    limits = {"memory_bytes": 4 * GIB, "timeout_s": 200, **limits}
+    return bench.measured(config=config, workload=workload, limits=limits)
 
 
 EAGER, INDUCTOR = {"torch_compile_backend": "aot_eager"}, {"torch_compile_backend": "inductor"}
@@ -102,14 +103,12 @@ def test_trials_are_forked_and_see_one_device_and_its_memory_in_full(cuda):
 
 
 @needs_bitsandbytes
-def test_paged_states_count_although_the_driver_names_no_process_for_them(tiny_llama, tmp_path):
-    wide = {**json.loads((tiny_llama / "config.json").read_text()), "vocab_size": 60_000}
-    (tmp_path / "config.json").write_text(json.dumps(wide))
-    with (bench := Bench(resolve(str(tmp_path)), tmp_path / "run", device="cuda:0")).runner:
-        usual, paged = (measured(bench, {"optim": optim}).memory for optim in ("adamw_bnb_8bit", "paged_adamw_8bit"))
-    more = (paged.device_bytes - paged.reserved_bytes) - (usual.device_bytes - usual.reserved_bytes)
+def test_paged_states_count_although_the_driver_names_no_process_for_them(cuda, tmp_path):
+    wide = {"model": resolve(str(write_model(tmp_path, {**TINY_LLAMA, "vocab_size": 60_000})))}
+    found = (measured(cuda, {"optim": name}, workload=wide).memory for name in ("adamw_bnb_8bit", "paged_adamw_8bit"))
+    usual, paged = (memory.device_bytes - memory.reserved_bytes for memory in found)
     # Two states each: of the embedding in 32 bits, of the head in 8; the matrices of layers are too small to be paged.
-    assert more >= 2 * (4 + 1) * 60_000 * wide["hidden_size"]
+    assert paged - usual >= 2 * (4 + 1) * 60_000 * TINY_LLAMA["hidden_size"]
 
 
 def test_trials_in_turn_are_measured_beside_each_other_and_each_has_its_own_memory(cuda):

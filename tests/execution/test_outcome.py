@@ -1,7 +1,5 @@
 """How a trial ended, by the files of its process or its ranks: outcomes, errors, logs."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

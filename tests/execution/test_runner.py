@@ -1,19 +1,19 @@
 """Whatever a trial does, the runner gives back a result, and the next trial runs."""
 
+import importlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import benches
 import psutil
 import pytest
-from benches import Bench, is_running, left_behind, misbehaviour
+from benches import is_running, left_behind, misbehaviour
 from factories import ScriptedRunner, make_request, make_workload
 from misbehaving import MISBEHAVIOURS
 from running import process, wait_for
@@ -21,7 +21,7 @@ from running import process, wait_for
 from autotune.errors import InfrastructureError
 from autotune.execution import runner as runner_module
 from autotune.execution.job import marked
-from autotune.execution.launch import MARK_FILE
+from autotune.execution.launch import MARK_FILE, import_failure
 from autotune.execution.places import check_disk
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
@@ -164,23 +164,27 @@ def test_a_search_ends_processes_that_a_killed_one_left_running(own_bench):
     assert marked_by(own_bench) == []
 
 
-def test_a_launcher_that_cannot_import_a_library_says_which_with_the_remedy(model, tmp_path, monkeypatch):
-    """transformers says of torchvision that 'get_reporting_integration_callbacks' could not be imported."""
-    error = "operator torchvision::nms does not exist"
+def test_a_library_that_cannot_be_imported_is_told_with_the_remedy(tmp_path, monkeypatch):
+    """transformers says of a broken torchvision that 'get_reporting_integration_callbacks' could not be imported."""
+    said = "operator torchvision::nms does not exist"
+    about = "Metadata-Version: 2.1\nName: planted_vision\nVersion: 0.1\n"
     files = {
-        "torchvision/__init__.py": f"raise RuntimeError('{error}')",
-        "torchvision-0.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n",
-        "broken/transformers.py": "raise ImportError('transformers is broken here')",
+        "planted_vision/__init__.py": f"raise RuntimeError({said!r})",
+        "planted_vision-0.1.dist-info/METADATA": about,
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    torchvision = f"torchvision 0.1 can't be imported: RuntimeError: {error}; install the"
-    transformers = "did not start: ImportError: transformers is broken here"
-    for number, (folder, said) in enumerate([(tmp_path, torchvision), (tmp_path / "broken", transformers)]):
-        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-        with pytest.raises(InfrastructureError, match=said):
-            Bench(model, tmp_path / f"run-{number}").run()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError) as raised:
+        importlib.import_module("planted_vision")
+    shown = ImportError("cannot import name 'get_reporting_integration_callbacks'")
+    shown.__cause__ = raised.value
+    told = f"planted_vision 0.1 can't be imported: RuntimeError: {said}; install the build of it for torch "
+    assert import_failure(shown).startswith(told)
+    with pytest.raises(ImportError) as raised:
+        exec("raise ImportError('transformers is broken here')", {"__name__": "transformers.trainer"})
+    assert import_failure(raised.value) == "ImportError: transformers is broken here"
 
 
 def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tmp_path, monkeypatch):
@@ -261,9 +265,11 @@ def test_one_place_runs_a_trial_while_it_is_waited_for(tmp_path):
     assert runner.free() == 1
 
 
-def test_a_child_that_cannot_be_forked_says_why(tmp_path, monkeypatch):
-    failing = "import os; os.fork = lambda: os.stat('/dev/null/x'); "
-    monkeypatch.setattr("benches.LIGHT", failing + benches.LIGHT)
+def test_a_launcher_that_can_not_start_or_fork_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)
-    with LocalRunner(tmp_path, detect("cpu")) as runner, pytest.raises(InfrastructureError, match="NotADirectoryError"):
-        runner.describe(DescribeRequest(workload=make_workload()))
+    forkless = f"import os; os.fork = lambda: os.stat('/dev/null/x'); {benches.LIGHT}"
+    broken = benches.LIGHT.replace("True", "1 / 0")
+    for code, said in ((broken, "did not start: ZeroDivisionError"), (forkless, "NotADirectoryError")):
+        monkeypatch.setattr("benches.LIGHT", code)
+        with LocalRunner(tmp_path, detect("cpu")) as runner, pytest.raises(InfrastructureError, match=said):
+            runner.describe(DescribeRequest(workload=make_workload()))
