@@ -116,7 +116,7 @@ def test_a_mixed_fleet_is_searched_on_the_kind_with_most_places_and_the_rest_is_
 @pytest.mark.parametrize(
     "asked",
     [{"kind": "a100"}, {"kind": "NVIDIA A"}, {"kind": kind_of(A)}, {"planned": A}],
-    ids=str,
+    ids=["part", "beginning", "digest", "planned"],
 )
 def test_a_kind_is_asked_for_by_part_of_its_name_by_its_digest_or_by_the_search_that_goes_on(ray, asked):
     ray.add("1", A, gpus=1)
