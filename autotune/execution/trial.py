@@ -60,7 +60,7 @@ class Trial:
     def __init__(
         self, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
     ) -> None:
-        self.request, self.directory, self.stopwatch, self.guard = request, directory, stopwatch, guard
+        self.request, self.stopwatch, self.guard = request, stopwatch, guard
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
         config, limits, task = request.config, request.limits, request.task
@@ -70,6 +70,12 @@ class Trial:
         # Short steps may need as many for the least measuring time as `Budget.when_in_turn` allows.
         measured = max(limits.measure_steps, 4000 if limits.least_time_s else 0)
         self.max_steps = limits.discarded_steps + EXTRA_DISCARDED_STEPS + measured + _SCALER_STEPS
+        self.arguments = {
+            "output_dir": str(directory / "trainer"),
+            "gradient_accumulation_steps": request.accumulation_steps,
+            "max_steps": self.max_steps,
+            **arguments_of(task),
+        }
         on_cpu, ends_at, ranks = request.device == "cpu", math.inf, own_rank().is_launched
         if task is None:
             # The longest samples, where they differ, aren't timed.
@@ -205,8 +211,8 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
         remove_unused_locks()
         if trial.device == "cpu" and own_rank().is_launched:  # TrainingArguments leaves it out, and ZeRO-3 asks for it
             importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
-    # The order of the samples was made beforehand, for its sampler: see `batches`.
-    arguments = {**mapping.tuned, **mapping.harness, **_of_trial(trial)}
+    # The data come in the order of the configuration's sampler already (`training.dataset.row_order`).
+    arguments = {**mapping.tuned, **mapping.harness, **trial.arguments}
     if not config.is_balanced:
         arguments["train_sampling_strategy"] = "sequential"
     workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
@@ -268,15 +274,6 @@ class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
         return sampler
 
 
-def _of_trial(trial: Trial) -> dict[str, Any]:
-    return {
-        "output_dir": str(trial.directory / "trainer"),
-        "gradient_accumulation_steps": trial.request.accumulation_steps,
-        "max_steps": trial.max_steps,
-        **arguments_of(trial.request.task),
-    }
-
-
 def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int) -> tuple[Any, Any]:
     """Return so many samples, the longest of the first `longest_first` first, and what makes batches of them."""
     workload, directory = trial.request.workload, trial.data_directory
@@ -292,7 +289,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
     request, hardware = trial.request, detect(trial.device)
     mapping = plan(request.config, request.workload, hardware)
     probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
-    of_trial = {n: v for n, v in _of_trial(trial).items() if n != "seed"}  # which is set once the code's model is made
+    of_trial = {n: v for n, v in trial.arguments.items() if n != "seed"}  # which is set once the code's model is made
     wanted = {**laid_over(mapping, request.workload), **of_trial, "dataloader_drop_last": True}
     if code.reorders:
         wanted["train_sampling_strategy"] = "sequential"
