@@ -44,9 +44,9 @@ class AttentionCall(NamedTuple):
 
 
 def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "efficient", "math"]:
-    query, key, value = call.query, call.key, call.value
+    query, key, value = call[:3]
     width, half = query.shape[-1], query.dtype in _HALF
-    trained = any(t.requires_grad for t in (query, key, value))
+    trained = any(t.requires_grad for t in call[:3])
     too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or call.dropout > 0)
     if (
         generation != "turing"
@@ -65,14 +65,19 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
         and query.shape[1] == key.shape[1] == value.shape[1]
         and width == key.shape[-1]
         and width % alignment == value.shape[-1] % alignment == 0
-        and all(t.stride(-1) == 1 for t in (query, key, value))
+        and all(t.stride(-1) == 1 for t in call[:3])
         and (call.mask is None or call.mask.stride(-1) == 1)
     )
     return "efficient" if is_efficient else "math"
 
 
-def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -> torch.Tensor:
-    """Return an output of the kernel that torch takes, without computing it; the recorder writes it down."""
+def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None) -> torch.Tensor:
+    """Return an output of the kernel that torch takes, without computing it; the recorder writes it down.
+
+    `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position.
+    """
+    if generation is None:
+        return _fused(recorder, "fused", *call[:4], call.causal)
     mask = call.mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
@@ -82,18 +87,13 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation) -
     if kernel == "math":
         return _math(call)
     if kernel == "flash":
-        return flash(recorder, call.query, call.key, call.value, causal=call.causal)
+        return flash(recorder, *call[:3], causal=call.causal)
     if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
         if any(stride % 8 for stride in mask.stride()[:-1]):
             last = mask.shape[-1]
             mask = pad(mask, (0, 8 - last % 8))[..., :last]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    return _fused(recorder, "efficient", call.query, call.key, call.value, mask, call.causal, generation)
-
-
-def on_cpu(recorder: Recorder, call: AttentionCall) -> torch.Tensor:
-    """Return an output of the CPU's kernel, laid out by position."""
-    return _fused(recorder, "fused", *call[:4], call.causal)
+    return _fused(recorder, "efficient", *call[:3], mask, call.causal, generation)
 
 
 def _fused(
@@ -115,7 +115,7 @@ def flash(
 
 def _math(call: AttentionCall) -> torch.Tensor:
     """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
-    query, key, value, mask = call.query, call.key, call.value, call.mask
+    query, key, value, mask = call[:4]
     given = query.dtype
     if given in _HALF:
         query, key, value = query.float(), key.float(), value.float()

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from autotune.cost import meta
-from autotune.cost.attention import AttentionCall, attention, on_cpu
+from autotune.cost.attention import AttentionCall, attention
 from autotune.cost.family import Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax
 from autotune.cost.tape import Recorder
@@ -159,7 +159,7 @@ class Semantics(TorchFunctionMode):
         widths = {tensor.shape[-1] for tensor in call[:3]}  # DeepSeek's values are narrower
         if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad) or len(widths) > 1:
             return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp
-        return on_cpu(self._recorder, call)
+        return attention(self._recorder, call, None)
 
     def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's own attention, a function in Python, operator by operator: a mode is off inside what it runs."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.cost.attention import AttentionCall, attention, chosen, on_cpu
+from autotune.cost.attention import AttentionCall, attention, chosen
 from autotune.cost.family import generation_of
 from autotune.cost.profile import ACTIVATION, CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder, Tape
@@ -30,7 +30,7 @@ def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor
 def tape_of(what: AttentionCall, generation="ampere") -> Tape:
     recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
     with recorder:
-        result = on_cpu(recorder, what) if generation is None else attention(recorder, what, generation)
+        result = attention(recorder, what, generation)
         recorder.end_of_forward()
         result.backward(torch.empty_like(result))
         del result
@@ -67,36 +67,31 @@ def test_the_kernel_that_torch_takes(capability, what, kernel):
     assert chosen(asked(**what), generation_of(capability)) == kernel
 
 
-def test_attention_on_the_cpu_keeps_its_output_and_a_number_for_each_row():
-    tape = tape_of(asked(), None)
-    assert tape.live[tape.forward_end, ACTIVATION] == 2 * ELEMENTS + 4 * BATCH * HEADS * LENGTH
-    assert tape.flops[tape.kinds == CONTRACTION].sum() == tape.flops.sum() > 0
-
-
-@pytest.mark.parametrize("what", [{}, {"dtype": torch.float32}, {"mask": mask()}])
-def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what):
+@pytest.mark.parametrize(
+    ("what", "generation"),
+    [({}, None), *((what, "ampere") for what in ({}, {"dtype": torch.float32}, {"mask": mask()}))],
+)
+def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what, generation):
     call = asked(**what)
-    tape = tape_of(call)
+    tape = tape_of(call, generation)
     numbers = 0 if call.mask is None else call.mask.numel() * 2  # booleans become numbers
     element = call.query.element_size()
     assert tape.live[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
 
 
 def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
-    whole, causal = (tape_of(asked(causal=causal)) for causal in (False, True))
+    whole, causal, on_cpu = tape_of(asked()), tape_of(asked(causal=True)), tape_of(asked(), None)
     product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
     assert whole.flops[whole.kinds == FUSED_ATTENTION].tolist() == [2 * product, 5 * product]
+    assert on_cpu.flops[on_cpu.kinds == CONTRACTION].tolist() == [2 * product, 5 * product]
     assert causal.flops.sum() == whole.flops.sum() / 2
 
 
-def test_flash_takes_the_querys_gradient_in_fp32():
+def test_flash_takes_the_querys_gradient_in_fp32_and_those_of_all_heads_before_grouped_ones():
     """Beside output, its gradient and those of query, key and value, 2 bytes each."""
     rows = 2 * 4 * BATCH * HEADS * LENGTH  # log-sum-exp, and what the softmax needs
-    assert during_backward(tape_of(asked())) == 4 * ELEMENTS + 5 * 2 * ELEMENTS + rows
-
-
-def test_flash_makes_gradients_of_grouped_keys_and_values_beside_those_of_all_heads():
-    grouped, equal = during_backward(tape_of(asked(key_heads=1))), during_backward(tape_of(asked()))
+    grouped, equal = (during_backward(tape_of(asked(key_heads=heads))) for heads in (1, HEADS))
+    assert equal == 4 * ELEMENTS + 5 * 2 * ELEMENTS + rows
     assert grouped - equal == 2 * 2 * ELEMENTS / HEADS
 
 
@@ -130,23 +125,21 @@ def test_a_mask_whose_rows_are_no_multiple_of_eight_is_copied():
     assert kept(508) - kept(512) > 0.9 * 2 * BATCH * 508 * 512
 
 
-def test_math_attention_of_16_bits_keeps_scores_of_32():
-    tape = tape_of(asked(mask=mask(), key_heads=1))
-    assert tape.attention == ("math",)
-    assert tape.live[tape.forward_end, ACTIVATION] > 4 * SCORES
+def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place():
+    half, causal = tape_of(asked(mask=mask(), key_heads=1)), tape_of(asked(torch.float32, key_heads=1, causal=True))
+    assert half.attention == causal.attention == ("math",)
+    assert half.live[half.forward_end, ACTIVATION] > 4 * SCORES
+    assert causal.live[: causal.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
 
 
-def test_math_attention_adds_its_mask_in_place():
-    tape = tape_of(asked(torch.float32, key_heads=1, causal=True))
-    assert tape.live[: tape.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
-
-
+@pytest.mark.parametrize("width", [60, WIDTH])  # filled up to a multiple of eight
 @pytest.mark.parametrize("key_heads", [1, 2, HEADS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gradients_have_the_shapes_of_what_they_are_of(dtype, key_heads):
-    call = asked(dtype, key_heads=key_heads)
+def test_outputs_and_gradients_have_the_shapes_of_what_they_are_of(dtype, key_heads, width):
+    call = asked(dtype, key_heads=key_heads, width=width)
     output = attention(Recorder([]), call, "ampere")
     output.backward(torch.empty_like(output))
+    assert output.shape == call.query.shape
     assert [t.grad.shape for t in call[:3]] == [t.shape for t in call[:3]]
 
 
@@ -159,8 +152,3 @@ def test_flash_lays_its_output_and_gradients_out_as_its_inputs_and_the_efficient
         output = attention(Recorder([]), AttentionCall(query, key, value), "ampere")
         gradients = torch.autograd.grad(output, (query, key), torch.empty_like(output))
         assert [t.transpose(1, 2).is_contiguous() for t in (output, *gradients)] == [is_merged, is_merged, True]
-
-
-def test_heads_are_filled_up_to_a_multiple_of_eight():
-    output = attention(Recorder([]), asked(width=60), "ampere")
-    assert output.shape[-1] == 60

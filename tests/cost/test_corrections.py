@@ -79,11 +79,6 @@ def test_three_measurements_bring_the_error_of_a_fourth_under_1_percent():
     assert abs(after - fourth.memory["device"]) < 1.96 * deviation
 
 
-def test_quantities_are_corrected_apart():
-    learned = corrections(observation(ratio=1.5))
-    assert learned.memory("allocated", memory_features(parts(), 0.0))[0] == pytest.approx(1.0)
-
-
 def test_a_small_run_says_less_than_a_large_one():
     """What a process takes beside its training differs from run to run."""
     features = memory_features(parts(), 0.0)
@@ -113,37 +108,26 @@ def test_the_first_measurement_moves_everything():
     assert seconds(learned, precision="bf16", checkpointing="full") > 1.35
 
 
-def test_later_ones_tell_knobs_apart():
-    fast, slow = make_config(), make_config(checkpointing="full")
-    seen = [observation(key=str(i), time_features=time_features(c), log_time=math.log(f)) for i, (c, f) in
-            enumerate([(fast, 1.0), (slow, 1.5)] * 3)]  # fmt: skip
-    learned = corrections(*seen)
-    assert seconds(learned) == pytest.approx(1.0, rel=0.03)
-    assert seconds(learned, checkpointing="full") == pytest.approx(1.5, rel=0.03)
-    assert seconds(learned, checkpointing="full", micro_batch=16) > 1.3 * seconds(learned, micro_batch=16)
-
-
-def test_a_trial_that_is_observed_again_counts_once():
+def test_a_trial_that_is_observed_again_counts_once_and_for_the_quantity_that_was_measured_alone():
     again = corrections(observation(ratio=1.3)).with_observations(observation(ratio=1.1))
     assert [o.memory["device"] for o in again.observations] == [1.1]
     features = memory_features(parts(), 0.0)
     assert again.memory("device", features) == corrections(observation(ratio=1.1)).memory("device", features)
-
-
-PRIORS = {"a": (1.0, 0.5), "b": (2.0, 0.1)}
+    assert again.memory("allocated", features)[0] == pytest.approx(1.0)
 
 
 def test_coefficients_go_from_their_priors_to_the_truth():
-    mean, covariance = regression(PRIORS, [], [], [])
+    priors = {"a": (1.0, 0.5), "b": (2.0, 0.1)}
+    mean, covariance = regression(priors, [], [], [])
     assert mean == pytest.approx([1.0, 2.0])
     assert np.diag(covariance) == pytest.approx([0.5**2, 0.1**2])
     random = np.random.default_rng(0)
     rows = [{"a": a, "b": b} for a, b in random.uniform(0, 1, (200, 2))]
     values = [-3.0 * row["a"] + 2.5 * row["b"] + random.normal(0, 0.1) for row in rows]
-    mean, covariance = regression(PRIORS, rows, values, [0.1] * 200)
+    mean, covariance = regression(priors, rows, values, [0.1] * 200)
     assert mean == pytest.approx([-3.0, 2.5], abs=0.1)
     assert covariance[0, 0] < 0.06**2
-    mean, covariance = regression(PRIORS, [{"a": 1.0}], [9.0], [0.1])
+    mean, covariance = regression(priors, [{"a": 1.0}], [9.0], [0.1])
     assert (mean[1], covariance[1, 1]) == pytest.approx((2.0, 0.1**2))  # was never observed
 
 
@@ -161,29 +145,24 @@ def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
 
 
 def test_each_training_on_several_devices_is_unsure_by_itself():
-    trial = Observation(key="a", memory_features={}, memory={}, time_features=SEVERAL, log_time=0.2)
+    alone = {"all": 1.0, "samples": 0.5}
+    several = {**alone, "several": 1.0}
+    trial = Observation(key="a", memory_features={}, memory={}, time_features=several, log_time=0.2)
     known = Corrections([trial], FRAMEWORK, TimeSpread(0.03, 0.25, 0.18, 0.27))
-    deviations = [known.log_time([features])[1][0] for features in (SEVERAL, ALONE)]
-    assert deviations[0] > 0.27
-    assert deviations[1] < 0.27
-
-
-ALONE = {"all": 1.0, "samples": 0.5}
-SEVERAL = {**ALONE, "several": 1.0}
+    deviations = [known.log_time([features])[1][0] for features in (alone, several)]
+    assert deviations[0] < 0.27 < deviations[1]
 
 
 # The process over configurations
-
-KNOB_PRIORS = {"all": 0.35, "samples": 0.25, "precision": 0.25}
 
 
 def features(micro_batch: int = 8, **config):
     return time_features(make_config(micro_batch, **config))
 
 
-def process(seen: list[tuple[dict, float]] = [], *, surprising: tuple[str, ...] = ("precision",)) -> Process:  # noqa: B006
-    rows, values = [f for f, _ in seen], [v for _, v in seen]
-    return Process(KNOB_PRIORS, 0.15, frozenset(surprising), rows, values)
+def process(*seen: tuple[dict, float]) -> Process:
+    priors = {"all": 0.35, "samples": 0.25, "precision": 0.25}
+    return Process(priors, 0.15, frozenset({"precision"}), [f for f, _ in seen], [v for _, v in seen])
 
 
 def mean(known: Process, row) -> float:
@@ -202,7 +181,7 @@ def test_before_anything_is_seen_the_mean_is_nought_and_the_deviation_that_of_th
 
 
 def test_what_was_seen_moves_near_ones_more_than_far_ones():
-    known = process([(features(8), 0.5)])
+    known = process((features(8), 0.5))
     near, farther, far = features(4), features(1), features(1, optim="sgd", checkpointing="full")
     assert 0.5 > mean(known, features(8)) > mean(known, near) > mean(known, farther) > mean(known, far) > 0.2
     assert deviation(known, features(8)) < deviation(known, near) < deviation(known, far)
@@ -212,7 +191,7 @@ def test_two_knobs_together_can_be_what_neither_is_alone():
     """Slow only where small micro-batches are checkpointed: no sum over knobs says that."""
     grid = [(size, kind) for size in (1, 2, 8, 16) for kind in ("none", "full")]
     slow = {(1, "full"): 0.6, (2, "full"): 0.6}
-    known = process([(features(s, checkpointing=k), slow.get((s, k), 0.0)) for s, k in grid] * 2)
+    known = process(*[(features(s, checkpointing=k), slow.get((s, k), 0.0)) for s, k in grid] * 2)
     for size, kind in grid:
         assert mean(known, features(size, checkpointing=kind)) == pytest.approx(slow.get((size, kind), 0.0), abs=0.1)
     assert mean(known, features(4, checkpointing="full")) > mean(known, features(4)) + 0.1
@@ -220,29 +199,30 @@ def test_two_knobs_together_can_be_what_neither_is_alone():
 
 def test_noise_is_learned_from_neighbours_that_disagree():
     generator = np.random.default_rng(0)
-    sizes = [1, 2, 4, 8, 16] * 4
-    quiet = process([(features(s), 0.01 * float(e)) for s, e in zip(sizes, generator.normal(size=20), strict=True)])
-    loud = process([(features(s), 0.2 * float(e)) for s, e in zip(sizes, generator.normal(size=20), strict=True)])
+    quiet, loud = (
+        process(*((features(s), noise * float(generator.normal())) for s in [1, 2, 4, 8, 16] * 4))
+        for noise in (0.01, 0.2)
+    )
     assert quiet.noise < 0.05 < 0.1 < loud.noise
 
 
 def test_few_observations_leave_open_how_large_noise_is():
     """Four that agree don't say that the fifth will: it may lie outside of what the likeliest sizes alone expect."""
-    few = process([(features(s), 0.0) for s in (1, 2, 4, 8)])
-    many = process([(features(s), 0.0) for s in (1, 2, 4, 8)] * 8)
+    four = [(features(s), 0.0) for s in (1, 2, 4, 8)]
+    few, many = process(*four), process(*four * 8)
     assert few.noise > 1.5 * many.noise
     assert deviation(few, features(16, optim="sgd")) > deviation(many, features(16, optim="sgd"))
 
 
 def test_a_precision_that_is_emulated_is_believed_at_once_and_only_that():
-    known = process([(features(8), 0.0), (features(8, precision="bf16"), math.log(10))])
+    known = process((features(8), 0.0), (features(8, precision="bf16"), math.log(10)))
     assert mean(known, features(8, precision="bf16", optim="sgd")) > math.log(5)
     assert abs(mean(known, features(8, optim="sgd"))) < 0.1
     assert deviation(known, features(8, optim="sgd")) < 0.35
 
 
 def test_a_configuration_does_not_differ_from_itself():
-    known = process([(features(8), 0.3), (features(4), 0.2)])
+    known = process((features(8), 0.3), (features(4), 0.2))
     difference, unsure = known.predict([features(8)], features(8))
     assert difference[0] == pytest.approx(0.0)
     assert unsure[0] == pytest.approx(0.0, abs=1e-5)

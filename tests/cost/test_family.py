@@ -1,7 +1,7 @@
 """What decides which operators run: configurations of one family differ in nothing but sizes and the optimizer."""
 
 import pytest
-from factories import make_config, make_gpu, make_hardware, make_workload
+from factories import make_config, make_gpu, make_workload
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.sharding import buckets_of
@@ -32,34 +32,25 @@ def test_precision_and_who_shards_decide_the_types(precision, sharding, dtype, a
     assert (family.dtype, family.autocast) == (dtype, autocast)
 
 
-def test_only_degrees_that_split_the_model_make_another_family():
-    alone, spread = (
-        family_of(make_config(parallelism=Parallelism(**fields)), make_gpu())
-        for fields in ({}, {"world_size": 8, "sharding": "fsdp_full"})
-    )
-    assert alone == spread
-    shared = Parallelism(world_size=8, sharding="zero_3", sequence_parallel=4)
-    assert family_of(make_config(parallelism=shared), make_gpu()).sequence_parallel == 4
-    split = Parallelism(world_size=8, tensor_parallel=2)
-    assert family_of(make_config(parallelism=split), make_gpu()).tensor_parallel == 2
+SHARDED, SPLIT = Parallelism(world_size=8, sharding="fsdp_full"), Parallelism(world_size=8, tensor_parallel=2)
+SHARED = Parallelism(world_size=8, sharding="zero_3", sequence_parallel=4)
+LORA = LoraAdapter(rank=4)
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_another"),
+    ("fields", "changes"),
     [
-        ({"micro_batch": 1}, False), ({"optim": "adafactor"}, False), ({"tf32": True}, False),
-        ({"dataloader_num_workers": 2}, False), ({"checkpointing": "full"}, True),
-        ({"attn_implementation": "eager"}, True), ({"adapter": LoraAdapter(rank=4)}, True),
+        ({"micro_batch": 1, "optim": "adafactor", "tf32": True, "dataloader_num_workers": 2}, {}),
+        ({"checkpointing": "full"}, {"checkpointing": "full"}),
+        ({"attn_implementation": "eager"}, {"attn_implementation": "eager"}), ({"adapter": LORA}, {"adapter": LORA}),
+        ({"parallelism": SHARDED}, {}), ({"parallelism": SHARED}, {"sequence_parallel": 4}),
+        ({"parallelism": SPLIT}, {"tensor_parallel": 2, "clones_outputs": True}),
     ],
+    ids=range(7),
 )  # fmt: skip
-def test_what_runs_the_same_operators_is_one_family(fields, is_another):
-    assert (family_of(make_config(**fields), make_gpu()) != family_of(make_config(), make_gpu())) == is_another
-
-
-def test_devices_and_ranks_of_adapters_make_families():
-    assert [family_of(make_config(), device).device for device in (make_hardware(), make_gpu())] == ["cpu", "cuda"]
-    small, large = (family_of(make_config(adapter=LoraAdapter(rank=r)), make_gpu()) for r in (4, 8))
-    assert small != large
+def test_a_family_is_of_the_knobs_that_change_operators(fields, changes):
+    usual = family_of(make_config(), make_gpu())
+    assert family_of(make_config(**fields), make_gpu()) == usual.model_copy(update=changes)
 
 
 def test_inputs_are_those_of_the_workload_and_of_real_data_those_of_the_longest_sample():

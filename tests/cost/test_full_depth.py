@@ -1,5 +1,6 @@
 """A model that is traced with few layers, and their trace repeated, equals the same model traced whole."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -25,61 +26,36 @@ CASES = [
     ("bert", "checkpointing"),
 ]
 SIZES = (1, 3, 8, 100)
-
-
 BY_DEFAULT = {("t5", "plain"), ("mixtral", "plain"), ("llama", "adapter")}
-PARAMS = [pytest.param(c, id=", ".join(c), marks=[] if c in BY_DEFAULT else [pytest.mark.slow]) for c in CASES]
 
 
-@pytest.fixture(params=PARAMS)
-def both(request, profile_of):
-    """The extended profile and the whole one."""
-    model, way = request.param
-    return profile_of(model, **WAYS[way]), profile_of(model, whole=True, **WAYS[way])
-
-
-@pytest.mark.parametrize("accumulated", [False, True])
-def test_the_peak_is_the_same(both, accumulated):
-    extended, whole = ([components(p, "sgd", size, 1 + accumulated).allocated for size in SIZES] for p in both)
-    assert extended == pytest.approx(whole, rel=1e-9)
-
-
-def test_the_parameters_are_the_same(both):
-    extended, whole = both
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow) for case in CASES],
+)
+def test_a_trace_of_few_layers_that_are_repeated_is_that_of_all_layers(profile_of, model, way):
+    extended, whole = (profile_of(model, whole=all_layers, **WAYS[way]) for all_layers in (False, True))
     assert extended.made == whole.made
     assert Counter(extended.parameters) == Counter(whole.parameters)
-    assert extended.buffers_bytes == whole.buffers_bytes
-
-
-def test_as_many_storages_are_made_and_freed(both):
-    extended, whole = ([p.storages, *([p.evaluation.storages] if p.evaluation else [])] for p in both)
-    for one, other in zip(extended, whole, strict=True):
-        assert len(one.rows) == len(other.rows)
-        assert (one.forward_end, one.workspaces) == (other.forward_end, other.workspaces)
-        for size in SIZES:
-            assert most(one, size) == pytest.approx(most(other, size), rel=1e-9)
-
-
-def test_the_work_is_the_same(both):
-    extended, whole = both
-    for kind in range(4):
-        for half in (False, True):
-            assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
-    assert extended.needed_flops == whole.needed_flops
+    assert (extended.buffers_bytes, extended.needed_flops) == (whole.buffers_bytes, whole.needed_flops)
+    for size, accumulation in itertools.product(SIZES, (1, 2)):
+        peaks = [components(one, "sgd", size, accumulation).allocated for one in (extended, whole)]
+        assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
+    for kind, half in itertools.product(range(4), (False, True)):
+        assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
+    passes = ([one.storages, *([one.evaluation.storages] if one.evaluation else [])] for one in (extended, whole))
+    for found, expected in zip(*passes, strict=True):
+        assert len(found.rows) == len(expected.rows)
+        assert (found.forward_end, found.workspaces) == (expected.forward_end, expected.workspaces)
+        most = [(one.alive[:, :3].sum(axis=1) @ [np.ones(4), SIZES]).max(axis=0) for one in (found, expected)]
+        assert most[0] == pytest.approx(most[1], rel=1e-9)
 
 
 def totals(profile, kind: int, half: bool) -> list[float]:
     """Operators, their FLOPs and their bytes, of three samples."""
     chosen = [w for w in profile.work if (w.kind, w.half) == (kind, half)]
-    return [
-        sum(w.count for w in chosen),
-        sum(w.count * w.flops.at(3) for w in chosen),
-        sum(w.count * w.moved_bytes.at(3) for w in chosen),
-    ]
-
-
-def most(storages, size: int) -> float:
-    return (storages.alive[:, :3].sum(axis=1) @ [1, size]).max()
+    figures = [(1, w.flops.at(3), w.moved_bytes.at(3)) for w in chosen]
+    return [sum(w.count * f for w, f in zip(chosen, column, strict=True)) for column in zip(*figures, strict=True)]
 
 
 # By hand
@@ -159,10 +135,6 @@ def three_layers(*storages: tuple[int, int, int], times: int = 2):
     return storages_of(one(names, *storages, forward_end=45), [short], [times])
 
 
-def rows_of(storages) -> list[list[float]]:
-    return sorted(storages.rows[:, :3].tolist())
-
-
 # Of five layers 10 to 59 are forward and 70 to 119 backward.
 REPEATED = {
     "what a layer keeps is kept by each and freed in the opposite order": (
@@ -178,14 +150,10 @@ REPEATED = {
     "what all keep until the end of the forward pass, as casts of weights, ends there": (
         [(15, 41, 1), (25, 41, 1), (35, 41, 1)], [[15, 61], [25, 61], [35, 61], [45, 61], [55, 61]]
     ),
+    "what surrounds the layers is there once": ([(0, 85, 1), (42, 51, 1)], [[0, 125], [62, 71]]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("made", "repeated"), REPEATED.values(), ids=list(REPEATED))
 def test_storages_of_a_layer_are_repeated(made, repeated):
-    assert rows_of(three_layers(*made)) == [[*row, 1] for row in repeated]
-
-
-def test_what_surrounds_the_layers_is_there_once():
-    once = three_layers((0, 85, 1), (42, 51, 2))
-    assert rows_of(once) == [[0, 125, 1], [62, 71, 2]]
+    assert sorted(three_layers(*made).rows[:, :3].tolist()) == [[*row, 1] for row in repeated]

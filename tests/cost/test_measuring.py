@@ -25,6 +25,12 @@ from autotune.values.model import Task
 CPU = torch.device("cpu")
 KNOWN = Timings(operator_s=1e-6, micro_step_s=1e-3)
 
+
+def asked(*calls: str, **fields) -> OperatorRequest:
+    defaults = {"device": "cpu", "limit_s": 60, "most_bytes": 1e9, "known": KNOWN}
+    return OperatorRequest(calls=calls, **{**defaults, **fields})
+
+
 # Prints the pages that one run of an operator of 4 MiB touched for the first time, in the middle of being measured.
 NEW_PAGES = """
 import ctypes, pathlib, resource, sys
@@ -66,16 +72,14 @@ def test_a_call_is_run_again_with_tensors_of_its_sizes_strides_and_types():
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_every_operator_of_a_small_model_can_be_measured(spec_of, attention):
     traced = profile(spec_of("llama"), make_family(attn_implementation=attention), Shape(task=Task.CAUSAL_LM, length=8))
-    calls = tuple({at(work.call, 1) for work in traced.work if work.kind != VIEW})
-    request = OperatorRequest(device="cpu", calls=calls, limit_s=60, most_bytes=1e9, known=KNOWN)
-    assert timings_of(request).operators.keys() == set(calls)
+    calls = {at(work.call, 1) for work in traced.work if work.kind != VIEW}
+    assert timings_of(asked(*calls)).operators.keys() == calls
 
 
 def test_operators_run_with_the_memory_that_others_have_freed_as_in_a_training(tmp_path):
     """A trial on a CPU starts with each block mapped anew, so that its memory can be read, and ends that in time."""
     call = written("aten.neg.default", (torch.zeros(1 << 20),), {})
-    request = OperatorRequest(device="cpu", calls=(call,), limit_s=60, most_bytes=1e9, known=KNOWN)
-    (tmp_path / "request.json").write_text(request.model_dump_json())
+    (tmp_path / "request.json").write_text(asked(call).model_dump_json())
     found = subprocess.run(
         [sys.executable, "-c", NEW_PAGES, tmp_path],
         env={**os.environ, MMAP_THRESHOLD: OWN_MMAP_THRESHOLD}, capture_output=True, text=True, check=True,
@@ -83,39 +87,28 @@ def test_operators_run_with_the_memory_that_others_have_freed_as_in_a_training(t
     assert int(found.stdout) < 10, "of 1,024 pages"
 
 
-def test_what_has_too_many_bytes_is_left_out():
+def test_an_operator_that_has_too_many_bytes_is_left_out():
     call = written("aten.neg.default", (torch.zeros(1000),), {})
-    request = OperatorRequest(device="cpu", calls=(call,), limit_s=60, most_bytes=1000, known=KNOWN)
-    assert timings_of(request).operators == {}
+    assert timings_of(asked(call, most_bytes=1000)).operators == {}
 
 
 def test_optimizers_clipping_and_adding_are_measured_by_parameter():
     group = make_group(8, 8)
-    request = OperatorRequest(
-        device="cpu", calls=(), parameters=(group,), optimizers=("sgd", "adafactor"), limit_s=60, most_bytes=1e9,
-        known=KNOWN,
-    )  # fmt: skip
-    whats = ("sgd", "adafactor", CLIPPING, ADDING)
-    assert timings_of(request).optimizers.keys() == {parameter_key(what, group) for what in whats}
+    found = timings_of(asked(parameters=(group,), optimizers=("sgd", "adafactor"))).optimizers
+    assert found.keys() == {parameter_key(what, group) for what in ("sgd", "adafactor", CLIPPING, ADDING)}
 
 
 def test_what_a_training_takes_beside_its_operators_is_measured_once():
-    request = OperatorRequest(device="cpu", calls=(), limit_s=60, most_bytes=1e9)
-    found = timings_of(request)
+    found = timings_of(asked(known=None))
     assert min(found.operator_s, found.micro_step_s) >= 0
-    assert timings_of(request.model_copy(update={"known": KNOWN})) == KNOWN
+    assert timings_of(asked()) == KNOWN
 
 
-@pytest.fixture(params=["highest", "high"])
-def began_with(request):
-    torch.set_float32_matmul_precision(request.param)
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
+@pytest.mark.parametrize("began_with", ["highest", "high"])
 @pytest.mark.parametrize(("arithmetic", "products"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
-@pytest.mark.usefixtures("began_with")
-def test_products_are_those_of_the_arithmetic_that_is_measured(monkeypatch, arithmetic, products):
+def test_products_are_those_of_the_arithmetic_that_is_measured(monkeypatch, request, began_with, arithmetic, products):
+    torch.set_float32_matmul_precision(began_with)
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
     seen = []
 
     def blocks(work):

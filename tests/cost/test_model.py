@@ -72,37 +72,31 @@ def test_many_at_once_are_predicted_as_each_alone(model):
         assert getattr(together, name).tolist() == pytest.approx([getattr(one, name)[0] for one in alone])
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_an_estimate_is_the_prediction_in_detail(model, config):
-    estimate, predicted = model.estimate(config), model.predict([config])
-    assert estimate.samples_per_second == predicted.samples_per_second[0]
-    assert estimate.step_time_s == pytest.approx(16 / estimate.samples_per_second)
-    assert estimate.memory.device_peak_bytes == pytest.approx(predicted.needed_bytes[0], abs=1)
-    assert estimate.tokens_per_second == pytest.approx(128 * estimate.samples_per_second)
+def test_an_estimate_is_the_prediction_in_detail(model):
+    for config in CONFIGS:
+        estimate, predicted = model.estimate(config), model.predict([config])
+        assert estimate.samples_per_second == predicted.samples_per_second[0]
+        assert estimate.step_time_s == pytest.approx(16 / estimate.samples_per_second)
+        assert estimate.memory.device_peak_bytes == pytest.approx(predicted.needed_bytes[0], abs=1)
+        assert estimate.tokens_per_second == pytest.approx(128 * estimate.samples_per_second)
 
 
 def test_on_a_gpu_the_allocators_leftovers_and_the_context_come_on_top(on_gpu):
     config = make_config(8)
     memory = on_gpu.estimate(config).memory
-    profile = on_gpu.profile(config)
-    unused = held_bytes(profile, config.optim, 8, accumulated=True).unused
+    unused = held_bytes(on_gpu.profile(config), config.optim, 8, accumulated=True).unused
     assert memory.reserved_peak_bytes == pytest.approx(memory.allocated_peak_bytes + unused, abs=2)
     assert memory.framework_bytes == round(framework_bytes(make_gpu())[0])
     assert memory.device_peak_bytes == pytest.approx(memory.reserved_peak_bytes + memory.framework_bytes, rel=1e-3)
 
 
-def test_without_a_global_batch_a_step_is_one_micro_batch():
-    free = make_model(workload=make_workload(global_batch_size=None))
-    small, large = (free.estimate(make_config(size)) for size in (2, 4))
-    assert small.flops_per_step == 2 * 10 * MB
-    assert large.flops_per_step == 4 * 10 * MB
-
-
 def test_utilisation_is_needed_work_over_the_peak():
-    rates = make_rates(peak_flops={"fp32": 2e8})
-    estimate = make_model(rates=rates).estimate(make_config(16, optim="sgd"))
-    assert estimate.flops_per_step == 16 * 10 * MB
-    assert estimate.mfu == pytest.approx(16 * 10 * MB / estimate.step_time_s / 2e8)
+    rates, free = make_rates(peak_flops={"fp32": 2e8}), make_workload(global_batch_size=None)
+    whole, one_micro_batch = (
+        make_model(rates=rates, **given).estimate(make_config(4)) for given in ({}, {"workload": free})
+    )
+    assert (whole.flops_per_step, one_micro_batch.flops_per_step) == (16 * 10 * MB, 4 * 10 * MB)
+    assert whole.mfu == pytest.approx(16 * 10 * MB / whole.step_time_s / 2e8)
     assert make_model().estimate(make_config()).mfu is None
 
 
@@ -130,14 +124,13 @@ def test_a_compiled_model_may_fit_in_half_of_what_is_predicted_but_in_no_less(on
 def test_what_a_compiler_saves_or_takes_says_nothing_of_models_as_written(on_gpu, factor):
     trial = compiled_trial(on_gpu, factor)
     learned = on_gpu.observe(trial)
-    plain = make_config(8)
-    before, after = (one.estimate(plain).memory.allocated_peak_bytes for one in (on_gpu, learned))
-    assert after == pytest.approx(before, rel=0.005)
+    (plain, before), (plain_after, after) = (
+        [one.estimate(config).memory.allocated_peak_bytes for config in (make_config(8), trial.request.config)]
+        for one in (on_gpu, learned)
+    )
+    assert plain_after == pytest.approx(plain, rel=0.005)
     measured = trial.measurement.memory.allocated_bytes
-    misses = [
-        abs(one.estimate(trial.request.config).memory.allocated_peak_bytes - measured) for one in (on_gpu, learned)
-    ]
-    assert misses[1] < 0.7 * misses[0]
+    assert abs(after - measured) < 0.7 * abs(before - measured)
 
 
 @pytest.mark.parametrize("factor", [0.3, 2.0])
@@ -173,17 +166,12 @@ def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
     even, uneven = (make_model([large_profile()], experts=experts) for experts in (0, 8))
     configs = [make_config(size) for size in (1, 2, 4, 8)]
     peaks = even.predict(configs).needed_bytes
-    learned = [
-        make_result(c, make_measurement(memory=Memory(resident_bytes=round(p))))
-        for c, p in zip(configs, peaks, strict=True)
-    ]
+    memories = [Memory(resident_bytes=round(peak)) for peak in peaks]
+    learned = [make_result(c, make_measurement(memory=m)) for c, m in zip(configs, memories, strict=True)]
     sure, unsure = (m.observe(*learned).predict(configs[2:3]) for m in (even, uneven))
     assert unsure.needed_bytes == sure.needed_bytes
-    assert (
-        Z * sure.needed_deviation[0]
-        < 0.03 * sure.needed_bytes[0]
-        == pytest.approx(Z * unsure.needed_deviation[0], rel=0.01)
-    )
+    margin = 0.03 * sure.needed_bytes[0]
+    assert Z * sure.needed_deviation[0] < margin == pytest.approx(Z * unsure.needed_deviation[0], rel=0.01)
 
 
 # Real data
@@ -227,14 +215,10 @@ def test_a_measurement_moves_the_prediction_towards_it(model):
     assert interval[0].high / interval[0].low < interval[1].high / interval[1].low
 
 
-def test_observations_are_of_the_uncorrected_prediction(model):
+def test_observations_are_of_the_uncorrected_prediction_and_without_a_memory_of_the_time_alone(model):
     """Otherwise what is kept for the next search would depend on the order of trials."""
     result = measured(model, make_config(8), slower=2.0)
     assert model.observe(result).observation(result) == model.observation(result)
-
-
-def test_where_no_memory_is_known_the_time_alone_teaches(model):
-    result = measured(model, make_config(8), slower=2.0)
     unknown = result.outcome.model_copy(update={"memory": Memory()})
     found = model.observation(result.model_copy(update={"outcome": unknown}))
     assert found.memory == {}
@@ -247,15 +231,19 @@ def test_a_crash_and_running_out_of_memory_where_it_was_expected_teach_nothing()
     assert model.observe(make_result(make_config(), CRASHED), short) is model
 
 
-def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed():
+def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed_at_least_what_was_seen():
     model = make_model([large_profile()])
     config, other = make_config(4), make_config(4, optim="adamw_torch")
     budget = int(1.02 * model.predict([config]).needed_bytes[0])
-    learned = model.observe(make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget)))
+    short = make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget))
+    learned = model.observe(short)
     assert model.predict([config]).chance_to_fit(budget)[0] > 0.8
     assert learned.predict([config]).chance_to_fit(budget)[0] < 0.6
     assert learned.predict([other]).needed_bytes[0] > model.predict([other]).needed_bytes[0]
     assert math.isclose(learned.estimate(config).samples_per_second, model.estimate(config).samples_per_second)
+    memory = Memory(resident_bytes=int(1.1 * budget))
+    seen = model.observe(short.model_copy(update={"outcome": short.outcome.model_copy(update={"memory": memory})}))
+    assert seen.predict([config]).needed_bytes > 1.05 * learned.predict([config]).needed_bytes
 
 
 @pytest.mark.parametrize("spread", [{}, {"world_size": 2, "ddp_static_graph": True}])
@@ -267,18 +255,6 @@ def test_running_out_of_memory_never_teaches_that_less_is_needed(on_gpu, spread,
     learned = on_gpu.observe(make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget)))
     before, after = (model.predict([config]).needed_bytes[0] for model in (on_gpu, learned))
     assert before <= after <= max(before, 1.01 * budget + 2)
-
-
-def test_what_a_failure_saw_beyond_the_budget_is_what_was_needed_at_least():
-    model = make_model([large_profile()])
-    config = make_config(4)
-    budget = int(1.02 * model.predict([config]).needed_bytes[0])
-    short = make_result(config, OUT_OF_MEMORY, limits=make_limits(memory_bytes=budget))
-    memory = Memory(resident_bytes=int(1.1 * budget))
-    seen = short.model_copy(update={"outcome": short.outcome.model_copy(update={"memory": memory})})
-    assert (
-        model.observe(seen).predict([config]).needed_bytes > 1.05 * model.observe(short).predict([config]).needed_bytes
-    )
 
 
 def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, monkeypatch):
@@ -301,33 +277,21 @@ def test_a_sharded_configuration_is_predicted_like_any_other():
     model = make_model([make_profile(layer=(matrix,), parameters=(matrix,))])
     alone, sharded = (make_config(parallelism=p) for p in (Parallelism(), Parallelism(world_size=2, sharding="zero_3")))
     predicted = model.predict([alone, sharded])
-    for row, config in enumerate((alone, sharded)):
-        found = model.estimate(config)
-        assert found.samples_per_second == pytest.approx(predicted.samples_per_second[row])
+    found = [model.estimate(config) for config in (alone, sharded)]
+    assert [one.samples_per_second for one in found] == pytest.approx(predicted.samples_per_second.tolist())
     assert not np.isnan(predicted.needed_bytes).any()
-    memory = model.estimate(sharded).memory
-    assert memory.communication_bytes > 0
-    assert model.estimate(alone).memory.communication_bytes == 0
+    assert found[0].memory.communication_bytes == 0 < found[1].memory.communication_bytes
 
 
-def on_one_and_several(device):
-    """Profiles of a training on one device, and of DDP, which clones its outputs."""
-    return [make_profile(make_family(device=device, clones_outputs=clones)) for clones in (False, True)]
-
-
-def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch():
-    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
+def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch_and_holds_nccls_buffers():
+    ddp_clones_outputs = [make_profile(make_family(device="cuda", clones_outputs=clones)) for clones in (False, True)]
+    model = make_model(ddp_clones_outputs, hardware=make_gpu())
     configs = [make_config(2, parallelism=Parallelism(world_size=n)) for n in (1, 2, 4)]
     rates = model.predict(configs).samples_per_second
     assert rates[0] < rates[1] < rates[2] < 4 * rates[0]
     assert model.estimate(configs[2]).communication_s > 0
-
-
-def test_what_nccl_takes_is_counted_for_each_direction():
-    model = make_model(on_one_and_several("cuda"), hardware=make_gpu())
-    alone, spread = (make_config(parallelism=Parallelism(world_size=n)) for n in (1, 2))
-    more = model.estimate(spread).memory.framework_bytes - model.estimate(alone).memory.framework_bytes
-    assert more == pytest.approx(NCCL_BYTES, abs=1)
+    alone, *spread = (model.estimate(config).memory.framework_bytes for config in configs)
+    assert spread == pytest.approx([alone + NCCL_BYTES] * 2, abs=1)
 
 
 def test_offloaded_states_are_said_by_host_and_device():

@@ -18,9 +18,10 @@ from autotune.cost.reserve import held_bytes
 from autotune.cost.tape import Recorder
 from autotune.training.build import build_model
 from autotune.values.model import Task
+from autotune.values.techniques import LoraAdapter
 from autotune.values.workload import RECIPES
 
-LORA = {"kind": "lora", "rank": 4}
+LORA = LoraAdapter(rank=4)
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +37,22 @@ def traced(spec_of):
         shape = Shape(task=kind.task, length=64, recipe=name, completion=32)
         return profile(spec, family, shape, parameters=-1 if whole else None)
 
-    def made(name, *, whole=False, adapter=False, **fields):
-        lora = {"adapter": Family(device="cpu", dtype="float32", adapter=LORA).adapter} if adapter else {}
-        return of(name, whole, tuple({**fields, **lora}.items()))
-
-    return made
+    return lambda name, *, whole=False, **fields: of(name, whole, tuple(fields.items()))
 
 
 def peak(found, samples=8, accumulation=2):
     return components(found, "adamw_torch", samples, accumulation).allocated
 
 
-PLAIN, CHECKPOINTED, ADAPTER = {}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": True}
+PLAIN, CHECKPOINTED, ADAPTER = {}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": LORA}
 PAIRS = [("cpu", "dpo", CHECKPOINTED), ("cuda", "rloo", ADAPTER), ("cuda", "reward", PLAIN)]
-OTHERS = [case for case in product(("cpu", "cuda"), ("dpo", "reward", "rloo"), (PLAIN, CHECKPOINTED, ADAPTER))
-          if case not in PAIRS]  # fmt: skip
+CASES = product(("cpu", "cuda"), ("dpo", "reward", "rloo"), (PLAIN, CHECKPOINTED, ADAPTER))
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "fields"), [*PAIRS, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)], ids=str
+    ("device", "name", "fields"),
+    [pytest.param(*case, marks=() if case in PAIRS else pytest.mark.slow) for case in CASES],
+    ids=str,
 )
 def test_few_layers_give_what_the_whole_model_does(traced, device, name, fields):
     few, whole = (traced(name, whole=whole, device=device, **fields) for whole in (False, True))
@@ -71,10 +69,9 @@ def test_a_reference_is_a_second_copy_of_the_weights(traced):
     assert traced("dpo").gradients_bytes == traced("sft").gradients_bytes
 
 
-@pytest.mark.parametrize("fields", [{"adapter": True}, {"precompute_ref_log_probs": True}], ids=str)
-def test_no_copy_is_kept_of_an_adapters_base_or_of_a_reference_that_ran_before(traced, fields):
-    once = {k: v for k, v in fields.items() if k == "adapter"}
-    assert traced("dpo", **fields).weights_bytes == traced("sft", **once).weights_bytes
+def test_no_copy_is_kept_of_an_adapters_base_or_of_a_reference_that_ran_before(traced):
+    assert traced("dpo", adapter=LORA).weights_bytes == traced("sft", adapter=LORA).weights_bytes
+    assert traced("dpo", precompute_ref_log_probs=True).weights_bytes == traced("sft").weights_bytes
 
 
 def test_the_reference_takes_its_time_whenever_it_runs(traced):
@@ -128,7 +125,7 @@ ROWS, LENGTH = 4, 32
 
 
 def taped(model, head):
-    """Return the tape of a forward and backward pass of a model with a head, and the floating-point operations."""
+    """Return the tape of a forward and backward pass of a model with a head."""
     ids = torch.zeros((ROWS, LENGTH), dtype=torch.long, device=model.device)
     recorder = Recorder([*model.parameters(), *model.buffers(), ids])
     with recorder, head(recorder):
@@ -153,10 +150,8 @@ def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
         theirs.forward = lambda **given: {"loss": inner(**given, fused_lm_head=True).log_probs.sum()}
         yield
 
-    one = taped(
-        ours, lambda recorder: log_probs_head(ours, recorder, on_cuda=False, dtype=getattr(torch, dtype), scored=LENGTH)
-    )
-    other = taped(theirs, with_theirs)
+    how = {"on_cuda": False, "dtype": getattr(torch, dtype), "scored": LENGTH}
+    one, other = taped(ours, lambda recorder: log_probs_head(ours, recorder, **how)), taped(theirs, with_theirs)
     # A buffer of TRL's is 32,768 words wide whatever the vocabulary; pages that nothing is written to aren't there.
     unused = ROWS * (LENGTH - 1) * (32768 - 512) * (4 if dtype == "float32" else 2)
     assert one.live.sum(axis=1).max() == pytest.approx(other.live.sum(axis=1).max() - unused, rel=0.02)
@@ -168,10 +163,8 @@ def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
 def test_on_cuda_only_completions_are_scored_and_in_place(spec_of):
     def peak(scored):
         model = build_model(spec_of("llama"), Task.CAUSAL_LM, dtype="float32", device="meta")
-        tape = taped(
-            model, lambda recorder: log_probs_head(model, recorder, on_cuda=True, dtype=torch.float32, scored=scored)
-        )
-        return tape.live.sum(axis=1).max()
+        how = {"on_cuda": True, "dtype": torch.float32, "scored": scored}
+        return taped(model, lambda recorder: log_probs_head(model, recorder, **how)).live.sum(axis=1).max()
 
     tile = ROWS * 8 * 32768 * 4
     assert peak(16) - peak(8) == pytest.approx(tile, rel=0.05)

@@ -10,7 +10,7 @@ from profiles import make_family, make_group
 from transformers import BertConfig, BertForSequenceClassification
 
 from autotune.cost import profiler
-from autotune.cost.family import Family, Shape, shape_of
+from autotune.cost.family import Shape, shape_of
 from autotune.cost.memory import components
 from autotune.cost.profile import TRANSFER, layers_of
 from autotune.cost.profiler import profile
@@ -69,9 +69,7 @@ def test_every_head_is_traced_with_all_its_parameters(profile_of, facts_of, mode
 @pytest.mark.parametrize(("model", "extended"), [("wav2vec2", True), ("whisper", True), ("an odd layer", False)])
 def test_models_are_traced_without_values_from_few_layers_unless_these_do_not_repeat(profile_of, model, extended):
     """Of speech all layers count, whatever a step leaves out."""
-    traced = profile_of(model)
-    assert traced.traced_by == "meta"
-    assert is_extended(traced) == extended
+    assert is_extended(profile_of(model)) == extended
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
@@ -113,27 +111,22 @@ def test_needed_work_is_6_operations_a_parameter_and_token_and_that_of_attention
     assert traced.needed_flops.per_sample == (6 * used + layers * 7 * width * length) * length
 
 
-def test_pure_16_bits_halve_weights_and_gradients(profile_of):
-    full, half = profile_of("llama"), profile_of("llama", dtype="bfloat16")
+def test_pure_16_bits_halve_weights_and_gradients_and_autocast_only_runs_products_in_them(profile_of):
+    full, half, mixed = (profile_of("llama", **fields) for fields in ({}, {"dtype": "bfloat16"}, MIXED))
     assert half.gradients_bytes == full.gradients_bytes / 2
     assert half.weights_bytes == pytest.approx(full.weights_bytes / 2, rel=0.01)  # buffers stay in fp32
-
-
-def test_under_autocast_weights_stay_in_fp32_and_products_run_in_16_bits(profile_of):
-    mixed = profile_of("llama", **MIXED)
     assert {g.element_bytes for g in mixed.parameters} == {4.0}
     assert {w.half for w in mixed.work if w.flops.per_sample > 1e6} == {True}
 
 
-def test_a_change_is_made_before_the_trace(spec_of, facts_of):
+def test_a_change_is_made_before_the_trace(spec_of):
     def freeze(model):
         model.requires_grad_(False)
         model.get_output_embeddings().requires_grad_(True)
         return model
 
     shape = Shape(task=Task.CAUSAL_LM, length=8)
-    family = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
-    assert trained(profile(spec_of("llama"), family, shape, change=freeze)) == 512 * 64
+    assert trained(profile(spec_of("llama"), make_family(), shape, change=freeze)) == 512 * 64
 
 
 def test_each_trained_parameter_has_a_gradient_of_its_size(profile_of):
@@ -151,10 +144,9 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
         return step(*args)
 
     monkeypatch.setattr(profiler, "evaluation_step", counted)
-    spec, shape = resolve(str(tiny_llama)), Shape(task=Task.CAUSAL_LM, length=32)
-    known: profiler.Known = {}
+    spec, shape, known = resolve(str(tiny_llama)), Shape(task=Task.CAUSAL_LM, length=32), {}
     plain, full = (
-        profile(spec, Family(**MIXED, dtype="float32", checkpointing=c), shape, known=known) for c in ("none", "full")
+        profile(spec, make_family(**MIXED, checkpointing=kind), shape, known=known) for kind in ("none", "full")
     )
     assert full.evaluation == plain.evaluation
     assert full.evaluation is not None

@@ -1,8 +1,5 @@
 """Adapters and packed weights as traced: the sizes and the work of the real ones."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,8 +17,6 @@ from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.techniques import ADAPTERS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 LORA = ADAPTERS["lora"]()
 LENGTH = 64  # as `profile_of` traces
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -31,14 +26,10 @@ def moved(profile: Profile, kind: int) -> float:
     return sum(w.count * w.moved_bytes.at(8) for w in profile.work if w.kind == kind)
 
 
-_ADAPTERS = [
-    kind if kind in ("lora", "prefix") else pytest.param(kind, marks=pytest.mark.slow)
-    for kind in ADAPTERS
-    if kind != "bitfit"
-]
-
-
-@pytest.mark.parametrize("kind", _ADAPTERS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k in ("lora", "prefix") else pytest.mark.slow) for k in ADAPTERS if k != "bitfit"],
+)
 def test_every_kind_of_adapter_is_traced_and_trains_little(kind, profile_of, facts_of):
     traced = profile_of("llama", adapter=ADAPTERS[kind]())
     frozen = sum(g.count * g.elements for g in traced.parameters if not g.adapter)
@@ -71,25 +62,15 @@ def test_packed_weights_have_the_size_of_real_ones(name, quantization, profile_o
         spec_of(name), task, dtype="float32", attn_implementation=None, device="cpu", quantization=arguments
     )
     adapters = sum(g.count * g.elements * g.element_bytes for g in traced.parameters if g.adapter)
-    buffers = sum(b.numel() * b.element_size() for b in real.buffers())
-    weights = sum(p.numel() * p.element_size() for p in real.parameters())
-    assert traced.weights_bytes - adapters == weights + buffers + _packing_bytes(real)
+    kept = [*real.parameters(), *real.buffers()]
+    for _, layer in quantized_layers(real):  # what bitsandbytes keeps beside its weights
+        state = getattr(layer.weight, "quant_state", None)
+        kept += [layer.weight.SCB] if state is None else [state.absmax, state.code]
+        if state is not None and state.nested:
+            kept += [state.state2.absmax, state.state2.code, state.offset]
+    assert traced.weights_bytes - adapters == sum(tensor.nbytes for tensor in kept)
     frozen = sum(g.count * g.elements for g in traced.parameters if not g.adapter)
     assert frozen == facts_of(name).parameters
-
-
-def _packing_bytes(model) -> int:
-    """Bytes that bitsandbytes keeps beside its weights."""
-    tensors = []
-    for _, layer in quantized_layers(model):
-        state = getattr(layer.weight, "quant_state", None)
-        if state is None:
-            tensors.append(layer.weight.SCB)
-            continue
-        tensors += [state.absmax, state.code]
-        if state.nested:
-            tensors += [state.state2.absmax, state.state2.code, state.offset]
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def test_unpacking_is_work_beside_the_same_products(profile_of):

@@ -9,7 +9,7 @@ from factories import make_gpu, make_hardware
 
 from autotune.cost.rates import beyond_data_sheet, calibrate, cpu_rates, rates_by_table, sheet_rates
 from autotune.errors import InfrastructureError, MachineError
-from autotune.storage.home import rates_of, read_rates, write_rates
+from autotune.storage.home import rates_of, write_rates
 from autotune.values.catalogue import gpu_named, gpus, hypothetical
 from autotune.values.estimate import Rates
 from autotune.values.hardware import cuda_count
@@ -22,14 +22,9 @@ def measured(**fields):
     return Rates(**{**usual, "host_bandwidth": 2e10, "source": "measured", **fields})
 
 
-@pytest.fixture(autouse=True)
-def own_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-
-
 def test_every_gpu_attains_less_than_its_data_sheet_says():
     for gpu in gpus():
-        rates, offered = rates_of(hypothetical(gpu)), set(gpu.peak_flops) & {"fp32", "tf32", "fp16", "bf16"}
+        rates, offered = rates_by_table(hypothetical(gpu)), set(gpu.peak_flops) & {"fp32", "tf32", "fp16", "bf16"}
         assert set(rates.matmul_flops) == set(rates.peak_flops) == offered, gpu.name
         for arithmetic, flops in rates.matmul_flops.items():
             assert 0 < flops < rates.peak_flops[arithmetic] == gpu.peak_flops[arithmetic], gpu.name
@@ -56,24 +51,14 @@ def test_a_newer_generation_has_the_faster_slot():
     assert slots == sorted(set(slots))
 
 
-CPUS = {
-    "nothing known": (),
-    "avx2": ("avx2",),
-    "avx512": ("avx2", "avx512f"),
-    "avx512-bf16": ("avx2", "avx512f", "avx512_bf16"),
-    "amx": ("avx2", "avx512f", "avx512_bf16", "amx_bf16"),
-}
-
-
-@pytest.mark.parametrize("features", CPUS.values(), ids=CPUS)
-def test_a_processor_has_no_peak_and_is_faster_in_bf16_only_in_hardware(features):
+@pytest.mark.parametrize("known", range(5))
+def test_a_processor_has_no_peak_and_is_faster_in_bf16_only_in_hardware(known):
+    features = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")[:known]
     rates = cpu_rates(features, 4, 2.5e9)
     assert set(rates.matmul_flops) == {"fp32", "bf16"}
     assert min(*rates.matmul_flops.values(), rates.bandwidth, rates.launch_s, rates.host_bandwidth) > 0
     assert not rates.peak_flops
-    assert (rates.matmul_flops["bf16"] > rates.matmul_flops["fp32"]) == bool(
-        {"avx512_bf16", "amx_bf16"} & set(features)
-    )
+    assert (rates.matmul_flops["bf16"] > rates.matmul_flops["fp32"]) == ("avx512_bf16" in features)
 
 
 def test_more_cores_compute_more_but_share_the_memory():
@@ -109,39 +94,35 @@ def test_a_process_that_fails_is_infrastructure(monkeypatch, interpreter):
 
 
 def test_an_unknown_gpu_has_none_until_it_is_measured():
-    hardware = make_gpu(name="NVIDIA of next year")
     with pytest.raises(MachineError, match=r"next year.*autotune doctor --calibrate"):
-        rates_of(hardware)
-    write_rates(measured(), hardware)
-    assert rates_of(hardware) == measured()
+        rates_by_table(make_gpu(name="NVIDIA of next year"))
 
 
-def test_what_a_device_can_attain_is_kept_be_its_clock_a_little_faster():
+def test_a_device_may_run_a_little_faster_than_its_data_sheet_says():
     assert beyond_data_sheet(measured(), A100) is None
     assert beyond_data_sheet(measured(matmul_flops={"bf16": 1.1 * 312e12}), A100) is None
     for without_sheet in (make_gpu(name="next year's"), make_hardware()):
         assert beyond_data_sheet(measured(bandwidth=1e15), without_sheet) is None
 
 
-TOO_MUCH = [
-    (
-        {"matmul_flops": {"fp32": 18e12, "bf16": 100_684e12}},
-        "100,684 TFLOP/s in bf16, where the data sheet of a100-80gb has 312",
-    ),
-    ({"bandwidth": 9e12}, "9,000 GB/s of bandwidth, where the data sheet of a100-80gb has 2,039"),
-]
-
-
-@pytest.mark.parametrize(("fields", "told"), TOO_MUCH, ids=["products", "bandwidth"])
-def test_what_no_such_device_can_do_is_refused_with_the_reason(monkeypatch, fields, told):
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"matmul_flops": {"fp32": 18e12, "bf16": 100_684e12}}, "100,684 TFLOP/s in bf16, where {} has 312"),
+        ({"bandwidth": 9e12}, "9,000 GB/s of bandwidth, where {} has 2,039"),
+    ],
+    ids=["products", "bandwidth"],
+)
+def test_rates_that_no_such_device_can_have_are_refused_with_the_reason(monkeypatch, fields, told):
     done = subprocess.CompletedProcess([], 0, stdout=measured(**fields).model_dump_json(), stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: done)
-    with pytest.raises(InfrastructureError, match=re.escape(f"measuring cuda:0 gave {told}: not stored")):
+    told = re.escape(told.format("the data sheet of a100-80gb"))
+    with pytest.raises(InfrastructureError, match=f"measuring cuda:0 gave {told}: not stored"):
         calibrate(A100)
 
 
-def test_what_was_kept_without_a_doubt_is_ignored(caplog):
+def test_stored_rates_that_no_such_device_can_have_are_ignored(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     write_rates(measured(bandwidth=9e12), A100)
-    assert read_rates(A100) is None
-    assert "is ignored" in caplog.text
     assert rates_of(A100).source == "table"
+    assert "is ignored" in caplog.text

@@ -58,21 +58,17 @@ def test_a_block_whose_rest_is_too_small_to_be_split_off_counts_as_allocated():
     """The 17 matrices of 1.125 MiB that a segment of 20 MiB has room for leave 0.875 MiB, which goes to the last."""
     matrices = (make_group(9 << 15, trained=False),) * 17
     held = held_bytes(model((0, 1, 30, 0, False), parameters=matrices), "sgd", 1, accumulated=False)
-    assert held.allocated == 50 * MIB
-    assert held.reserved == 50 * MIB
+    assert held.allocated == held.reserved == 50 * MIB
 
 
 def test_adafactor_copies_16_bit_weights_and_gradients_to_fp32():
-    weight = make_group(16 * MIB, element_bytes=2)
-    update = model((3, 4, 32, 0, True), parameters=(weight,))
-    held = held_bytes(update, "adafactor", 1, accumulated=False)
-    assert held.allocated >= (2 * 32 + 4 * 64) * MIB
+    update = model((3, 4, 32, 0, True), parameters=(make_group(16 * MIB, element_bytes=2),))
+    assert held_bytes(update, "adafactor", 1, accumulated=False).allocated >= (2 * 32 + 4 * 64) * MIB
 
 
 def test_ddp_buckets_are_full_at_their_limits():
-    weights = (WEIGHT, WEIGHT, make_group(1 << 18), make_group(1 << 18))  # 16, 16, 1 and 1 MiB
-    found = grouped([g.elements * g.element_bytes / MIB for g in weights], 1, 25)
-    assert found == [16, 18]
+    assert grouped([16, 16, 1, 1], 1, 25) == [16, 18]
+    assert grouped([1, 16, 16, 1], 1, 25) == [1, 32, 1]
 
 
 @pytest.mark.parametrize("rebuilt", [False, True], ids=["parts from the beginning", "one that is rebuilt"])
@@ -116,8 +112,8 @@ def test_scratch_of_sums_grows_in_steps_with_the_micro_batch():
 @pytest.mark.parametrize(("element_bytes", "unused"), [(1, (128 - 16) * MIB), (0.5, (256 - 8) * MIB)])
 def test_weights_are_quantized_one_after_the_other(element_bytes, unused):
     """The second is packed into a segment of the first one's 16 or 32 bits, which so isn't given back."""
-    weights = [make_group(size * MIB, element_bytes=element_bytes, trained=False) for size in (64, 16)]
-    held = held_bytes(model(parameters=tuple(weights)), "sgd", 1, accumulated=False)
+    weights = tuple(make_group(size * MIB, element_bytes=element_bytes, trained=False) for size in (64, 16))
+    held = held_bytes(model(parameters=weights), "sgd", 1, accumulated=False)
     assert held.allocated == 80 * MIB * element_bytes
     assert held.unused == unused
 
@@ -142,9 +138,7 @@ def test_kept_logits_grow_in_new_blocks_and_are_twice_there_while_they_are_joine
     kept, dropped = (evaluated(1, samples, outputs=16) for samples in (4, 0))
     assert kept.evaluation - dropped.evaluation == (2 * 64 - 30) * MIB
     assert kept.reserved - dropped.reserved >= 64 * MIB
-
-
-def test_the_last_batch_of_kept_logits_may_be_smaller():
+    # The last batch may be smaller.
     assert evaluated(4, 6, outputs=32).evaluation == evaluated(1, 6, outputs=32).evaluation
 
 

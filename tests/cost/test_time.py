@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
@@ -67,16 +69,10 @@ def test_tf32_speeds_up_fp32_alone():
     assert micro(half, rates, tf32=True) == micro(half, rates)
 
 
-def test_a_gpu_waits_for_the_host_to_launch_small_operators():
-    rates = make_rates(launch_s=1e-3)
-    tiny = make_profile(GPU, work=(make_work(1.0, count=500),))
-    assert micro(tiny, rates, size=1) == pytest.approx(0.5)
-    assert micro(tiny, rates, size=2) == micro(tiny, rates, size=1)
-
-
 def test_launches_hide_behind_large_operators_on_a_gpu_and_add_up_on_a_cpu():
     rates = make_rates(launch_s=1e-3)
-    large = (make_work(10 * MB, count=100),)
+    tiny, large = make_profile(GPU, work=(make_work(1.0, count=500),)), (make_work(10 * MB, count=100),)
+    assert micro(tiny, rates, size=1) == micro(tiny, rates, size=2) == pytest.approx(0.5)
     assert micro(make_profile(GPU, work=large), rates) == pytest.approx(80.0)
     assert micro(make_profile(work=large), rates) == pytest.approx(80.0 + 0.1)
 
@@ -97,26 +93,16 @@ def test_adding_gradients_takes_time():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_fused_optimizer_is_faster_than_one_of_many_passes(device):
-    profile = make_profile(make_family(device=device))
-    rates = make_rates(bandwidth=1e9)
-    fused, foreach = (optimizer_seconds(profile, rates, o) for o in ("adamw_torch_fused", "adamw_torch"))
-    assert fused < foreach
+    profile, rates = make_profile(make_family(device=device)), make_rates(bandwidth=1e9)
+    assert optimizer_seconds(profile, rates, "adamw_torch_fused") < optimizer_seconds(profile, rates, "adamw_torch")
 
 
-@pytest.mark.parametrize(
-    ("precision", "tf32", "peak"),
-    [
-        (Precision.FP32, False, 1.0),
-        (Precision.FP32, True, 2.0),
-        (Precision.FP16, False, 3.0),
-        (Precision.BF16, False, 4.0),
-        (Precision.PURE_BF16, True, 4.0),
-    ],
-)
-def test_utilisation_is_a_share_of_the_precisions_peak(precision, tf32, peak):
+def test_utilisation_is_a_share_of_the_precisions_peak():
     rates = make_rates(peak_flops={"fp32": 1.0, "tf32": 2.0, "fp16": 3.0, "bf16": 4.0})
-    assert dense_peak(rates, precision, tf32=tf32) == peak
-    assert dense_peak(make_rates(), precision, tf32=tf32) is None
+    asked = [(p, tf32) for p in ("fp32", "fp16", "bf16", "pure_bf16") for tf32 in (False, True)]
+    peaks = [dense_peak(rates, Precision(p), tf32=tf32) for p, tf32 in asked]
+    assert peaks == [1.0, 2.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0]
+    assert dense_peak(make_rates(), Precision.FP32, tf32=False) is None
 
 
 FAST = Network(devices_per_node=8, link=1e30, node=1e30)
@@ -151,11 +137,8 @@ def test_a_slow_link_is_waited_for():
 def test_of_16_bit_weights_the_fp32_shards_are_updated():
     half, wide = (cost(world_size=4, sharding="fsdp_full", mixed=mixed) for mixed in (False, True))
     assert seconds(half) == seconds(wide)  # the hand-made model is in fp32 already
-    matrix = make_group(1000, 1000, element_bytes=2)
-    narrow = make_profile(make_family(device="cuda", dtype="bfloat16"), parameters=(matrix,))
-    spread = Spread(Parallelism(world_size=4, sharding="fsdp_full"), mixed=True)
-    of_half = StepCost(narrow, half.rates, half.optim, spread, FAST)
-    assert of_half._stepping() == half._stepping()
+    narrow = make_profile(MIXED, parameters=(make_group(1000, 1000, element_bytes=2),))
+    assert replace(wide, profile=narrow)._stepping() == half._stepping()
 
 
 def test_processes_of_a_cpu_share_its_cores():
@@ -207,18 +190,15 @@ def test_what_was_not_measured_has_the_rate_of_the_nearest_of_its_kind():
     assert filled(seconds, expected, kinds)[:, 0].tolist() == [3.0, 20.0, 24.0, 12.0]
 
 
-def test_time_is_a_line_between_sizes_and_beyond_them():
-    found = along(np.array([1.0, 2.5, 4.0, 8.0]), (1, 4), np.array([1.0, 4.0]))
-    assert found.tolist() == [1.0, 2.5, 4.0, 8.0]
+@pytest.mark.parametrize(("last", "of_a_quarter"), [(4.0, 0.25), (2.5, 0.625), (7.0, 0.25)])
+def test_time_is_a_line_between_sizes_and_beyond_them_and_a_part_of_a_sample_takes_a_part_of_it(last, of_a_quarter):
+    slope = (last - 1) / 3
+    found = along(np.array([0.25, 1.0, 2.5, 4.0, 8.0]), (1, 4), np.array([1.0, last]))
+    assert found.tolist() == [of_a_quarter, 1.0, 1 + 1.5 * slope, last, 1 + 7 * slope]
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [((1.0, 4.0), 0.25), ((1.0, 2.5), 0.625), ((1.0, 7.0), 0.25)])
-def test_a_short_sample_takes_a_part_of_what_one_of_full_length_takes(seconds, expected):
-    assert along(np.array([0.25]), (1, 4), np.array(seconds)).tolist() == [expected]
-
-
-def test_a_measured_operator_takes_what_it_took():
-    profile = make_profile(make_family(), work=(make_work(count=3, call="mm [<0:1>]"),))
+def test_a_measured_operator_takes_its_measured_time():
+    profile = make_profile(work=(make_work(count=3, call="mm [<0:1>]"),))
     taken = {f"mm [{size}]": size * 1e-3 for size in (1, 4, 16, 64, 256)}
     rates = make_rates(timings=timings(operators=taken, operator_s=1e-4, micro_step_s=0.5))
     seconds = micro_step_seconds(profile, rates, np.array([1.0, 10.0]), tf32=False, compiled=False)
@@ -228,16 +208,15 @@ def test_a_measured_operator_takes_what_it_took():
 def test_a_measured_optimizer_takes_what_it_took_and_larger_parameters_more():
     small, large = make_group(10, 10, count=2), make_group(100, 100)
     known = {parameter_key(what, small): 1e-3 for what in ("sgd", CLIPPING, ADDING)}
-    profile = make_profile(make_family(), parameters=(small, large))
+    profile = make_profile(parameters=(small, large))
     rates = make_rates(timings=timings(optimizers=known))
-    found = optimizer_seconds(profile, rates, "sgd")
-    assert found == pytest.approx(2 * (2e-3 + 100e-3))
+    assert optimizer_seconds(profile, rates, "sgd") == pytest.approx(2 * (2e-3 + 100e-3))
     assert measured_step(profile.parameters, "adafactor", rates) is None
 
 
 def test_a_small_parameters_step_is_a_launch_and_no_measure_of_a_large_one():
     small, large = make_group(1024), make_group(150_000, 1024)
-    profile = make_profile(make_family(), parameters=(small, large))
+    profile = make_profile(parameters=(small, large))
     known = {parameter_key(what, small): 5e-6 for what in ("sgd", CLIPPING)}
     rates = make_rates(bandwidth=4e12, launch_s=5e-6, timings=timings(optimizers=known))
     bytes_s = 3 * 4 * large.elements / rates.bandwidth
@@ -246,7 +225,7 @@ def test_a_small_parameters_step_is_a_launch_and_no_measure_of_a_large_one():
 
 def test_the_costliest_calls_are_measured_first_and_none_again():
     cheap, dear = make_work(call="cheap", flops=1), make_work(call="dear [<0:1>]", flops=1e12)
-    profile = make_profile(make_family(), work=(cheap, dear))
+    profile = make_profile(work=(cheap, dear))
     assert worth_measuring([profile], make_rates(), 4) == ["dear [1]", "dear [4]", "cheap"]
     known = make_rates(timings=timings(operators={"dear [4]": 1.0, "cheap": 1.0}))
     assert worth_measuring([profile], known, 4) == ["dear [1]"]

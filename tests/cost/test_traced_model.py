@@ -6,9 +6,10 @@ import json
 
 import pytest
 import torch
+from profiles import make_family
 
 from autotune.cost import profiler
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.profile import ACTIVATION, total_bytes
 from autotune.cost.traced_model import keep_part
 from autotune.errors import InputError
@@ -45,24 +46,15 @@ LLAMA = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 5,
     "num_attention_heads": 4,
 }  # fmt: skip
-SHAPE = Shape(task=Task.CAUSAL_LM, length=16)
-FAMILY = Family(device="cuda", dtype="float32", autocast="bfloat16", checkpointing="full", attn_implementation="sdpa")
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("llama")
-    (directory / "config.json").write_text(json.dumps(LLAMA))
-    return resolve(str(directory))
-
-
-def test_a_model_that_has_no_trace_is_refused_with_the_reason(spec, monkeypatch):
+def test_a_model_that_has_no_trace_is_refused_with_the_reason(spec_of, monkeypatch):
     def fails(*args):
         raise NotImplementedError("no kernel\nfor this")
 
     monkeypatch.setattr(profiler, "micro_step", fails)
     with pytest.raises(InputError, match=r"can't be traced, so there is no prediction: no kernel.*for this"):
-        profiler.profile(spec, FAMILY, SHAPE)
+        profiler.profile(spec_of("llama"), make_family(), Shape(task=Task.CAUSAL_LM, length=16))
 
 
 # One device's part under tensor parallelism, held against the parts that transformers itself makes
@@ -90,16 +82,6 @@ def few_layers(model: str):
     return build_model(spec, task, dtype="float32", device="meta", config=config)
 
 
-def share_as_the_library(model, mesh) -> None:
-    """Take the steps of `from_pretrained`, in which weights are tied last."""
-    from transformers.distributed import DistributedConfig
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-
-    put_apart(model)
-    apply_tensor_parallelism(model, mesh, model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))[0])
-    model.tie_weights()
-
-
 def sizes(model) -> dict[str, tuple[int, ...]]:
     """Shapes of what this device has of each parameter, tied ones once."""
     local = {name: getattr(p.data, "_local_tensor", p) for name, p in model.named_parameters()}
@@ -108,6 +90,9 @@ def sizes(model) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)], ids=["every fourth", "all"])
 def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh, step):
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
     wrong, checked = {}, 0
     for name in list(MODELS.values())[::step]:
         ours, theirs = few_layers(name), few_layers(name)
@@ -116,7 +101,9 @@ def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh, step
         if not getattr(ours, "tp_plan", None) or any(number % 2 for number in heads):
             continue
         keep_part(ours, 2)
-        share_as_the_library(theirs, mesh)
+        put_apart(theirs)  # the steps of `from_pretrained`, in which weights are tied last
+        apply_tensor_parallelism(theirs, mesh, theirs._resolve_parallel_plans(DistributedConfig(tp_size=2))[0])
+        theirs.tie_weights()
         checked += 1
         found, wanted = sizes(ours), sizes(theirs)
         if found != wanted:
@@ -154,13 +141,13 @@ def test_what_no_plan_splits_is_refused(tmp_path, fields, words):
 @pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
 def test_a_device_has_half_of_each_matrix_and_all_of_the_norms(profile_of, model_type):
     whole, half = profile_of(model_type), profile_of(model_type, tensor_parallel=2)
-    matrices, norms = (
-        [sum(total_bytes([g]) for g in p.layer if len(g.shape) == dimensions) for p in (whole, half)]
-        for dimensions in (2, 1)
-    )
-    assert matrices[1] == matrices[0] / 2
-    assert norms[0] / 2 <= norms[1] <= norms[0]  # biases of what is split by its outputs are split too
-    tables = [sum(total_bytes([g]) for g in p.outside if len(g.shape) == 2) for p in (whole, half)]
-    assert tables[1] == tables[0] / 2
+
+    def sizes_of(groups, dimensions):
+        return total_bytes([g for g in groups if len(g.shape) == dimensions])
+
+    assert sizes_of(half.layer, 2) == sizes_of(whole.layer, 2) / 2
+    assert sizes_of(half.outside, 2) == sizes_of(whole.outside, 2) / 2
+    # biases of what is split by its outputs are split too
+    assert sizes_of(whole.layer, 1) / 2 <= sizes_of(half.layer, 1) <= sizes_of(whole.layer, 1)
     assert half.hidden_bytes == whole.hidden_bytes > 0
     assert half.needed_flops.per_sample < 0.6 * whole.needed_flops.per_sample
