@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,13 +71,9 @@ def spec_of(tmp_path_factory) -> Callable[[str], ModelSpec]:
 
     @functools.cache
     def resolved(name: str) -> ModelSpec:
-        folder = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
-        return resolve(str(write(folder, MODELS[name])))
-
-    def write(folder: Path, config: dict[str, Any]) -> Path:
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256, **config}))
-        return folder
+        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 256, **MODELS[name]}))
+        return resolve(str(folder))
 
     return resolved
 

@@ -4,11 +4,12 @@ import functools
 
 import pytest
 import torch
+from profiles import make_family
 from transformers import AutoModelForCausalLM
 from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.cost import profiler
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.memory import components
 from autotune.training.build import build_config, describe
 from autotune.training.inputs import image_text
@@ -27,9 +28,8 @@ def traced(tmp_path_factory):
         spec = spec.model_copy(update={"freeze_vision": frozen})
         shown = image_text(build_config(spec, TASK), images, edge(name))
         shape = Shape(task=TASK, length=shown.tokens + 16, images=images, image_size=shown.image.size)
-        family = Family(**{"device": "cpu", "dtype": "float32", "attn_implementation": "sdpa", **family})
         parameters = -1 if whole else describe(spec, TASK).parameters
-        return profiler.profile(spec, family, shape, parameters=parameters)
+        return profiler.profile(spec, make_family(**family), shape, parameters=parameters)
 
     return profile
 
@@ -80,8 +80,7 @@ def test_what_gets_no_gradient_is_not_trained(traced):
 def test_a_vision_part_that_texts_alone_never_reach_is_not_trained(tmp_path):
     """Gemma 3 under `causal-lm`: what gets no gradient has no optimizer states either."""
     spec = tiny_vision_language(tmp_path, "gemma3")
-    family = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
-    found = profiler.profile(spec, family, Shape(task=Task.CAUSAL_LM, length=32))
+    found = profiler.profile(spec, make_family(), Shape(task=Task.CAUSAL_LM, length=32))
     model = AutoModelForCausalLM.from_config(build_config(spec, Task.CAUSAL_LM))
     ids = torch.ones((1, 32), dtype=torch.long)
     model(input_ids=ids, labels=ids, token_type_ids=torch.zeros_like(ids)).loss.backward()

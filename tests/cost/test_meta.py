@@ -1,37 +1,32 @@
 """Operators on the meta device: equal ones run once, and a tape is the same as if each had run."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
+from profiles import make_family
 
 from autotune.cost import meta, tape
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.profiler import profile
 from autotune.values.model import Task
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forgotten(monkeypatch):
     monkeypatch.setattr(meta, "_RESULTS", {})
 
 
 class _Counted:
     """An operator that counts its calls."""
 
-    def __init__(self, operator: Any) -> None:
-        self._operator = operator
-        self._schema = operator._schema
-        self.calls = 0
+    def __init__(self, operator):
+        self._operator, self._schema, self.calls = operator, operator._schema, 0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs):
         self.calls += 1
         return self._operator(*args, **kwargs)
 
 
-def test_an_equal_operator_is_not_run_again() -> None:
+def test_an_equal_operator_is_not_run_again():
     add = _Counted(torch.ops.aten.add.Tensor)
     one, other = torch.empty(3, 5, device="meta"), torch.empty(5, device="meta")
     first, second = meta.run_once(add, (one, other), {}), meta.run_once(add, (one, other), {})
@@ -43,14 +38,14 @@ def test_an_equal_operator_is_not_run_again() -> None:
     assert add.calls == 3
 
 
-def test_kinds_of_numbers_are_told_apart() -> None:
+def test_kinds_of_numbers_are_told_apart():
     whole = torch.empty(3, dtype=torch.long, device="meta")
     multiply = torch.ops.aten.mul.Tensor
     kinds = [meta.run_once(multiply, (whole, number), {}).dtype for number in (1, 1.0, True)]
     assert kinds == [torch.int64, torch.float32, torch.int64]
 
 
-def test_views_changes_in_place_and_tensors_with_values_are_always_run() -> None:
+def test_views_changes_in_place_and_tensors_with_values_are_always_run():
     empty, real = torch.empty(4, 6, device="meta"), torch.ones(4, 6)
     for operator, args in (
         (torch.ops.aten.view.default, (empty, [24])),
@@ -72,10 +67,8 @@ def test_views_changes_in_place_and_tensors_with_values_are_always_run() -> None
         ("switch", Task.SEQ2SEQ_LM, {}),
     ],
 )
-def test_a_profile_is_the_same_as_if_every_operator_had_run(
-    spec_of: Any, name: str, task: Task, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family = Family.model_validate({"device": "cuda", "dtype": "float32", "attn_implementation": "eager", **changes})
+def test_a_profile_is_the_same_as_if_every_operator_had_run(spec_of, monkeypatch, name, task, changes):
+    family = make_family(device="cuda", attn_implementation="eager", **changes)
     spec, shape = spec_of(name), Shape(task=task, length=16, target_length=16)
     found = profile(spec, family, shape)
     monkeypatch.setattr(tape, "run_once", lambda func, args, kwargs: func(*args, **kwargs))

@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from profiles import make_family
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MambaConfig
 
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.memory import components
 from autotune.cost.post_training import cached_elements, caches_of, log_probs_head
 from autotune.cost.profile import ACTIVATION, CONTRACTION
@@ -33,9 +34,8 @@ def traced(spec_of):
         kind, spec = RECIPES[name], spec_of("a deep llama")
         if kind.task is not Task.CAUSAL_LM:
             spec = spec.model_copy(update={"config": {**spec.config, "num_labels": 1}})
-        family = Family(**{"device": "cpu", "dtype": "float32", "attn_implementation": "sdpa", **dict(fields)})
         shape = Shape(task=kind.task, length=64, recipe=name, completion=32)
-        return profile(spec, family, shape, parameters=-1 if whole else None)
+        return profile(spec, make_family(**dict(fields)), shape, parameters=-1 if whole else None)
 
     return lambda name, *, whole=False, **fields: of(name, whole, tuple(fields.items()))
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from profiles import make_family
 
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.memory import components
 from autotune.cost.profile import ACTIVATION, CONTRACTION, ELEMENTWISE, Profile
 from autotune.cost.profiler import profile
@@ -104,7 +105,7 @@ def test_adapters_of_encoder_decoders_and_on_packed_weights_are_traced(name, kin
 
 
 def test_autocast_is_seen_while_tracing_and_not_after():
-    family = Family(device="cuda", dtype="float32", autocast="bfloat16", adapter=LORA, quantization="nf4")
+    family = make_family(device="cuda", autocast="bfloat16", adapter=LORA, quantization="nf4")
     semantics = Semantics("cuda", Recorder([]), autocast=torch.bfloat16)
     with library_autocast(family, semantics):
         assert torch.is_autocast_enabled("cuda")

@@ -135,14 +135,9 @@ OF_RECIPES = [
 def test_a_recipe_takes_the_predicted_peak_within_5_percent(runner, workload, case):
     pytest.importorskip("trl")
     name, fields = OF_RECIPES[case]
-    assert_peak_is_predicted(runner, of_recipe(workload, name, 64), fields, 200 + case)
-
-
-def of_recipe(workload, name, length):
-    """A workload of prompts and completions of a length each."""
     kind, model = RECIPES[name], workload.model
     if kind.task is not Task.CAUSAL_LM:
         model = model.model_copy(update={"config": {**model.config, "num_labels": 1}})
-    recipe = Recipe(name=name, prompt_length=length, completion_length=length, generations=4 if kind.generates else 1)
-    sizes = {"sequence_length": 2 * length, "global_batch_size": 16}
-    return workload.model_copy(update={"model": model, "task": kind.task, "recipe": recipe, **sizes})
+    recipe = Recipe(name=name, prompt_length=64, completion_length=64, generations=4 if kind.generates else 1)
+    of_recipe = {"model": model, "task": kind.task, "recipe": recipe, "sequence_length": 128, "global_batch_size": 16}
+    assert_peak_is_predicted(runner, workload.model_copy(update=of_recipe), fields, 200 + case)

@@ -1,5 +1,6 @@
 """A trace runs what the real device would: autocast, fused attention, dropout; and answers questions about data."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -31,9 +32,6 @@ def tape_of(*arguments, **options) -> Tape:
     return run(*arguments, **options)[1]
 
 
-# Autocast
-
-
 def test_views_of_weights_are_cast_each_time_as_in_an_autograd_function_of_a_library():
     """There a view of a weight is a leaf that asks for gradients: `cached_cast` of torch's autocast passes over it."""
 
@@ -61,53 +59,40 @@ def test_torchs_own_multi_head_attention_runs_as_its_operators_do(needs_shares):
     assert ("native_dropout" in tape.names) == needs_shares
 
 
-ON_BOTH = {
-    "linear": (lambda x, h: functional.linear(x, x), BF16),
-    "matmul": (lambda x, h: x @ x, BF16),
-    "matmul of mixed types": (lambda x, h: x @ h, BF16),
-    "einsum": (lambda x, h: torch.einsum("ij,jk->ik", x, x), BF16),
-    "conv": (lambda x, h: functional.conv1d(x[None], x[:, :, None]), BF16),
-    "gelu": (lambda x, h: functional.gelu(h), BF16),
-    "mean": (lambda x, h: h.mean(), BF16),
-    "sum of mixed types": (lambda x, h: x + h, FP32),
-    "mse loss": (lambda x, h: functional.mse_loss(h, h), FP32),
-    "cross entropy": (
-        lambda x, h: functional.cross_entropy(h, torch.zeros(8, dtype=torch.long, device=h.device)),
-        FP32,
-    ),
-}
-ONLY_CUDA_IN_FP32 = {
-    "softmax": lambda x, h: h.softmax(-1),
-    "log softmax": lambda x, h: functional.log_softmax(h, -1),
-    "layer norm": lambda x, h: functional.layer_norm(h, (8,)),
-    "group norm": lambda x, h: functional.group_norm(h, 2),
-    "exp": lambda x, h: h.exp(),
-    "power": lambda x, h: h**2,
-    "rsqrt": lambda x, h: h.rsqrt(),
-    "norm": lambda x, h: h.norm(),
-    "logsumexp": lambda x, h: h.logsumexp(-1),
-    "softplus": lambda x, h: functional.softplus(h),
-    "cumsum": lambda x, h: h.cumsum(-1),
-}  # fmt: skip
-EXPECTED = {
-    **{(device, name): case for name, case in ON_BOTH.items() for device in ("cpu", "cuda")},
-    **{("cuda", name): (compute, FP32) for name, compute in ONLY_CUDA_IN_FP32.items()},
-    **{("cpu", name): (compute, BF16) for name, compute in ONLY_CUDA_IN_FP32.items()},
+# What is computed of 32 bits and of 16, and the types of the result on the CPU and on CUDA.
+AUTOCAST = {
+    "linear": (lambda x, h: functional.linear(x, x), BF16, BF16),
+    "matmul": (lambda x, h: x @ x, BF16, BF16),
+    "matmul of mixed types": (lambda x, h: x @ h, BF16, BF16),
+    "einsum": (lambda x, h: torch.einsum("ij,jk->ik", x, x), BF16, BF16),
+    "conv": (lambda x, h: functional.conv1d(x[None], x[:, :, None]), BF16, BF16),
+    "gelu": (lambda x, h: functional.gelu(h), BF16, BF16),
+    "mean": (lambda x, h: h.mean(), BF16, BF16),
+    "sum of mixed types": (lambda x, h: x + h, FP32, FP32),
+    "mse loss": (lambda x, h: functional.mse_loss(h, h), FP32, FP32),
+    "cross entropy": (lambda x, h: functional.cross_entropy(h, h[0].new_zeros(8, dtype=torch.long)), FP32, FP32),
+    "softmax": (lambda x, h: h.softmax(-1), BF16, FP32),
+    "log softmax": (lambda x, h: functional.log_softmax(h, -1), BF16, FP32),
+    "layer norm": (lambda x, h: functional.layer_norm(h, (8,)), BF16, FP32),
+    "group norm": (lambda x, h: functional.group_norm(h, 2), BF16, FP32),
+    "exp": (lambda x, h: h.exp(), BF16, FP32),
+    "power": (lambda x, h: h**2, BF16, FP32),
+    "rsqrt": (lambda x, h: h.rsqrt(), BF16, FP32),
+    "norm": (lambda x, h: h.norm(), BF16, FP32),
+    "logsumexp": (lambda x, h: h.logsumexp(-1), BF16, FP32),
+    "softplus": (lambda x, h: functional.softplus(h), BF16, FP32),
+    "cumsum": (lambda x, h: h.cumsum(-1), BF16, FP32),
 }
 
 
-@pytest.mark.parametrize(("device", "name"), EXPECTED)
-def test_autocast_computes_in_the_type_of_its_lists(device, name):
-    """torch/include/ATen/autocast_mode.h for CUDA."""
-    compute, expected = EXPECTED[device, name]
-    assert run(lambda: compute(meta(8, 8), meta(8, 8, dtype=BF16)), device)[0].dtype is expected
-
-
-@pytest.mark.parametrize("name", [*ON_BOTH, *ONLY_CUDA_IN_FP32])
-def test_the_cpus_types_are_those_of_a_real_autocast(name):
-    compute, expected = EXPECTED["cpu", name]
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_computes_in_the_type_of_its_lists(name):
+    """torch/include/ATen/autocast_mode.h for CUDA, on the CPU torch itself."""
+    compute, *expected = AUTOCAST[name]
+    traced = [run(lambda: compute(meta(8, 8), meta(8, 8, dtype=BF16)), device)[0] for device in ("cpu", "cuda")]
+    assert [result.dtype for result in traced] == expected
     with torch.autocast("cpu", dtype=BF16):
-        assert compute(torch.ones(8, 8), torch.ones(8, 8, dtype=BF16)).dtype is expected
+        assert compute(torch.ones(8, 8), torch.ones(8, 8, dtype=BF16)).dtype is expected[0]
 
 
 def test_a_weight_is_cast_once_what_is_none_each_time_and_nothing_without_autocast():
@@ -139,13 +124,12 @@ def test_what_runs_again_is_cast_again():
     recorder = Recorder([weight, hidden])
     semantics = Semantics("cuda", recorder, autocast=BF16)
     with recorder, semantics:
-        with semantics.casting():
-            functional.linear(hidden, weight)
-        with semantics.again():
-            functional.linear(hidden, weight)
+        for how in (semantics.casting, semantics.again):
+            with how():
+                functional.linear(hidden, weight)
     tape = recorder.tape()
     assert tape.names.count("_to_copy") == 2
-    assert tape.recomputed.tolist() == [False] * (len(tape.names) // 2) + [True] * (len(tape.names) // 2)
+    assert tape.recomputed.tolist() == np.repeat([False, True], len(tape.names) // 2).tolist()
 
 
 @pytest.mark.parametrize("autocast", [FP16, BF16])
@@ -155,9 +139,6 @@ def test_softmax_in_fp32_converts_bf16_first_and_reads_fp16_as_it_is(autocast):
     tape = tape_of(lambda: scores.softmax(-1), autocast=autocast, known=[scores])
     copies = 2 if autocast is BF16 else 1  # the converted one and the result
     assert tape.live.sum(axis=1).max() == copies * 4 * 100 * 100
-
-
-# Dropout
 
 
 @pytest.mark.parametrize(
@@ -170,16 +151,8 @@ def test_dropout_keeps_a_mask_of_bytes_on_cuda_and_on_the_cpu_one_as_wide_as_the
     assert tape.live[-1].sum() == (4 + mask) * 1000
 
 
-# Attention
-
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 256, 16
 SCORES = BATCH * HEADS * LENGTH * LENGTH
-
-
-def attention(device="cuda", *, values: int = WIDTH, **options) -> Tape:
-    parts = [meta(BATCH, HEADS, LENGTH, width, trained=True) for width in (WIDTH, WIDTH, values)]
-    compute = lambda: functional.scaled_dot_product_attention(*parts, **options)  # noqa: E731
-    return tape_of(compute, device, autocast=None, known=parts)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +167,11 @@ def attention(device="cuda", *, values: int = WIDTH, **options) -> Tape:
     ids=["on cuda", "dropped on cuda", "on a cpu", "dropped", "narrow values", "a trained bias", "a bias"],
 )  # fmt: skip
 def test_fused_attention_keeps_no_scores(device, options, keeps):
-    assert (attention(device, **options).live.sum(axis=1).max() >= 4 * SCORES) == keeps
-
-
-# Answers about data
+    widths = (WIDTH, WIDTH, options.get("values", WIDTH))
+    parts = [meta(BATCH, HEADS, LENGTH, width, trained=True) for width in widths]
+    given = {name: value for name, value in options.items() if name != "values"}
+    tape = tape_of(lambda: functional.scaled_dot_product_attention(*parts, **given), device, autocast=None, known=parts)
+    assert (tape.live.sum(axis=1).max() >= 4 * SCORES) == keeps
 
 
 MASK = meta(2, 8)

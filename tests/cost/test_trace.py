@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from profiles import make_family
 
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Shape
 from autotune.cost.trace import evaluation_step, inputs_bytes, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
 
-MIXED = Family(device="cuda", dtype="float32", autocast="bfloat16", attn_implementation="sdpa")
-PLAIN = Family(device="cpu", dtype="float32", attn_implementation="sdpa")
+MIXED, PLAIN = make_family(device="cuda", autocast="bfloat16"), make_family()
+SHAPE = Shape(task=Task.CAUSAL_LM, length=16)
 GATE = "model.layers.0.mlp.gate_proj"
 
 
@@ -50,10 +51,7 @@ def test_labels_of_ctc_are_values_that_the_library_can_look_at(spec_of):
 
 
 def test_steps_are_independent(llama):
-    shape = Shape(task=Task.CAUSAL_LM, length=16)
-    first = micro_step(llama, MIXED, shape, 2)
-    micro_step(llama, PLAIN, shape, 4)
-    again = micro_step(llama, MIXED, shape, 2)
+    first, _, again = (micro_step(llama, *how) for how in ((MIXED, SHAPE, 2), (PLAIN, SHAPE, 4), (MIXED, SHAPE, 2)))
     assert first.names == again.names
     assert (first.live == again.live).all()
     assert {p.grad.dtype for p in llama.parameters()} == {torch.float32}  # nothing is left of other types
@@ -61,10 +59,8 @@ def test_steps_are_independent(llama):
 
 def test_mixed_precision_gives_logits_in_fp32(llama):
     """accelerate converts every output of the forward pass: the logits are there in both types."""
-    length, vocabulary = 16, 512
-    shape = Shape(task=Task.CAUSAL_LM, length=length)
-    plain, mixed = (micro_step(llama, family, shape, 2) for family in (PLAIN, MIXED))
-    logits = 2 * length * vocabulary
+    plain, mixed = (micro_step(llama, family, SHAPE, 2) for family in (PLAIN, MIXED))
+    logits = 2 * 16 * 512
     assert {4.0 * logits} == sizes(plain, logits)
     assert {2.0 * logits, 4.0 * logits} == sizes(mixed, logits)
 
@@ -76,8 +72,7 @@ def sizes(tape, elements: int) -> set[float]:
 
 
 def test_an_evaluation_keeps_logits_and_makes_no_gradient(llama):
-    shape = Shape(task=Task.CAUSAL_LM, length=16)
-    tape, step = evaluation_step(llama, MIXED, shape, 2), micro_step(llama, MIXED, shape, 2)
+    tape, step = evaluation_step(llama, MIXED, SHAPE, 2), micro_step(llama, MIXED, SHAPE, 2)
     assert tape.outputs_bytes == 2 * 16 * 512 * 4  # logits in fp32
     assert not tape.storages[:, 3].any()
     assert tape.live.sum(axis=1).max() < step.live.sum(axis=1).max()
@@ -85,7 +80,7 @@ def test_an_evaluation_keeps_logits_and_makes_no_gradient(llama):
 
 
 def test_storages_say_which_module_and_operator_made_them(llama):
-    tape = micro_step(llama, PLAIN, Shape(task=Task.CAUSAL_LM, length=16), 2)
+    tape = micro_step(llama, PLAIN, SHAPE, 2)
     assert len(tape.origins) == len(tape.storages)
     head = [at for at, (module, _) in enumerate(tape.origins) if module == "lm_head"]
     made = tape.storages[head, 0]
@@ -100,11 +95,10 @@ def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(spec_of):
 
 
 def test_checkpointing_is_switched_on_and_off(llama):
-    shape = Shape(task=Task.CAUSAL_LM, length=16)
-    again = micro_step(llama, MIXED.model_copy(update={"checkpointing": "full"}), shape, 2)
+    again = micro_step(llama, MIXED.model_copy(update={"checkpointing": "full"}), SHAPE, 2)
     made = [at for (at, *_), (module, _) in zip(again.storages, again.origins, strict=True) if module == GATE]
     assert any(again.recomputed[int(at)] for at in made)  # what is computed again belongs to its module
-    assert not micro_step(llama, MIXED, shape, 2).recomputed.any()
+    assert not micro_step(llama, MIXED, SHAPE, 2).recomputed.any()
 
 
 def test_under_checkpointing_the_output_of_frozen_embeddings_is_a_leaf_that_stays():
@@ -114,7 +108,6 @@ def test_under_checkpointing_the_output_of_frozen_embeddings_is_a_leaf_that_stay
     model = build_model(spec, task, dtype="float32", attn_implementation="sdpa", device="meta")
     model.requires_grad_(False)
     model.transformer.h[0].attn.c_attn.weight.requires_grad_()
-    family = Family(device="cuda", dtype="float32", attn_implementation="sdpa", checkpointing="full")
-    tape = micro_step(model, family, Shape(task=task, length=32), 2)
+    tape = micro_step(model, make_family(device="cuda", checkpointing="full"), Shape(task=task, length=32), 2)
     (freed,) = (row[1] for row in tape.storages if row[0] == tape.names.index("embedding"))
     assert freed > tape.forward_end
