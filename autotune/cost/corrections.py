@@ -1,8 +1,8 @@
 """Measurements correct predictions: regressions of measured over predicted, per device and model type.
 
-Memory: how much more or less than counted each component really takes, and what is taken in addition to all of them.
-Time: by which factors the roofline is off, for all configurations, for those that share a knob, and for similar ones.
-Both start from a prior, so the first measurement moves all predictions and later ones separate the effects of knobs.
+Memory: how much more or less than counted each component takes, and what is taken in addition to all of them. Time: by
+which factors the roofline is off, for all configurations, for those that share a knob, and for similar ones. Both start
+from a prior, so the first measurement moves all predictions and later ones separate the effects of knobs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -45,8 +46,8 @@ _MEMORY_NOISE = 0.008
 SIZE = "samples"
 
 # Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
-# Some devices emulate a precision, and a way of running experts or a compiler may be written for another, which is
-# surprising; what only changes the order of the same work is off by less.
+# Surprising knobs: some devices emulate a precision, and a compiler or a way of running experts may be written for
+# another device.
 _TIME_KNOB = 0.15
 _SURPRISING = {"precision": 0.25, "experts": 0.3, "compile": 0.3, "quantization": 0.3}
 _TIME_PRIORS = {SIZE: 0.25, "attention": 0.2, "sharding": 0.2, **_SURPRISING}
@@ -65,7 +66,7 @@ class Observation(Value):
 def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
     """Return the share that each component has of the predicted memory; `compiled`: activations count once more."""
     total = parts.allocated + unused
-    # A compiler decides by itself what is saved and recomputed: so much of them may be missing, or come on top.
+    # A compiler decides by itself which activations it saves: as much of them may be missing, or come on top.
     return {
         "fixed": (parts.weights + parts.gradients + parts.optimizer_state) / total,
         "activations": parts.activations / total,
@@ -120,16 +121,16 @@ def _columns(rows: Sequence[Features], names: Sequence[str]) -> Vector:
 
 
 class TimeSpread(NamedTuple):
-    """How unsure predicted seconds are before anything is measured, as standard deviations of their logarithm."""
+    """How unsure predicted seconds are before anything is measured: standard deviations of errors of the logarithm."""
 
-    device: float  # of what is off for all configurations alike, as the device's rates are
+    device: float  # of an error that all configurations share, as of the device's rates
     knobs: float = 1.0  # factor on the deviations of knobs, residuals and noise
-    several: float = 0.2  # of what is off for all trainings on several devices
-    each: float = 0.0  # of what is off for each of them by itself, which no trial of another tells
+    several: float = 0.2  # of an error that all trainings on several devices share
+    each: float = 0.0  # of an error that each of these has by itself, which no trial of another tells
 
 
 class Corrections:
-    """The regressions over what was observed so far; before that `framework_bytes` are added, mean and deviation."""
+    """The regressions over all observations; without any, `framework_bytes` (mean, deviation) are added."""
 
     def __init__(
         self, observations: Sequence[Observation], framework_bytes: tuple[float, float], time_spread: TimeSpread
@@ -206,11 +207,10 @@ def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
 def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
     """Return how unsure predicted seconds are before any trial.
 
-    A GPU by what published trainings say; with rates that were measured on it, it is taken to be known as one of which
-    there are rows. A processor with rates that were measured on it, or of which only cores and vector extensions are
-    known, and which others may be using. Where operators were measured, all of 240 trials of six small models lay
-    within, and 95 % after one of the model's (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, twice, by
-    which it was chosen).
+    A GPU by what published trainings say; one whose rates were measured is taken to be as well known as one with rows.
+    Of a processor only cores and vector extensions may be known, and others may be using it. Where its operators were
+    measured, all of 240 trials of six small models lay within, and 95 % after one of the model's
+    (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, twice, by which it was chosen).
     """
     if hardware.is_cpu:
         if rates.timings is not None:
@@ -236,7 +236,7 @@ _GRID = ((0.02, 0.04, 0.08, 0.15, 0.25), (0.02, 0.04, 0.08, 0.15, 0.25), (1.0, 3
 EXPECTED = Scales(0.08, 0.04, 1.0)
 
 # The scales are judged by so many of the latest observations. Where there are more, the most probable scales stand for
-# all: what so many leave open hardly matters, while grids and means over hundreds of observations take their time.
+# all: they leave little open, while grids and means over hundreds of observations take their time.
 _MOST_JUDGED = 60
 
 
@@ -248,38 +248,29 @@ def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_time
     return Process(priors, spread.knobs * _TIME_KNOB, frozenset(_SURPRISING), features, log_times, expected)
 
 
+@dataclass(frozen=True)
 class Process:
     """A Gaussian process over configurations, after a set of observations.
 
     The value of a configuration is the sum of a weight for each of its features and of a residual, which is correlated
     between configurations that differ in few knobs (Rasmussen and Williams, Gaussian Processes for Machine Learning,
-    2.2 and 2.7). Weights have a mean of 0; `priors` are their standard deviations by the feature's name up to an "=",
-    `other` that of all further ones. The priors of `surprising` features may all be larger by a factor. This factor and
-    the standard deviations of residuals and noise are learned, by the likelihood of what was observed, over a grid. Few
-    observations leave them open, so predictions are the mean over all scales that are probable enough, with the
-    variance of that mixture.
+    2.2 and 2.7). Weights have a mean of 0. The likelihood of what was observed decides, over a grid, by which factor
+    the priors of surprising features are larger, and the standard deviations of residuals and noise. Few observations
+    leave these scales open, so predictions are the mean over all that are probable enough, with the variance of that
+    mixture.
     """
 
-    def __init__(
-        self,
-        priors: Features,
-        other: float,
-        surprising: frozenset[str],
-        rows: Sequence[Features],
-        values: Sequence[float],
-        expected: Scales = EXPECTED,
-    ) -> None:
-        self._priors = priors
-        self._other = other
-        self._surprising = surprising
-        self._rows = list(rows)
-        self._values = np.array(values, dtype=float)
-        self._weights = self._weigh_scales(expected)
+    priors: Features  # standard deviations of weights, by the feature's name up to an "="
+    other: float  # of the weights of all further features
+    surprising: frozenset[str]
+    rows: Sequence[Features]  # of what was observed
+    values: Sequence[float]
+    expected: Scales = EXPECTED
 
     @property
     def noise(self) -> float:
         """Standard deviation of the noise: the root mean square over the probable scales."""
-        return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._weights.items()))
+        return math.sqrt(sum(weight * scales.noise**2 for scales, weight in self._scales.items()))
 
     def predict(self, features: Sequence[Features], reference: Features | None = None) -> tuple[Vector, Vector]:
         """Return expected values, over that of a `reference`, and their standard deviations without noise."""
@@ -288,8 +279,8 @@ class Process:
         _, firsts, again = np.unique(ids, return_index=True, return_inverse=True)
         order = np.argsort(firsts)  # as they come, wherever they lie in memory
         distinct, again = [features[first] for first in firsts[order]], np.argsort(order)[again]
-        names = _names(itertools.chain(self._rows, distinct, [reference or {}]))
-        known, asked = _columns(self._rows, names), _columns(distinct, names)
+        names = _names([*self.rows, *distinct, reference or {}])
+        known, asked = _columns(self.rows, names), _columns(distinct, names)
         lengths = np.ones(len(asked))  # of the residual's variance
         alike, seen = _correlation(known, asked), _correlation(known, known)
         if reference is not None:
@@ -298,34 +289,33 @@ class Process:
             alike = alike - _correlation(known, beside)
             asked = asked - beside
         means, variances = [], []
-        for scales in self._weights:
+        for scales in self._scales:
             priors = self._deviations(names, scales.surprise)
             mean, variance = np.zeros(len(asked)), np.sum((asked * priors) ** 2, axis=1)
             variance += scales.residual**2 * lengths
-            if self._rows:
+            if self.rows:
                 lower = _lower(known * priors, seen, scales)
                 cross = (known * priors**2) @ asked.T + scales.residual**2 * alike
-                solved = np.linalg.solve(lower, np.column_stack((cross, self._values)))
+                solved = np.linalg.solve(lower, np.column_stack((cross, self.values)))
                 mean = solved[:, :-1].T @ solved[:, -1]
                 variance -= np.sum(solved[:, :-1] ** 2, axis=0)
             means.append(mean)
             variances.append(variance)
-        weights, all_means = np.array(list(self._weights.values())), np.array(means)
+        weights, all_means = np.array(list(self._scales.values())), np.array(means)
         mixed: Vector = weights @ all_means
         deviation: Vector = np.sqrt(np.maximum(weights @ (np.array(variances) + (all_means - mixed) ** 2), 1e-12))
         return mixed[again], deviation[again]
 
     def _deviations(self, names: Sequence[str], surprise: float) -> Vector:
         kinds = [name.partition("=")[0] for name in names]
-        return np.array(
-            [self._priors.get(k, self._other) * (surprise if k in self._surprising else 1.0) for k in kinds]
-        )
+        return np.array([self.priors.get(k, self.other) * (surprise if k in self.surprising else 1.0) for k in kinds])
 
-    def _weigh_scales(self, expected: Scales) -> dict[Scales, float]:
-        """Return how probable each choice of scales is after what was observed, without the improbable ones."""
-        if len(self._rows) < 2:
-            return {expected: 1.0}
-        values, rows = self._values[-_MOST_JUDGED:], self._rows[-_MOST_JUDGED:]
+    @functools.cached_property
+    def _scales(self) -> dict[Scales, float]:
+        """How probable each choice of scales is after what was observed, without the improbable ones."""
+        if len(self.rows) < 2:
+            return {self.expected: 1.0}
+        values, rows = self.values[-_MOST_JUDGED:], self.rows[-_MOST_JUDGED:]
         names = _names(rows)
         known = _columns(rows, names)
         seen = _correlation(known, known)
@@ -333,9 +323,9 @@ class Process:
         for scales in itertools.starmap(Scales, itertools.product(*_GRID)):
             lower = _lower(known * self._deviations(names, scales.surprise), seen, scales)
             white = np.linalg.solve(lower, values)
-            prior = sum((math.log(x / e)) ** 2 for x, e in zip(scales, expected, strict=True))
+            prior = sum((math.log(x / e)) ** 2 for x, e in zip(scales, self.expected, strict=True))
             found[scales] = float(-0.5 * white @ white - np.log(np.diag(lower)).sum() - 0.5 * prior)
-        if len(self._rows) > _MOST_JUDGED:
+        if len(self.rows) > _MOST_JUDGED:
             return {max(found, key=found.__getitem__): 1.0}
         highest = max(found.values())
         weights = {scales: math.exp(value - highest) for scales, value in found.items()}
@@ -344,7 +334,7 @@ class Process:
         return {scales: weight / total for scales, weight in probable.items()}
 
 
-def _names(rows: Iterable[Features]) -> list[str]:
+def _names(rows: Sequence[Features]) -> list[str]:
     return list(dict.fromkeys([SIZE, *itertools.chain(*rows)]))
 
 

@@ -4,12 +4,12 @@ An operator may also take memory of a CUDA device's allocator and give it back b
 alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes` do; they were found by
 running them one by one on torch's real allocator, and read in their sources.
 
-Of Liger's kernels the library's own functions run on tensors without values, its Triton kernels don't. A model is
-patched as transformers' Trainer has it done (`apply_liger_kernel`). The functions allocate as they always do; a kernel
-that is launched is written down with the tensors that it is given. The fused linear cross-entropy alone is written
-here, since it asks for values and for the device: `fused_linear_cross_entropy_forward` of liger-kernel 0.8. It works
-head and loss out in chunks of tokens, whose logits take about as much as the hidden states, and makes the gradients in
-the forward pass. Not covered: rows of a norm's gradient for each multiprocessor, of which there is one here.
+Liger's own functions run on tensors without values and allocate as always; of its Triton kernels a launch is written
+down with the tensors that it is given. A model is patched as transformers' Trainer has it done (`apply_liger_kernel`).
+The fused linear cross-entropy alone is written here, since it asks for values and for the device:
+`fused_linear_cross_entropy_forward` of liger-kernel 0.8. It works head and loss out in chunks of tokens, whose logits
+take about as much as the hidden states, and makes the gradients in the forward pass. Not covered: rows of a norm's
+gradient for each multiprocessor, of which there is one here.
 """
 
 from __future__ import annotations
@@ -125,9 +125,8 @@ class CtcLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Return the gradient of the log-probabilities; the backward pass takes as much again as was saved."""
         log_probabilities, alpha = ctx.saved_tensors
-        beta = torch.empty_like(alpha)
+        beta = torch.empty_like(alpha)  # as much again as was saved
         result = torch.empty_like(log_probabilities)
         ctx.recorder.note_kernel("ctc_loss_backward", 0.0, log_probabilities, alpha, beta, result, kind=NORMALISATION)
         return result, None, None
@@ -141,8 +140,8 @@ def scratch_bytes(name: str, args: Any, out: Any) -> int:
     if name != "embedding_dense_backward":
         return 0
     # `embedding_backward_cuda_kernel`: partial sums in fp32, one for each token and each ten tokens of a batch. Rows of
-    # tokens are sorted first, which takes three numbers each. Up to 3,072 tokens another kernel is taken, without any
-    # of it, which is left out: what is traced is a batch of two.
+    # tokens are sorted first, which takes three numbers each. Up to 3,072 tokens torch takes another kernel, without
+    # scratch, which is left out: a trace's batches are of two samples and four.
     gradient, indices, rows = args[0], args[1], int(args[2])
     tokens, width = int(indices.numel()), int(gradient.shape[-1])
     segments = min(tokens, rows)
@@ -171,12 +170,13 @@ def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[No
         for name in {type(module).__module__ for module in base.modules()}:
             if name.startswith("transformers."):
                 changed.enter_context(mock.patch.dict(vars(sys.modules[name])))
-        same = torch.nn.functional.cross_entropy
-        changed.enter_context(mock.patch.object(torch.nn.functional, "cross_entropy", same))
-        changed.enter_context(mock.patch.object(JITFunction, "run", launch))
-        changed.enter_context(mock.patch.object(fused, "fused_linear_cross_entropy_forward", forward))
-        scaled = mock.patch.object(fused, "fused_linear_cross_entropy_backward", lambda _, *gradients: gradients)
-        changed.enter_context(scaled)
+        for owner, name, replacement in (
+            (torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy),  # to be put back
+            (JITFunction, "run", launch),
+            (fused, "fused_linear_cross_entropy_forward", forward),
+            (fused, "fused_linear_cross_entropy_backward", lambda _, *gradients: gradients),  # without scaling
+        ):
+            changed.enter_context(mock.patch.object(owner, name, replacement))
         _apply_liger_kernel_to_instance(model=base)
         yield
 

@@ -210,7 +210,7 @@ def _steps(
     """Return the seconds of an optimizer's step over one parameter, by `parameter_key`."""
     pieces: dict[str, tuple[float, _Make]] = {}
     for what, group in itertools.product(whats, groups):
-        nbytes = 6 * _COPIES * group.elements * group.element_bytes  # states and temporaries count as two each
+        nbytes = 6 * _COPIES * group.nbytes  # states and temporaries count as two each
         pieces[parameter_key(what, group)] = nbytes, functools.partial(_step, what, group, stopwatch.device)
     return {key: taken / _COPIES for key, taken in _in_turn(pieces, stopwatch, *limits).items()}
 

@@ -6,9 +6,9 @@ The optimizer's step holds all gradients and its temporaries, and no activation.
 steps, when gradients are gone. `sharding` knows what one of several devices has of all this. Outside of the allocator
 come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
-What is alive is summed up storage by storage, once; of all moments those are kept that are the peak at some
-micro-batch, so that a search can ask for thousands of configurations. What is shown of one is replayed (`reserve`).
-`alive` lists it tensor by tensor, since the trace's storages know the module and the operator that made them.
+The storages that are alive are summed up once for each operator, and the moments kept that are the peak at some
+micro-batch, so that a search can ask for thousands of configurations. For a single one the allocator is replayed
+(`reserve`). `Footprint.alive` lists tensors, since a trace's storages know the module and the operator that made them.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def always_bytes(profile: Profile) -> float:
     """
     if profile.family.device == "cpu":
         return 11 * _MIB if profile.family.half else 0.0
-    sizes = ((g.count, g.elements * g.element_bytes) for g in profile.parameters)
+    sizes = ((g.count, g.nbytes) for g in profile.parameters)
     workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
     return workspaces + float(sum(count * (-size % 512) for count, size in sizes))
 
@@ -217,72 +217,6 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     return total / (spread.tensor_parallel if spread.sharding == "none" else spread.world_size)
 
 
-def share(config: TrainConfig, profile: Profile, accumulation: float) -> Share:
-    found = share_of(profile, config.optim, Spread.of(config), accumulated=accumulation > 1)
-    kept = config.activation_memory_budget
-    return found if kept is None else replace(found, kept=kept)
-
-
-def phases(
-    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-) -> list[Components]:
-    """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
-    held = share(config, profile, accumulation)
-    steps = _steps(profile, size, accumulation, held)
-    resting = Components(steps[0].weights, 0.0, held.states, 0.0, 0.0, held.paged, "state_dict", phase="saving")
-    between = [resting]  # when gradients are gone
-    if WAYS[config.parallelism.sharding].weights:  # saved one gathered parameter after the other: `get_state_dict`
-        gathered = max((g.elements * g.element_bytes for g in profile.parameters), default=0.0)
-        between = [replace(resting, communication=gathered)]
-    if (forward := profile.evaluation) is not None:
-        how = evaluation or Evaluation()
-        before = max(0, how.kept_samples - how.batch) * forward.outputs_bytes.per_sample
-        highest = _peak(profile, forward.storages, replace(held, kept=1.0), how.batch, later=False)
-        evaluating = [replace(highest, activations=highest.activations + before, phase="evaluation")]
-        if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
-            whole = before + forward.outputs_bytes.at(how.batch)
-            evaluating.append(replace(evaluating[0], activations=whole, temporaries=whole, moment="cat"))
-        between.insert(0, _largest(evaluating))
-    is_replayed = profile.family.device == "cuda" and config.activation_memory_budget is None
-    if is_replayed and (config.parallelism.is_single or buckets_of(config, profile.family)):
-        peaks = _held(config, profile, size, accumulation, evaluation)
-        inputs = profile.inputs_bytes * size * accumulation + profile.buffers_bytes
-        steps = [_replayed(c, peak + inputs) for c, peak in zip(steps, peaks[:2], strict=True)]
-        if peaks.evaluation:
-            between[0] = _replayed(between[0], peaks.evaluation + profile.buffers_bytes)
-    completions = config.generation_batch_size or round(size * accumulation)
-    return [*steps, *_generating(profile, held, completions), *between]
-
-
-def _replayed(counted: Components, allocated: float) -> Components:
-    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
-
-
-def _held(config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None) -> Held:
-    return held_bytes(
-        profile, config.optim, size, accumulated=accumulation > 1, expandable=config.expandable_segments,
-        buckets=buckets_of(config, profile.family), evaluation=evaluation,
-    )  # fmt: skip
-
-
-def parts(
-    config: TrainConfig, profile: Profile, size: float, accumulation: int, evaluation: Evaluation | None
-) -> tuple[Components, float]:
-    """Return memory by component and what the allocator reserves beyond it, evaluation left out if it is None."""
-    found = phases(config, profile, size, accumulation, evaluation)
-    peak = _largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
-    if profile.family.device == "cpu":  # its allocator holds nothing
-        return peak, 0.0
-    unused = float(_held(config, profile, size, accumulation, evaluation).unused)
-    if WAYS[config.parallelism.sharding].engine == "fsdp":
-        # FSDP2 holds more on streams of its own, whose blocks the computing's can't use: gathered units as they arrive,
-        # and reduced gradients, also after they have been freed (`_fsdp_collectives.py` of torch).
-        there = 0.0 if accumulation > 1 and peak.phase == "forward and backward" else peak.gradients
-        reduced = share(config, profile, accumulation).gradients
-        unused += max(0.0, reduced - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
-    return peak, unused
-
-
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
 
@@ -295,66 +229,136 @@ class _Tensor(NamedTuple):
     is_fixed: bool = True  # whatever the micro-batch
 
 
-def alive(
-    profile: Profile, config: TrainConfig, parts: Components, *, samples: float, accumulated: bool
-) -> tuple[Alive, ...]:
-    """Return what is alive at the peak that `parts` are of, in proportion on several devices, most first."""
-    totals = {
-        "weights": parts.weights,
-        "gradients": parts.gradients,
-        "optimizer states": parts.optimizer_state,
-        "activations": parts.activations,
-        "temporaries": parts.temporaries,
-        "communication": parts.communication,
-    }
-    sums: dict[str, float] = defaultdict(float)
-    groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
-    for tensor in _tensors(profile, config, parts, samples, accumulated=accumulated):
-        sums[tensor.kind] += tensor.nbytes
-        if totals[tensor.kind]:  # layers alike together, as the model names them
-            module = _NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
-            groups[tensor.kind, module, tensor.operator].append(tensor)
-    rows = []
-    rest = {kind: total for kind, total in totals.items() if total > 0}
-    for (kind, module, operator), tensors in groups.items():
-        nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
-        if nbytes >= 0.002 * parts.allocated:  # what takes less is put together by kind
-            rest[kind] -= nbytes
-            knob = _knob(config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
-            rows.append((kind, module, operator, len(tensors), nbytes, knob))
-    rows += [(kind, "", "others", 0, nbytes, None) for kind, nbytes in rest.items() if nbytes >= 0.5]
-    found = (
-        Alive(kind=kind, module=module, operator=operator, tensors=count, allocated_bytes=round(nbytes), knob=knob)
-        for kind, module, operator, count, nbytes, knob in rows
-    )
-    return tuple(sorted(found, key=lambda row: -row.allocated_bytes))
+@dataclass(frozen=True)
+class Footprint:
+    """The memory of a configuration of a traced family."""
 
+    config: TrainConfig
+    profile: Profile
+    micro_batch: float  # samples of full length
+    accumulation: float
 
-def _tensors(
-    profile: Profile, config: TrainConfig, parts: Components, samples: float, *, accumulated: bool
-) -> Iterator[_Tensor]:
-    parameters = [(name.rpartition(".")[0], group) for name, group in zip(profile.names, profile.made, strict=True)]
-    for module, group in parameters:
-        yield _Tensor("weights", module, "parameter", group.elements * group.element_bytes)
-        if group.trained:
-            sizes, scales = state_sizes(config.optim, group)
-            nbytes = sum(scales) + (0.0 if is_paged(config.optim, group) else sum(sizes))
-            yield _Tensor("optimizer states", module, config.optim, nbytes)
-    if parts.phase == "forward and backward":  # what the operators made
-        storages = profile.storages
-        activations, temporaries, gradients, fresh = storages.alive.transpose(1, 0, 2)
-        peak = ((activations + temporaries + (fresh if accumulated else gradients)) @ [1.0, samples]).argmax()
-        for made, freed, fixed, of_sample, is_gradient, columns, origin in storages.rows.tolist():
-            if columns or made > peak or (freed <= peak and (accumulated or not is_gradient)):
-                continue
-            is_saved = made < storages.forward_end < freed
-            kind = "gradients" if is_gradient else "activations" if is_saved else "temporaries"
-            module, operator = storages.origins[int(origin)] if storages.origins else ("", "")
-            yield _Tensor(kind, module, operator, fixed + of_sample * samples, is_fixed=not of_sample)
-    if parts.phase == "optimizer step" or (accumulated and parts.phase not in ("evaluation", "saving")):
+    @property
+    def share(self) -> Share:
+        """What one device holds."""
+        spread, kept = Spread.of(self.config), self.config.activation_memory_budget
+        found = share_of(self.profile, self.config.optim, spread, accumulated=self.accumulation > 1)
+        return found if kept is None else replace(found, kept=kept)
+
+    def stepping(self) -> Components:
+        """Return the memory at the peak of a step and of what is generated for it, without a replay."""
+        completions = self.config.generation_batch_size
+        return components(self.profile, self.config.optim, self.micro_batch, self.accumulation, self.share, completions)
+
+    def phases(self, evaluation: Evaluation | None) -> list[Components]:
+        """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
+        config, profile, share = self.config, self.profile, self.share
+        steps = _steps(profile, self.micro_batch, self.accumulation, share)
+        resting = Components(steps[0].weights, 0.0, share.states, 0.0, 0.0, share.paged, "state_dict", phase="saving")
+        between = [resting]  # when gradients are gone
+        if WAYS[config.parallelism.sharding].weights:  # saved one gathered parameter after the other: `get_state_dict`
+            between = [replace(resting, communication=max((g.nbytes for g in profile.parameters), default=0.0))]
+        if (forward := profile.evaluation) is not None:
+            how = evaluation or Evaluation()
+            before = max(0, how.kept_samples - how.batch) * forward.outputs_bytes.per_sample
+            highest = _peak(profile, forward.storages, replace(share, kept=1.0), how.batch, later=False)
+            evaluating = [replace(highest, activations=highest.activations + before, phase="evaluation")]
+            if before:  # `EvalLoopContainer.add` of transformers makes a new tensor of those before and of this batch's
+                whole = before + forward.outputs_bytes.at(how.batch)
+                evaluating.append(replace(evaluating[0], activations=whole, temporaries=whole, moment="cat"))
+            between.insert(0, _largest(evaluating))
+        is_replayed = profile.family.device == "cuda" and config.activation_memory_budget is None
+        if is_replayed and (config.parallelism.is_single or buckets_of(config, profile.family)):
+            peaks = self._held(evaluation)
+            inputs = profile.inputs_bytes * self.micro_batch * self.accumulation + profile.buffers_bytes
+            steps = [_replayed(c, peak + inputs) for c, peak in zip(steps, peaks[:2], strict=True)]
+            if peaks.evaluation:
+                between[0] = _replayed(between[0], peaks.evaluation + profile.buffers_bytes)
+        completions = config.generation_batch_size or round(self.micro_batch * self.accumulation)
+        return [*steps, *_generating(profile, share, completions), *between]
+
+    def _held(self, evaluation: Evaluation | None) -> Held:
+        return held_bytes(
+            self.profile, self.config.optim, self.micro_batch, accumulated=self.accumulation > 1,
+            expandable=self.config.expandable_segments, buckets=buckets_of(self.config, self.profile.family),
+            evaluation=evaluation,
+        )  # fmt: skip
+
+    def peak(self, evaluation: Evaluation | None) -> tuple[Components, float]:
+        """Return memory by component and what the allocator reserves beyond it, evaluation left out if it is None."""
+        found, profile = self.phases(evaluation), self.profile
+        peak = _largest([c for c in found if evaluation is not None or c.phase not in ("evaluation", "saving")])
+        if profile.family.device == "cpu":  # its allocator holds nothing
+            return peak, 0.0
+        unused = float(self._held(evaluation).unused)
+        if WAYS[self.config.parallelism.sharding].engine == "fsdp":
+            # FSDP2 holds more on streams of its own, whose blocks the computing's can't use: gathered units as they
+            # arrive, and reduced gradients, also after they have been freed (`_fsdp_collectives.py` of torch).
+            there = 0.0 if self.accumulation > 1 and peak.phase == "forward and backward" else peak.gradients
+            unused += max(0.0, self.share.gradients - there) + total_bytes(profile.outside) + total_bytes(profile.layer)
+        return peak, unused
+
+    def alive(self, peak: Components) -> tuple[Alive, ...]:
+        """Return the tensors that are alive at a peak, the largest first; on several devices in proportion."""
+        totals = {
+            "weights": peak.weights,
+            "gradients": peak.gradients,
+            "optimizer states": peak.optimizer_state,
+            "activations": peak.activations,
+            "temporaries": peak.temporaries,
+            "communication": peak.communication,
+        }
+        sums: dict[str, float] = defaultdict(float)
+        groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
+        for tensor in self._tensors(peak.phase):
+            sums[tensor.kind] += tensor.nbytes
+            if totals[tensor.kind]:  # layers alike together, as the model names them
+                module = _NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
+                groups[tensor.kind, module, tensor.operator].append(tensor)
+        rows = []
+        rest = {kind: total for kind, total in totals.items() if total > 0}
+        for (kind, module, operator), tensors in groups.items():
+            nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
+            if nbytes >= 0.002 * peak.allocated:  # what takes less is put together by kind
+                rest[kind] -= nbytes
+                knob = _knob(self.config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
+                rows.append((kind, module, operator, len(tensors), nbytes, knob))
+        rows += [(kind, "", "others", 0, nbytes, None) for kind, nbytes in rest.items() if nbytes >= 0.5]
+        found = (
+            Alive(kind=kind, module=module, operator=operator, tensors=count, allocated_bytes=round(nbytes), knob=knob)
+            for kind, module, operator, count, nbytes, knob in rows
+        )
+        return tuple(sorted(found, key=lambda row: -row.allocated_bytes))
+
+    def _tensors(self, phase: PhaseName) -> Iterator[_Tensor]:
+        profile, optim, accumulated = self.profile, self.config.optim, self.accumulation > 1
+        parameters = [(name.rpartition(".")[0], group) for name, group in zip(profile.names, profile.made, strict=True)]
         for module, group in parameters:
+            yield _Tensor("weights", module, "parameter", group.nbytes)
             if group.trained:
-                yield _Tensor("gradients", module, "parameter", group.elements * group.element_bytes)
+                sizes, scales = state_sizes(optim, group)
+                nbytes = sum(scales) + (0.0 if is_paged(optim, group) else sum(sizes))
+                yield _Tensor("optimizer states", module, optim, nbytes)
+        if phase == "forward and backward":  # what the operators made
+            storages = profile.storages
+            activations, temporaries, gradients, fresh = storages.alive.transpose(1, 0, 2)
+            lines = activations + temporaries + (fresh if accumulated else gradients)
+            peak = (lines @ [1.0, self.micro_batch]).argmax()
+            for made, freed, fixed, of_sample, is_gradient, columns, origin in storages.rows.tolist():
+                if columns or made > peak or (freed <= peak and (accumulated or not is_gradient)):
+                    continue
+                is_saved = made < storages.forward_end < freed
+                kind = "gradients" if is_gradient else "activations" if is_saved else "temporaries"
+                module, operator = storages.origins[int(origin)] if storages.origins else ("", "")
+                yield _Tensor(kind, module, operator, fixed + of_sample * self.micro_batch, is_fixed=not of_sample)
+        if phase == "optimizer step" or (accumulated and phase not in ("evaluation", "saving")):
+            for module, group in parameters:
+                if group.trained:
+                    yield _Tensor("gradients", module, "parameter", group.nbytes)
+
+
+def _replayed(counted: Components, allocated: float) -> Components:
+    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
 
 
 def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:

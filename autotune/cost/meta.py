@@ -1,15 +1,12 @@
 """Runs operators on the meta device: equal ones once, and those of models that are shown images; writes calls as text.
 
-Of equal operators only the results' shapes are made anew.
-
 Models that are shown images ask for values: where the placeholders of images stand, how an image is cut. The inputs
-that they ask are on the host and stay there, whatever device a model moves them to. With tensors of the meta device
-only their sizes count. Such models loop over images. Those of a trace are all of one size, so they are a dimension
-instead, and a trace has the same operators whatever the micro-batch. Sizes and lifetimes are those of the loop.
+that they ask are on the host and stay there, whatever device a model moves them to. Beside tensors of the meta device
+only their sizes count. These models loop over images; a trace, whose images are all of one size, makes them a dimension
+instead. So it has the same operators whatever the micro-batch, with the sizes and lifetimes of the loop.
 
 An operator's call as text is JSON: its name, its arguments and its keyword arguments; a tensor is its type, sizes and,
-where it isn't contiguous, strides. Values are not kept: an operator is run again on random numbers, and on indices that
-are all 0.
+where it isn't contiguous, strides. Values aren't kept: an operator is run again on random numbers and on indices of 0.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _PLAIN = frozenset({int, float, bool, str, torch.dtype, torch.device, torch.layo
 
 
 def run_once(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns; one that ran before on meta tensors alike is not run again.
+    """Return an operator's results; of one that ran before on meta tensors alike only their shapes are made anew.
 
     Equal layers run equal operators, and working out the shapes of their results, mostly in Python, is most of the time
     of a trace. Operators that return views or change an argument are always run.
@@ -107,7 +104,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator returns of tensors of the meta device, of the host, or of both."""
+    """Return the results of an operator on tensors of the meta device, of the host, or of both."""
     given = tensors_in(args) + tensors_in(tuple(kwargs.values()))
     on_host = sum(not tensor.is_meta for tensor in given)
     if not on_host:
@@ -189,8 +186,8 @@ def runnable(call: str, device: torch.device) -> Callable[[], Any]:
     """Return what runs a call on a device; raises where the operator isn't there or memory is short."""
     name, args, kwargs = json.loads(call)
     made = [_made(value, device) for value in args]
-    if name in _KERNELS:
-        return _KERNELS[name](*made[:3], kwargs["causal"])
+    if "." not in name and "attention" in name:  # a kernel that a trace writes down by itself: `attention`
+        return _attention(*made[:3], causal=kwargs["causal"], backward=name.endswith("backward"))
     space, packet, overload = (*name.split("."), "default")[:3]
     operator = getattr(getattr(getattr(torch.ops, space), packet), overload)
     return functools.partial(operator, *made, **{key: _made(value, device) for key, value in kwargs.items()})
@@ -225,22 +222,13 @@ def _made(value: Any, device: torch.device) -> Any:
     return flat.as_strided(shape, value["s"]) if "s" in value else flat.view(shape)
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Callable[[], Any]:
-    grouped = key.shape[1] != query.shape[1]
-    return lambda: scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=grouped)
-
-
-def _attention_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Callable[[], Any]:
-    inputs = [t.requires_grad_() for t in (query, key, value)]
+def _attention(*inputs: torch.Tensor, causal: bool, backward: bool) -> Callable[[], Any]:
+    grouped = inputs[0].shape[1] != inputs[1].shape[1]
+    attend = functools.partial(scaled_dot_product_attention, *inputs, is_causal=causal, enable_gqa=grouped)
+    if not backward:
+        return attend
+    for tensor in inputs:
+        tensor.requires_grad_()
     with torch.enable_grad():
-        output = _attention(inputs[0], inputs[1], inputs[2], causal)()
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
-
-
-# Kernels that a trace writes down by itself: `attention`.
-_KERNELS: dict[str, Callable[..., Callable[[], Any]]] = {
-    f"{kernel}_attention{which}": run
-    for kernel in ("fused", "flash", "efficient")
-    for which, run in (("", _attention), ("_backward", _attention_backward))
-}
+        output = attend()
+    return functools.partial(torch.autograd.grad, output, inputs, torch.randn_like(output), retain_graph=True)

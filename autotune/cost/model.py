@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.cost import memory
 from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
-from autotune.cost.memory import Components, communicators_bytes, framework_bytes
+from autotune.cost.memory import Components, Footprint, communicators_bytes, framework_bytes
 from autotune.cost.profile import Profile, Vector
 from autotune.cost.sharding import Network, Spread, network_of
 from autotune.cost.time import StepCost, dense_peak
@@ -161,12 +160,8 @@ class CostModel:
         together = sizes * kind.parallelism.data_parallel
         accumulation = (self.workload.global_batch_size or together) / together
         padded = in_full_length(self.workload, kind, sizes)
-        parts = [
-            memory.components(
-                profile, kind.optim, size, steps, memory.share(kind, profile, steps), kind.generation_batch_size
-            )
-            for size, steps in zip(padded.largest.tolist(), accumulation.tolist(), strict=True)
-        ]
+        pairs = zip(padded.largest.tolist(), accumulation.tolist(), strict=True)
+        parts = [Footprint(kind, profile, size, steps).stepping() for size, steps in pairs]
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
@@ -224,59 +219,45 @@ class CostModel:
             traced_by=profile.traced_by,
             notes=(_COMPILED,) if is_compiled(config) else (),
             communication_s=waiting * corrected,
-            host_bytes=round(memory.share(config, profile, accumulation).host),
+            host_bytes=round(self._footprint(config, profile).share.host),
         )
+
+    def _footprint(self, config: TrainConfig, profile: Profile) -> Footprint:
+        size = float(self._padded(config).largest[0])
+        return Footprint(config, profile, size, self.workload.accumulation_steps(config))
 
     def host_bytes(self, config: TrainConfig) -> float:
         profile = self.profile(config)
-        if profile is None or config.parallelism.offload == "none":
-            return 0.0
-        return memory.share(config, profile, self.workload.accumulation_steps(config)).host
+        return 0.0 if profile is None else self._footprint(config, profile).share.host
 
     def paged_bytes(self, config: TrainConfig) -> float:
         """Return the optimizer states of a traced configuration that lie beyond the allocator."""
-        profile = self.profiles[family_of(config, self.hardware, self.workload)]
-        return memory.share(config, profile, self.workload.accumulation_steps(config)).paged
+        return self._footprint(config, self.profiles[family_of(config, self.hardware, self.workload)]).share.paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
-        parts, unused = self._parts(config, profile, self.evaluation)
+        footprint, compiled = self._footprint(config, profile), is_compiled(config)
+        parts, unused = self._peak(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
-        how = self.evaluation or (Evaluation(batch=own) if own else None)
-        steps = self.workload.accumulation_steps(config)
-        counted = memory.phases(config, profile, float(self._padded(config).largest[0]), steps, how)
-        compiled = is_compiled(config)
-        allocated, reserved = parts.allocated, parts.allocated + unused
-        features = memory_features(parts, unused, compiled=compiled)
-        of_allocated = memory_features(parts, 0.0, compiled=compiled)
-        factor, allocated_deviation = self.corrections.memory("allocated", of_allocated)
-        reserved_factor, reserved_deviation = self.corrections.memory("reserved", features)
-        device_factor, device_deviation = self.corrections.memory("device", features)
-        # Outside of the allocator: what is learned, and what isn't.
-        outside = framework_bytes(self.hardware)[0]
+        counted = footprint.phases(self.evaluation or (Evaluation(batch=own) if own else None))
+        # Outside of the allocator, and not learned: paged states and NCCL's buffers.
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
-        device = reserved * device_factor + beyond
-
-        phases = tuple(
-            Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in counted
-        )
-
-        def interval(total: float, center: float, deviation: float) -> Interval:
-            low = center - Z * deviation * total
-            return Interval(low=max(low, parts.weights) if compiled else low, high=center + Z * deviation * total)
-
+        factor, _ = self.corrections.memory("allocated", memory_features(parts, 0.0, compiled=compiled))
         names = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication")
-        by_component: dict[str, Any] = {f"{name}_bytes": round(getattr(parts, name) * factor) for name in names}
+        found: dict[str, Any] = {f"{name}_bytes": round(getattr(parts, name) * factor) for name in names}
+        for quantity, rest, more in (("allocated", 0.0, 0.0), ("reserved", unused, 0.0), ("device", unused, beyond)):
+            total, features = parts.allocated + rest, memory_features(parts, rest, compiled=compiled)
+            ratio, deviation = self.corrections.memory(quantity, features)
+            peak = total * ratio + more
+            low, high = peak - Z * deviation * total, peak + Z * deviation * total
+            found[f"{quantity}_peak_bytes"] = round(peak)
+            found[f"{quantity}_interval"] = Interval(low=max(low, parts.weights) if compiled else low, high=high)
         return MemoryBreakdown(
-            **by_component,
-            framework_bytes=round(outside + beyond),
-            allocated_peak_bytes=round(allocated * factor),
-            reserved_peak_bytes=round(reserved * reserved_factor),
-            device_peak_bytes=round(device),
-            allocated_interval=interval(allocated, allocated * factor, allocated_deviation),
-            reserved_interval=interval(reserved, reserved * reserved_factor, reserved_deviation),
-            device_interval=interval(reserved, device, device_deviation),
+            **found,
+            framework_bytes=round(framework_bytes(self.hardware)[0] + beyond),
             phase=parts.phase,
-            phases=phases,
+            phases=tuple(
+                Phase(name=p.phase, operator=p.moment, allocated_bytes=round(p.allocated * factor)) for p in counted
+            ),
         )
 
     def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
@@ -284,16 +265,12 @@ class CostModel:
         profile = self.profile(config)
         if profile is None:
             return ()
-        parts, _ = self._parts(config, profile, self.evaluation)
-        samples, accumulated = float(self._padded(config).largest[0]), self.workload.accumulation_steps(config) > 1
-        return memory.alive(profile, config, parts, samples=samples, accumulated=accumulated)
+        footprint = self._footprint(config, profile)
+        return footprint.alive(self._peak(config, profile, self.evaluation)[0])
 
-    def _parts(
-        self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None = None
-    ) -> tuple[Components, float]:
+    def _peak(self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None) -> tuple[Components, float]:
         if (key := (config, evaluation)) not in self.replayed:
-            steps, samples = self.workload.accumulation_steps(config), float(self._padded(config).largest[0])
-            self.replayed[key] = memory.parts(config, profile, samples, steps, evaluation)
+            self.replayed[key] = self._footprint(config, profile).peak(evaluation)
         return self.replayed[key]
 
     def _padded(self, config: TrainConfig) -> FullLength:
@@ -318,7 +295,7 @@ class CostModel:
             return None
         # Another seed is the same work: what it measured takes the place of what was known.
         key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
-        parts, unused = self._parts(config, profile)
+        parts, unused = self._peak(config, profile, None)
         beyond = communicators_bytes(self.hardware, config.parallelism)
         if measured is None:
             assert isinstance(failure, Failure)

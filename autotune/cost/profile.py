@@ -56,6 +56,11 @@ class ParameterGroup(Value):
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> float:
+        """Of one of the parameters."""
+        return self.elements * self.element_bytes
+
 
 class Line(Value):
     """A quantity of a micro-batch: `constant + per_sample x samples`."""
@@ -184,6 +189,10 @@ class Profile(Value):
     @property
     def gradients_bytes(self) -> int:
         return int(total_bytes(self.parameters, trained=True))
+
+    @property
+    def trained_elements(self) -> int:
+        return sum(g.count * g.elements for g in self.parameters if g.trained)
 
     def work_arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the columns of `work`, a row for each."""

@@ -106,8 +106,14 @@ def profile(
     this model and shape before is in `known`, which is used and added to.
     """
     shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
+    profiler = _Profiler(spec, family, shape, change, {} if known is None else known)
+    config = without_chance(build_config(spec, shape.task))
+    found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
     try:
-        return _Profiler(spec, family, shape, change, {} if known is None else known).profile(parameters)
+        if found and all(s.depth > s.base for s in found):
+            with contextlib.suppress(NotLinear):
+                return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
+        return replace(profiler, known={}).extended(config, (), None)
     except (NotLinear, Untraceable) as error:
         raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {one_line(error)}") from error
 
@@ -122,18 +128,7 @@ class _Profiler:
     change: Change | None
     known: Known
 
-    def profile(self, parameters: int | None) -> Profile:
-        """Return the profile, extended from few layers if that comes to so many parameters, else traced whole."""
-        config = without_chance(build_config(self.spec, self.shape.task))
-        if self.family.tensor_parallel > 1:
-            parameters = None  # those of the whole model
-        found = stacks(config, self.family.checkpointed_every, frozen_layers(self.spec.frozen))
-        if found and all(s.depth > s.base for s in found):
-            with contextlib.suppress(NotLinear):
-                return self._extended(config, found, parameters)
-        return replace(self, known={})._extended(config, (), None)
-
-    def _extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
+    def extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
         """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole."""
         depths = {s.field: s.base + s.period for s in found}
         deep = self._traced(config, depths)
@@ -145,7 +140,7 @@ class _Profiler:
         if parameters not in (None, counted):
             raise NotLinear(f"{counted} parameters instead of {parameters}")
         layer, outside, count = layers_of(deep.names, deep.parameters)
-        fewer = [layers_of(t.names, t.parameters)[2] for t in lacking]
+        fewer = [layers_of(short.names, short.parameters)[2] for short in lacking]
         places = {group: at for at, group in enumerate(groups)}
         steps = deep.step, [short.step for short in lacking], times
         work, needed = work_of(*steps)
@@ -193,27 +188,24 @@ class _Profiler:
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:
         family, depths = self.family, tuple(depth.items())
-        if (family, depths) not in self.known:
-            others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
-            like = next((found for other in others if (found := self.known.get((other, depths)))), None)
-            self.known[family, depths] = self._shallow(shallower(config, depth), like)
-        return self.known[family, depths]
-
-    def _shallow(self, config: Any, like: Shallow | None) -> Shallow:
-        """Trace the model of a config; `like`: what differs in checkpointing, which no evaluation has."""
+        if (family, depths) in self.known:
+            return self.known[family, depths]
+        # A family that differs in checkpointing alone has the same evaluation.
+        others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
+        evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
-            model = build(self.spec, config, self.family, self.shape, self.change)
+            model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
             step = self._pass(model, micro_step)
-            evaluation = None if like is None else like.evaluation
             with contextlib.suppress(NotLinear, Untraceable):
                 evaluation = evaluation or self._pass(model, evaluation_step)
-        return Shallow(
+        self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
             parameters=_groups(model, has_unused=self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         )
+        return traced
 
     def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
         try:

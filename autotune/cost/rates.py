@@ -36,23 +36,20 @@ ENTRY = "autotune.cost.measuring:run_measure"
 
 def rates_by_table(hardware: Hardware) -> Rates:
     """Return the rates that the device should attain; a MachineError if no data sheet of it is known."""
+    if (rates := known_rates(hardware)) is None:
+        raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
+    return rates
+
+
+def known_rates(hardware: Hardware) -> Rates | None:
+    """Return the rates that the device should attain; None if no data sheet of it is known."""
     if hardware.is_cpu:
         # Two threads of a core share its vector units.
         physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
         share = min(physical / logical, 1.0) if physical and logical else 1.0
         return cpu_rates(hardware.features, hardware.cores * share, _frequency_hz(hardware.name))
     gpu = gpu_of(hardware.name)
-    if gpu is None:
-        raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
-    return sheet_rates(gpu)
-
-
-def known_rates(hardware: Hardware) -> Rates | None:
-    """Return the rates that the device should attain; None if no data sheet of it is known."""
-    try:
-        return rates_by_table(hardware)
-    except MachineError:
-        return None
+    return None if gpu is None else sheet_rates(gpu)
 
 
 def sheet_rates(gpu: Gpu) -> Rates:
@@ -156,18 +153,18 @@ class OperatorRequest(Value):
     """The operators and optimizers to measure."""
 
     device: str
-    calls: tuple[str, ...] = Field(description="as `meta` writes them, those that matter most first")
+    calls: tuple[str, ...] = Field(description="as `meta` writes them, the costliest first")
     parameters: tuple[ParameterGroup, ...] = Field(default=(), description="of the models")
     optimizers: tuple[str, ...] = Field(default=(), description="by transformers' names, to step over these")
     limit_s: float = Field(gt=0, description="nothing is begun after this")
     most_bytes: float = Field(description="of the tensors that are there at a time")
-    known: Timings | None = Field(default=None, description="what no model decides is taken from it")
+    known: Timings | None = Field(default=None, description="its times that are those of all models are kept")
 
 
 def calibrate(hardware: Hardware) -> Rates:
     """Return the measured rates of a device of this machine; takes seconds, with the device to itself.
 
-    A MachineError if torch can't use it, an InfrastructureError if measuring fails or gives more than it can do.
+    MachineError: torch can't use it; InfrastructureError: measuring fails, or gives more than its data sheet allows.
     """
     there = {"fp32": True, "tf32": hardware.has_tf32, "fp16": not hardware.is_cpu, "bf16": hardware.has_bf16}
     # Of each of the three tensors of an addition: far beyond the caches, and a quarter of the free memory at most.
@@ -195,20 +192,19 @@ def calibrate(hardware: Hardware) -> Rates:
         raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
     rates = Rates.model_validate_json(last)
     if too_much := beyond_data_sheet(rates, hardware):
-        why = "not stored, its work was not what was timed"
-        raise InfrastructureError(f"measuring {hardware.device} gave {too_much}: {why}")
+        raise InfrastructureError(f"measuring {hardware.device} gave {too_much}: not stored, other work was timed")
     known = known_rates(hardware)
     return rates.model_copy(update={"peak_flops": known.peak_flops if known is not None else {}})
 
 
 def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
-    """Return which rate no such GPU can have, and its data sheet's peak; None: none, or no data sheet is known."""
+    """Say which rate no such GPU can have, beside its data sheet's peak; None: none, or no data sheet is known."""
     gpu = None if hardware.is_cpu else gpu_of(hardware.name)
     if gpu is None:
         return None
     peaks = {**gpu.peak_flops, "bandwidth": gpu.bandwidth}
-    measured: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
-    for what, rate in measured:
+    rows: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
+    for what, rate in rows:
         # Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at
         # 1,980 MHz instead of 1,830, cards that are overclocked when sold by a tenth.
         if what in peaks and rate > 1.15 * peaks[what]:

@@ -1,8 +1,7 @@
 """What torch's caching allocator holds during a training, by a replay into its rules. Pure.
 
-What is replayed is the micro-step of the full-depth model, storage by storage, between the optimizer's steps, and an
-evaluation after them: the blocks that stay unused, and those that are larger than what was asked for, depend on the
-order.
+Micro-steps of the full-depth model are replayed storage by storage, then the optimizer's steps and an evaluation: which
+blocks stay unused, and which are larger than what was asked for, depends on the order.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
 blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
@@ -60,7 +59,6 @@ class CachingAllocator:
         self.peak_allocated = self.peak_reserved = 0
 
     def allocate(self, nbytes: float) -> Block:
-        """Return a block of at least `nbytes`."""
         size = max(_MIN_BLOCK, -(-int(nbytes) // _MIN_BLOCK) * _MIN_BLOCK)
         small = size <= _SMALL_SIZE
         pool = self._pools[small]
@@ -190,11 +188,9 @@ def held_bytes(
     `keeps_gradients`: they are set to zero and not freed between steps, as before torch 2.0. Without `buckets` there is
     one device, without an `evaluation` none comes after the steps.
     """
-    run = _Run(profile, optim, micro_batch, expandable=expandable)
-    if buckets is not None:
-        run.wrap(buckets)
+    run = _Run(profile, optim, micro_batch, buckets, expandable=expandable)
     micro_steps = optimizer_steps = evaluating = 0
-    for step in range(3):  # in the second optimizer states are there; what a third brings is little
+    for step in range(3):  # from the second on optimizer states are there; a third brings little
         if buckets is not None and buckets.rebuilt and step == 1:
             run.rebuild_buckets(buckets)
         for micro in range(2 if accumulated else 1):
@@ -213,9 +209,11 @@ def held_bytes(
 
 
 class _Run:
-    """A training run, as the allocator sees it."""
+    """A training as the allocator sees it."""
 
-    def __init__(self, profile: Profile, optim: str, micro_batch: float, *, expandable: bool) -> None:
+    def __init__(
+        self, profile: Profile, optim: str, micro_batch: float, buckets: Buckets | None, *, expandable: bool
+    ) -> None:
         self.allocator = CachingAllocator(expandable=expandable)
         self.gradients: list[Block] = []
         self._optim, self._row = optim, optimizer(optim)
@@ -224,31 +222,30 @@ class _Run:
         trained = [g for g in made if g.trained]
         # The Trainer's groups: matrices, which decay, and the rest; each is stepped by itself.
         self._groups = [[g for g in trained if (len(g.shape) > 1) == matrix] for matrix in (True, False)]
-        self._largest = sorted(set(trained), key=lambda g: -g.elements * g.element_bytes)
+        self._largest = sorted(set(trained), key=lambda g: -g.nbytes)
         self._states, self._buckets = list[Block](), list[Block]()
         self._events, self._sizes, self._is_gradient = _events(profile.storages, micro_batch, self._generation)
         self._has_workspaces = False
-        self._weights = [g.elements * g.element_bytes for g in made]
-        self._trained = [g.elements * g.element_bytes for g in trained]
+        self._trained = [g.nbytes for g in trained]
         for group in made:
             if group.element_bytes < 2:  # packed one by one: in fp32 first, for 8 bits then in 16
                 widths = (4, 2) if group.element_bytes >= 1 else (4,)  # `Int8Params._quantize`
                 before = [self.allocator.allocate(group.elements * width) for width in widths]
-                self.allocator.allocate(group.elements * group.element_bytes)
+                self.allocator.allocate(group.nbytes)
                 self.allocator.release(*before[::-1])
-        for group, size in zip(made, self._weights, strict=True):
+        for group in made:
             if group.element_bytes >= 2:
-                self.allocator.allocate(size)
+                self.allocator.allocate(group.nbytes)
         if self._row.from_start:
             self._make_states(self._groups[0] + self._groups[1])
         self.allocator.return_unused()  # as a trial does before its first step, from which on peaks count
         self.allocator.take_peak()
         self.allocator.peak_reserved = self.allocator.reserved
-
-    def wrap(self, buckets: Buckets) -> None:
-        """Broadcast the weights in flat copies, of which there are two at a time, and make the first buckets."""
-        sent: list[Block] = []
-        for size in grouped(self._weights, 250 << 20, 250 << 20):  # `broadcast_bucket_size` of DistributedDataParallel
+        if buckets is None:
+            return
+        sent: list[Block] = []  # flat copies of the weights that DDP broadcasts, two at a time
+        weights = [g.nbytes for g in made]
+        for size in grouped(weights, 250 << 20, 250 << 20):  # `broadcast_bucket_size` of DistributedDataParallel
             self.allocator.release(*sent[:-1])
             sent = [*sent[-1:], self.allocator.allocate(size)]
         self.allocator.release(*sent)
@@ -284,16 +281,16 @@ class _Run:
         """Update weights and free their gradients, the oldest first, until fewer than so many are there."""
         while len(self.gradients) >= at_once:
             block = self.gradients.pop(0)
-            self._loop([g for g in self._largest if g.elements * g.element_bytes <= block.size][:1])
+            self._loop([g for g in self._largest if g.nbytes <= block.size][:1])
             self.allocator.release(block)
 
     def optimizer_step(self) -> None:
-        """Make the states, once, and take what a step takes in addition."""
         is_first = not self._states
         for trained in self._groups:
-            self._make_states(trained if is_first else [])
+            if is_first:
+                self._make_states(trained)
             if self._row.temporaries == "foreach":
-                sizes = [g.elements * g.element_bytes for g in trained * self._row.copies]
+                sizes = [g.nbytes for g in trained * self._row.copies]
                 self.allocator.release(*map(self.allocator.allocate, sizes))
             elif self._row.temporaries != "none" and not self._row.in_backward:
                 self._loop(trained)
@@ -347,8 +344,8 @@ def _events(
 ) -> tuple[list[tuple[int, bool]], list[float], list[bool]]:
     """Return (storage, whether it is made) in time, the storages' bytes, and whether each is a gradient.
 
-    What ends before an operator makes room for its results; a workspace, -1, comes last. A storage may end before the
-    operator after the one that made it, never before it is made. A sum whose blocks share nothing takes nothing.
+    Storages that end before an operator make room for its results; a workspace, -1, comes last. A sum whose blocks
+    share nothing takes nothing.
     """
     rows, taken = storages.rows, np.array(storages.workspaces, dtype=float)
     sizes = rows[:, 2] + rows[:, 3] * samples

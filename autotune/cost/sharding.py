@@ -1,9 +1,9 @@
 """What one of several devices holds, and how long it waits for others and the host beyond its computing. Pure.
 
-Data-parallel ranks either hold everything (DDP) or deal parts out among them: the optimizer's states, the gradients and
-the weights, which are the three stages of ZeRO (arXiv:1910.02054) and what FSDP does (arXiv:2304.11277). What is dealt
-out has to be gathered for a moment; how much at once depends on the library. Tensor parallelism is in the
-profile already, whose model is one device's part.
+Data-parallel ranks either hold everything (DDP) or deal out the optimizer's states, the gradients and the weights among
+them: the three stages of ZeRO (arXiv:1910.02054), and FSDP (arXiv:2304.11277). Parts that are dealt out are gathered
+for a moment, of which the library decides how much at once. Tensor parallelism is in the profile, whose model is one
+device's part.
 
 By the ring algorithms an all-gather or a reduce-scatter of S bytes over n ranks sends (n-1)/n S through each device's
 link, an all-reduce twice that (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
@@ -16,8 +16,8 @@ as slow as the slowest link between them; bandwidths are those that collectives 
 
 With offload a step also waits for the host, where optimizer states or weights lie. Each rank updates its share of the
 states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam (two states
-and the weights read and written, gradients read). ZeRO-Offload (arXiv:2101.06840); FSDP's offload is taken to do the
-same, with weights in fp32 that are sent up in each pass. That part of it is hidden behind computing is left out.
+and the weights read and written, gradients read; ZeRO-Offload, arXiv:2101.06840). FSDP's offload is taken to do the
+same, with weights in fp32 that are sent up in each pass. Nothing of this is taken to hide behind computing.
 
 Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
 transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_1_and_2.py`, `zero/stage3.py`,
@@ -80,7 +80,7 @@ WAYS: dict[Sharding, Way] = {
 
 @dataclass(frozen=True)
 class Spread:
-    """How a training is spread, as far as memory goes."""
+    """How a training is spread over devices, and the types of its weights."""
 
     parallelism: Parallelism
     mixed: bool  # whether arithmetic is in 16 bits and weights are kept in fp32
@@ -126,7 +126,7 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
     gradients, at_once = float(profile.gradients_bytes), optimizer(optim).in_backward
     buckets = gradients if spread.parallelism.data_parallel > 1 else 0.0  # DDP's are a copy of all gradients
     if at_once:
-        largest = max((g.elements * g.element_bytes for g in profile.parameters if g.trained), default=0.0)
+        largest = max((g.nbytes for g in profile.parameters if g.trained), default=0.0)
         gradients = min(gradients, at_once * largest)
     return Share(
         weights=float(profile.weights_bytes),
@@ -196,20 +196,17 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
 
 
 def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
-    parallelism, ranks = spread.parallelism, spread.parallelism.sharding_ranks
-    trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
-    width = profile.gradients_bytes / trained if trained else 0.0
+    ranks, gathers = spread.parallelism.sharding_ranks, way.weights
+    width = profile.gradients_bytes / max(1, profile.trained_elements)
     master = _master(profile, ranks)  # in addition to the 16-bit weights
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
     stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
-    gathers = way.weights
     # In stages 1 and 2 there are two messages, one that is filled while the other is sent (`overlap_comm`).
     bucket = (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
-    whole = total_bytes(profile.parameters)
-    layer = total_bytes(profile.layer or profile.parameters)
+    whole, layer = total_bytes(profile.parameters), total_bytes(profile.layer or profile.parameters)
     elements = sum(g.count * g.elements for g in profile.parameters)
-    # What stage 3 leaves gathered at the most, by default: a billion elements (`max_live_parameters`).
+    # Stage 3 leaves a billion elements gathered at the most, by default (`max_live_parameters`).
     gathered = min(whole, max(2 * layer, 1e9 * whole / max(1, elements))) if gathers else 0
     gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
     found = Share(
@@ -224,10 +221,10 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
         backward_buffers=gathered + bucket,
         step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
     )
-    if parallelism.offload == "none":
+    if spread.parallelism.offload == "none":
         return found
     # States, fp32 gradients and, if asked for, weights are in the host's memory: ZeRO-Offload (arXiv:2101.06840).
-    here = 0.0 if parallelism.offload == "parameters" else found.weights
+    here = 0.0 if spread.parallelism.offload == "parameters" else found.weights
     gone: dict[str, Any] = dict.fromkeys(("states", "gradients", "gradient_share", "accumulated", "stepping"), 0.0)
     return replace(found, weights=here, host=found.states + partition + found.weights - here, **gone)
 
@@ -245,8 +242,8 @@ def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:
 
 def _master(profile: Profile, ranks: int) -> ParameterGroup:
     """Return the trained weights of a rank's partition in DeepSpeed: in fp32, flat and in one piece."""
-    trained = sum(g.count * g.elements for g in profile.parameters if g.trained)
-    return ParameterGroup(shape=(math.ceil(trained / ranks),), element_bytes=4.0, trained=True, count=1)
+    elements = math.ceil(profile.trained_elements / ranks)
+    return ParameterGroup(shape=(elements,), element_bytes=4.0, trained=True, count=1)
 
 
 def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
@@ -284,8 +281,7 @@ class Network:
         return min(self.link, self.node * inside / self.devices_per_node), 70e-6
 
 
-# One device, which sends nothing.
-ALONE = Network(devices_per_node=1, link=1.0, node=1.0)
+ALONE = Network(devices_per_node=1, link=1.0, node=1.0)  # one device, which sends nothing
 
 
 def network_of(
@@ -298,8 +294,8 @@ def network_of(
     """
     each = max(1, -(-world // nodes))
     if hardware.is_cpu:
-        # Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: bytes/s
-        # are taken as a fifth of what copying memory attains.
+        # Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: a fifth
+        # of the bytes/s of copying memory is taken.
         return Network(each, host_bandwidth * 0.2, host_bandwidth * 0.2, on_cpu=True)
     gpu = gpu_of(hardware.name)
     if gpu is None:
@@ -365,10 +361,9 @@ def host_seconds(
 ) -> tuple[float, float]:
     """Return the seconds that offload adds to a step, and to each micro-batch; a node's devices share a host."""
     ranks = parallelism.sharding_ranks
-    trained = sum(g.count * g.elements for g in profile.parameters if g.trained) / ranks
     # 28 bytes a parameter are moved. A node's memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM
     # reaches 79 % (https://github.com/aigatech/vpbenchmarking).
-    per_step = trained * 28.0 * devices_per_node / 160e9
+    per_step = profile.trained_elements / ranks * 28.0 * devices_per_node / 160e9
     # Gradients go down and what was updated comes up again, as wide as they are computed with.
     per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
     weights = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth

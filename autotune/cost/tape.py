@@ -1,9 +1,8 @@
 """Records what a piece of training does to memory and how much work it is, operator by operator.
 
-A :class:`Recorder` is a dispatch mode: every operator that torch runs inside it, on whatever device, is written down
-with its floating-point operations, the bytes it moves, and the storages it makes. On the meta device nothing is
-computed and nothing is allocated, yet sizes and lifetimes are the real ones. What comes out is a :class:`Tape` of
-numbers, which has nothing of the model.
+A :class:`Recorder` is a dispatch mode: of every operator that torch runs inside it, on whatever device, it writes down
+the floating-point operations, the bytes that move, and the storages that are made. On the meta device nothing is
+computed or allocated, yet sizes and lifetimes are the real ones. The result, a :class:`Tape`, is numbers alone.
 """
 
 from __future__ import annotations
@@ -84,10 +83,10 @@ class Tape:
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operators that run inside it.
 
-    Storages of `known` tensors are not counted: weights, buffers and inputs. `scratch` returns the bytes that an
-    operator takes and gives back, from its name, arguments and results. `numbers`: integers of the host are used beside
-    tensors of the meta device; what is done with them alone, and views, which a model makes one by one for each image,
-    are not written down. Fused attention sees `attended` times as many keys as there are here, with other devices'.
+    Of `known` tensors, weights, buffers and inputs, storages don't count. `scratch` returns the bytes that an operator
+    takes and gives back, from its name, arguments and results. `numbers`: integers of the host are used beside tensors
+    of the meta device; the recorder passes over operators on these alone, and over views, which a model makes one by
+    one for each image. Fused attention sees `attended` times as many keys as there are here, with other devices'.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _is_aside(self, given: Any, out: Any) -> bool:
-        """Return whether an operator only looks at numbers of the host (not pixels), or at a part of a tensor."""
+        """Return whether an operator looks at a part of a tensor, or at numbers of the host other than pixels, alone."""
         outputs = tensors_in(out)
         if all(not self._is_new(tensor) for tensor in outputs):
             return not any(tensor is one for tensor in outputs for one in tensors_in(given))
@@ -168,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note_kernel(
         self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False
     ) -> None:
-        """Write down a kernel that torch doesn't run here, as one that isn't installed, by what it reads and writes."""
+        """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
         moved = float(sum(t.nbytes for t in tensors))
         shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
         flops *= self._attended if shared else 1
@@ -177,11 +176,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
 
     def end_of_forward(self) -> None:
-        """Mark the end of the forward pass: what comes now is the backward pass."""
         self._forward_end = len(self._operators)
 
-    def is_gradient(self, tensor: torch.Tensor) -> None:
-        """Mark `tensor` as the gradient of a parameter."""
+    def mark_gradient(self, tensor: torch.Tensor) -> None:
         storage = self._by_id.get(_key(tensor))
         if storage is not None:
             storage.accumulated = len(self._operators)
@@ -192,8 +189,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in self._storages:
             # A sum begins where its first summand ends, if autograd held the last reference to that. Autograd adds
             # gradients in place then (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp), but never
-            # while a dispatch mode looks on. To a view it doesn't: what it is a view of holds the storage as well, as
-            # with the gradient of a head that shares its weights with the embeddings.
+            # while a dispatch mode looks on. To a view it doesn't, as the view's base holds the storage as well: to the
+            # gradient of a head that shares its weights with the embeddings.
             first = storage.sum_of
             if first is not None and first.freed == storage.made + 1 and first.nbytes == storage.nbytes:
                 storage.made += 1

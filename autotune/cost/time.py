@@ -314,7 +314,7 @@ def measured_step(groups: Iterable[ParameterGroup], optim: str, rates: Rates) ->
     total, missing = 0.0, []
 
     def expected(group: ParameterGroup) -> float:
-        return rates.launch_s + 3 * group.elements * group.element_bytes / rates.bandwidth
+        return rates.launch_s + 3 * group.nbytes / rates.bandwidth
 
     for group in groups:
         seconds = rates.timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0

@@ -33,7 +33,7 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     with contextlib.ExitStack() as hooks, _recording(model, family, shape, batch) as (recorder, semantics, forward):
         for parameter in model.parameters():
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+                hook = parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
                 hooks.callback(hook.remove)
         with semantics:
             loss = forward()["loss"] * 1.0

@@ -7,7 +7,7 @@ from factories import make_config, make_gpu, make_workload
 from profiles import MB, line, make_family, make_group, make_model, make_profile, make_storages
 
 from autotune.cost.family import family_of, workspace_bytes
-from autotune.cost.memory import always_bytes, components, parts, phases, share, states_bytes
+from autotune.cost.memory import Footprint, always_bytes, components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import ForwardPass
 from autotune.space.knobs import knobs
@@ -20,6 +20,10 @@ SIZES = (1, 2, 3, 8, 64, 1000)
 WORKSPACES_BYTES = 2 * workspace_bytes("ampere")
 
 
+def footprint(micro_batch: int, profile=None, **config) -> Footprint:
+    return Footprint(make_config(micro_batch, **config), profile or make_profile(), micro_batch, 1)
+
+
 def test_activations_are_those_of_the_micro_batch():
     held = components(make_profile(), "adamw_torch", 30, 1)
     assert (held.moment, held.activations, held.gradients) == ("mm", 30 * MB, 0)
@@ -30,9 +34,8 @@ def test_activations_are_those_of_the_micro_batch():
 
 def test_of_a_compiled_models_activations_the_budgets_share_is_kept():
     whole, half = (
-        components(make_profile(), config.optim, 30, 1, share(config, make_profile(), 1))
+        footprint(30, torch_compile_backend="inductor", activation_memory_budget=budget).stepping()
         for budget in (None, 0.5)
-        for config in [make_config(30, torch_compile_backend="inductor", activation_memory_budget=budget)]
     )
     assert half.activations == 0.5 * whole.activations
     assert half.temporaries == whole.temporaries
@@ -104,7 +107,8 @@ def test_inputs_of_all_micro_batches_are_there_throughout_a_step(device):
     """The Trainer fetches all of them before the first runs."""
     family = make_family(device=device)
     with_inputs, without = (
-        phases(make_config(4), make_profile(family, inputs_bytes=nbytes), 4.0, 3, None) for nbytes in (float(MB), 0.0)
+        Footprint(make_config(4), make_profile(family, inputs_bytes=nbytes), 4.0, 3).phases(None)
+        for nbytes in (float(MB), 0.0)
     )
     for phase in range(2):
         assert with_inputs[phase].allocated - without[phase].allocated == 4 * 3 * MB
@@ -151,12 +155,12 @@ EVALUATED = make_profile(
 
 
 def phase(name: str, evaluation: Evaluation | None = None, **fields):
-    found = phases(make_config(4, **fields), EVALUATED, 4.0, 1, evaluation)
+    found = footprint(4, EVALUATED, **fields).phases(evaluation)
     return next(components for components in found if components.phase == name)
 
 
 def test_phases_come_in_the_order_of_a_training():
-    traced, untraced = ([c.phase for c in phases(make_config(4), p, 4.0, 1, None)] for p in (EVALUATED, make_profile()))
+    traced, untraced = ([c.phase for c in footprint(4, p).phases(None)] for p in (EVALUATED, None))
     assert traced == ["forward and backward", "optimizer step", "evaluation", "saving"]
     assert untraced == [name for name in traced if name != "evaluation"]
 
@@ -177,9 +181,9 @@ def test_kept_logits_are_there_twice_while_the_last_batch_is_added():
 
 
 def test_evaluation_is_the_peak_only_if_it_is_asked_for():
-    config, evaluation = make_config(4), Evaluation(batch=8, kept_samples=100)
-    assert parts(config, EVALUATED, 4.0, 1, None)[0].phase != "evaluation"
-    assert parts(config, EVALUATED, 4.0, 1, evaluation)[0].phase == "evaluation"
+    for evaluation in (None, Evaluation(batch=8, kept_samples=100)):
+        peak, _ = footprint(4, EVALUATED).peak(evaluation)
+        assert (peak.phase == "evaluation") == (evaluation is not None)
 
 
 def test_saving_gathers_a_parameter_of_a_sharded_model():
@@ -195,7 +199,7 @@ def test_fsdp_reserves_reduced_gradients_and_gathered_units_on_streams_of_their_
         make_family(device="cuda", autocast="bfloat16"), parameters=(table, layer), outside=(table,), layer=(layer,)
     )
     one, two = (
-        parts(make_config(30, precision="bf16", parallelism=p), profile, 30.0, 1, None)[1]
+        footprint(30, profile, precision="bf16", parallelism=p).peak(None)[1]
         for p in (Parallelism(), Parallelism(world_size=2, sharding="fsdp_full"))
     )
     weights = 4 * 1.1 * MB

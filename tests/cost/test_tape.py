@@ -19,7 +19,7 @@ def tape_of(loss, *known: torch.Tensor) -> Tape:
     recorder = Recorder(list(known))
     for tensor in known:
         if tensor.requires_grad:
-            tensor.register_post_accumulate_grad_hook(lambda p: recorder.is_gradient(p.grad))
+            tensor.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
     with recorder:
         value = loss(*known)
         recorder.end_of_forward()
