@@ -110,13 +110,11 @@ def test_where_heads_are_wider_than_a_tile_gradients_of_keys_and_values_are_summ
     assert small - big == BATCH * HEADS * (4 * 2 * splits * columns * 128 + tiles_more)
 
 
-def test_a_mask_that_is_trained_gets_a_gradient_for_every_sample():
+def test_a_trained_mask_gets_a_gradient_for_every_sample_and_rows_of_no_multiple_of_eight_are_copied():
     bias = torch.empty(1, HEADS, LENGTH, LENGTH, device="meta", dtype=torch.bfloat16)
     fixed, trained = (during_backward(tape_of(asked(mask=b))) for b in (bias, bias.clone().requires_grad_()))
     assert trained - fixed == 2 * SCORES
 
-
-def test_a_mask_whose_rows_are_no_multiple_of_eight_is_copied():
     def kept(length):
         query = part(length=length)
         tape = tape_of(AttentionCall(query, query, query, mask(torch.bfloat16, length=length)))

@@ -85,12 +85,9 @@ def one(*args, **fields):
     return joined((2, 4), made, made)
 
 
-def test_two_micro_batches_make_lines():
+def test_two_micro_batches_make_lines_unless_the_operators_change():
     both_tapes = joined((2, 4), tape("a", flops=[30.0]), tape("a", flops=[50.0]))
     assert both_tapes.lines("flops").tolist() == [[10.0, 10.0]]
-
-
-def test_operators_that_change_with_the_micro_batch_are_not_linear():
     with pytest.raises(NotLinear, match="micro-batch"):
         joined((2, 4), tape("ab"), tape("ac"))
 
@@ -113,12 +110,6 @@ def test_two_stacks_are_repeated_apart():
     assert work_of(deep, lacking, [3, 1])[1].at(1) == 6 * 1 + 4 * 10
     assert storages_of(deep, lacking, [3, 1]).forward_end == 10
     assert "".join("eeeddd"[at] for at in order_of("eeeddd", ["eeddd", "eeedd"], [3, 1])) == "eeeeeedddd"
-
-
-def test_without_a_deeper_one_the_model_is_as_it_was_traced():
-    whole = one("abc", (0, 1, 3), flops=[1, 2, 3])
-    assert work_of(whole, [], [])[1].at(1) == 6
-    assert storages_of(whole, [], []).rows[:, :3].tolist() == [[0, 1, 3]]
 
 
 def test_element_wise_work_and_what_runs_again_is_not_needed_work():

@@ -51,15 +51,10 @@ def test_every_family_is_traced_without_values_from_few_layers(traced, name):
     assert few.needed_flops.per_sample == pytest.approx(whole.needed_flops.per_sample)
 
 
-def test_more_images_are_more_memory_and_work(traced):
-    one, three = traced("llava"), traced("llava", images=3)
-    assert peak(three) > peak(one)
-    assert three.needed_flops.per_sample > 2 * one.needed_flops.per_sample
-
-
-def test_a_frozen_vision_part_saves_its_states_and_its_backward_pass(traced):
-    assert peak(traced("llava", frozen=True)) < peak(traced("llava"))
-    assert traced("llava", frozen=True).needed_flops.per_sample < traced("llava").needed_flops.per_sample
+def test_more_images_are_more_memory_and_work_and_a_frozen_vision_part_less(traced):
+    frozen, one, three = traced("llava", frozen=True), traced("llava"), traced("llava", images=3)
+    assert peak(frozen) < peak(one) < peak(three)
+    assert frozen.needed_flops.per_sample < one.needed_flops.per_sample < three.needed_flops.per_sample / 2
 
 
 @pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])

@@ -39,13 +39,10 @@ def test_samples_of_one_length_are_as_they_are():
     assert found.mean.tolist() == found.largest.tolist() == [1, 8]
 
 
-def test_the_cost_of_a_sample_is_the_samplers_own():
-    assert QUADRATIC_COST == BatchRebalanceSampler.QUADRATIC_COST_COEF
-
-
 @pytest.mark.parametrize("groups", [2, 4, 8])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_cut_of_a_step_is_that_of_the_sampler(name, groups):
+    assert QUADRATIC_COST == BatchRebalanceSampler.QUADRATIC_COST_COEF
     lengths = STEPS[name]
     theirs = list(BatchRebalanceSampler(lengths.tolist(), len(lengths), dp_size=1, grad_accum=groups, shuffle=False))
     positions = [len(batch) * lengths[batch].max() for batch in theirs]

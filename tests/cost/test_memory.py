@@ -75,14 +75,10 @@ def test_a_cpu_keeps_kernels_for_16_bits_alone(half, kept):
     assert always_bytes(make_profile(make_family(**half), parameters=(make_group(1, count=3),))) == kept << 20
 
 
-def test_frozen_weights_have_neither_gradients_nor_states():
+def test_frozen_weights_have_neither_gradients_nor_states_and_paged_states_are_not_the_allocators():
     frozen = make_profile(parameters=(make_group(1000, 1000, trained=False), make_group(10)))
     held = components(frozen, "adamw_torch", 1, 1)
-    assert (frozen.gradients_bytes, held.optimizer_state) == (40, 80)
-    assert held.weights == 4 * MB + 40
-
-
-def test_paged_states_are_not_the_allocators():
+    assert (held.weights, frozen.gradients_bytes, held.optimizer_state) == (4 * MB + 40, 40, 80)
     held, resident = (components(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
     assert (held.paged, held.optimizer_state) == (8 * MB, 0)
     assert (resident.paged, resident.optimizer_state) == (0, 8 * MB)

@@ -65,16 +65,12 @@ CONFIGS = [
 # Predicting
 
 
-def test_many_at_once_are_predicted_as_each_alone(model):
+def test_many_at_once_are_predicted_as_each_alone_of_which_an_estimate_is_the_detail(model):
     together = model.predict(CONFIGS)
-    alone = [model.predict([config]) for config in CONFIGS]
-    for name in ("samples_per_second", "log_deviation", "needed_bytes", "needed_deviation"):
-        assert getattr(together, name).tolist() == pytest.approx([getattr(one, name)[0] for one in alone])
-
-
-def test_an_estimate_is_the_prediction_in_detail(model):
-    for config in CONFIGS:
+    for row, config in enumerate(CONFIGS):
         estimate, predicted = model.estimate(config), model.predict([config])
+        for name in ("samples_per_second", "log_deviation", "needed_bytes", "needed_deviation"):
+            assert getattr(together, name)[row] == pytest.approx(getattr(predicted, name)[0])
         assert estimate.samples_per_second == predicted.samples_per_second[0]
         assert estimate.step_time_s == pytest.approx(16 / estimate.samples_per_second)
         assert estimate.memory.device_peak_bytes == pytest.approx(predicted.needed_bytes[0], abs=1)

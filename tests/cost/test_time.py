@@ -54,19 +54,15 @@ def test_moving_bytes_takes_time_where_it_is_longer():
     assert micro(moving, make_rates(bandwidth=1e10), size=8) == pytest.approx(8 * 10 * MB / 1e8)
 
 
-def test_16_bits_are_faster_where_their_rate_is_higher():
+def test_16_bits_are_faster_where_their_rate_is_higher_and_tf32_speeds_up_fp32_alone():
     half = make_profile(MIXED, work=(make_work(half=True),))
     assert micro(half) == pytest.approx(micro(make_profile(GPU)) / 4)
     slow = make_rates(matmul_flops={"fp32": 1e8, "bf16": 1e7})
     assert micro(half, slow) == pytest.approx(10 * micro(make_profile(GPU), slow))
     assert micro(half, make_rates(matmul_flops={"fp32": 1e8})) == micro(make_profile(GPU))  # no rate: as in fp32
-
-
-def test_tf32_speeds_up_fp32_alone():
-    rates = make_rates(matmul_flops={"fp32": 1e8, "tf32": 3e8, "bf16": 4e8})
-    full, half = make_profile(GPU), make_profile(MIXED, work=(make_work(half=True),))
-    assert micro(full, rates, tf32=True) == pytest.approx(micro(full, rates) / 3)
-    assert micro(half, rates, tf32=True) == micro(half, rates)
+    tensor_cores = make_rates(matmul_flops={"fp32": 1e8, "tf32": 3e8, "bf16": 4e8})
+    assert micro(make_profile(GPU), tensor_cores, tf32=True) == pytest.approx(micro(make_profile(GPU)) / 3)
+    assert micro(half, tensor_cores, tf32=True) == micro(half, tensor_cores)
 
 
 def test_launches_hide_behind_large_operators_on_a_gpu_and_add_up_on_a_cpu():
