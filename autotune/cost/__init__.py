@@ -1,1 +1,1 @@
-"""What a configuration costs, before it runs: how fast the device is, what a model does, memory and time."""
+"""The cost of a configuration before it runs: the device's rates, a model's operators, memory and time."""

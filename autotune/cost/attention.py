@@ -4,15 +4,13 @@ The choice is that of `select_sdp_backend` in torch's aten/src/ATen/native/trans
 inputs without a user's preference: flash, else efficient, else math. cuDNN's kernel, which torch prefers on compute
 capability 9.0 and 10.0, counts as flash: both save the same and neither a score.
 
-Flash (flash_attn/flash_api.cpp): the output is laid out as the query, gradients as what they are of, where the other
+Flash (flash_attn/flash_api.cpp): the output is laid out as the query and each gradient as its tensor, where the other
 kernels lay heads out by position, so that merging them is a view. The backward pass takes copies by position of an
 output and its gradient that lie otherwise, a gradient of the query in fp32, rows rounded up to 128 and widths to 32,
 and gradients of grouped keys and values for all heads before they are summed. Efficient
 (`attention_backward.cu`, `mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has
 one; in fp32 the product of output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores
-of all heads, 16 bits computed in 32.
-
-Not covered: cuDNN's workspaces.
+of all heads, 16 bits computed in 32. Not covered: cuDNN's workspaces.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
         and (call.grouped or query.shape[1] == key.shape[1] == value.shape[1])
     ):
         return "flash"
-    # `minimum_gemm_alignment`: 16 bytes of what tensor cores multiply
+    # `minimum_gemm_alignment`: 16 bytes of a tensor core's factors
     alignment = 8 if half else 1 if generation == "turing" else 4
     is_efficient = (
         not (query.dtype is torch.bfloat16 and generation == "turing")

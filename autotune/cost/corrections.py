@@ -181,15 +181,15 @@ class Corrections:
 
 
 def _run_noise(memory_features: Features) -> float:
-    # One compiled configuration says little of the next one: fusion and what is recomputed differ. What a process takes
-    # in addition to its training differs by 0.3 MiB (benchmarks/tables), in units of _CONSTANT_BYTES.
+    # One compiled configuration says little of the next one, which fuses and recomputes other operators. Beside their
+    # training processes take memory that differs by 0.3 MiB (benchmarks/tables), in units of _CONSTANT_BYTES.
     return math.hypot(0.0035 * memory_features["constant"], 0.5 * memory_features.get("compiled", 0.0))
 
 
 Known = Literal["rows", "generation", "sheet"]
 
 # By the errors on published rows: `python benchmarks/predictor.py`, "deviations" of its last line (2026-11-26, 395 rows
-# of six sources; how they are estimated is in `benchmarks/published/intervals.py`).
+# of six sources; `benchmarks/published/intervals.py` estimates them).
 _GPU_SPREADS: dict[Known, TimeSpread] = {
     "rows": TimeSpread(0.03, 0.25, 0.26, 0.39),
     "generation": TimeSpread(0.12, 0.46, 0.26, 0.39),
@@ -230,8 +230,7 @@ class Scales(NamedTuple):
     surprise: float
 
 
-# The grid of scales, and what is expected before anything is observed, if not said: each is log-normal around that,
-# with a standard deviation of 1.
+# The grid of scales, and those expected before anything is observed: log-normal, with a standard deviation of 1.
 _GRID = ((0.02, 0.04, 0.08, 0.15, 0.25), (0.02, 0.04, 0.08, 0.15, 0.25), (1.0, 3.0, 8.0))
 EXPECTED = Scales(0.08, 0.04, 1.0)
 

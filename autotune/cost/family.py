@@ -1,4 +1,4 @@
-"""What decides which operators a micro-step runs, and which kernels a CUDA device has for them. Without torch."""
+"""Families of configurations that run the same operators, and the kernels that CUDA devices have. Without torch."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     dtype: Dtype = "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"
     if half is not None and spread.sharding != "none":
         dtype, half = half, None
-    # DDP looks for unused parameters by the user's own argument, else but for a checkpointed model. Of a model of peft
-    # it doesn't ask (`Trainer._build_accelerator_args` of transformers 5.23).
+    # DDP looks for unused parameters as the user's own argument says, else unless a model without peft is checkpointed
+    # (`Trainer._build_accelerator_args` of transformers 5.23).
     looks = workload.fixed_arguments.get("ddp_find_unused_parameters") if workload else None
     if looks is None:
         looks = config.checkpointing == "none" or config.adapter is not None
@@ -154,6 +154,6 @@ def generation_of(capability: tuple[int, int] | None) -> Generation:
 
 
 def workspace_bytes(generation: Generation) -> int:
-    """Return what cuBLAS takes of torch's allocator for a thread that uses it."""
+    """Return the memory that cuBLAS takes of torch's allocator for each thread that uses it."""
     # `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp
     return 32 << 20 if generation == "hopper" else 8_519_680

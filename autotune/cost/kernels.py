@@ -153,7 +153,7 @@ def scratch_bytes(name: str, args: Any, out: Any) -> int:
 
 @contextlib.contextmanager
 def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[None]:
-    """Let a model run Liger's kernels inside; what the library changes in modules of transformers is undone."""
+    """Let a model run Liger's kernels inside; changes of the library to modules of transformers are undone after it."""
     from liger_kernel.ops import fused_linear_cross_entropy as fused
     from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
     from triton.runtime.jit import JITFunction

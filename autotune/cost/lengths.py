@@ -1,11 +1,9 @@
 """Micro-batches of samples of several lengths, as so many samples of full length. Pure.
 
-A micro-batch is padded to its longest sample. Its time is that of an expected longest sample, its memory that of the
-longest of all, with which a trial begins. Attention's work grows with the square of the length: a sample of half the
-greatest length has a quarter of it.
-
-Where micro-batches are balanced by tokens (`BatchRebalanceSampler` of transformers), the samples of a step are sorted
-by length and cut into stretches of about the same cost; the lengths of a step are taken from the quantiles of all.
+A micro-batch is padded to its longest sample: for its time to an expected one, for its memory to the longest of all,
+with which a trial begins. Attention's work grows with the square of the length. Where micro-batches are balanced by
+tokens (`BatchRebalanceSampler` of transformers), the samples of a step are sorted by length and cut into stretches of
+about the same cost; the lengths of a step are taken from the quantiles of all.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> Full
     lengths = workload.lengths
     if lengths is None:
         return FullLength(sizes, sizes, sizes)
-    # The mean of the squared lengths, whose spread is that of the quantiles, as a share of the greatest's.
+    # The mean of the squared lengths, which spread as the quantiles do, as a share of the greatest's.
     drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
     spread = lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2)
     square = min(spread, lengths.mean * lengths.maximum) / lengths.maximum**2

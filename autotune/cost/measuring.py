@@ -1,20 +1,20 @@
-"""Measures what a device attains, and what the operators and optimizers of models take on it.
+"""Measures the rates of a device, and the times of the operators and optimizers of models on it.
 
 `python -m autotune.cost.measuring DEVICE ELEMENTS ARITHMETIC...` prints the rates as the last line of standard output,
-for `rates.calibrate`. What each figure covers:
+for `rates.calibrate`:
 
 * **Products**: a linear layer's three, forward and both of the backward pass, on random values (a GPU's power, and so
   its clock, depends on them). Not: attention's many small ones.
-* **Bandwidth**: adding two large tensors into a third that is there already; two reads and a write. Not: what the
-  caches give to smaller ones, nor, on a CPU, the page faults of a large tensor that is new.
+* **Bandwidth**: adding two large tensors into a third that is there already; two reads and a write. Not: smaller ones
+  from the caches, nor, on a CPU, the page faults of a large tensor that is new.
 * **The least time of an operator**: a model of tiny layers, forward and backward, over the operators that it runs.
-  Views and what only makes room are not counted: their time is in that of the others.
+  Views and operators that only make room don't count: the others have their time.
 * **Host to device**: a copy from pinned memory; on a CPU within its memory.
 
-For a search the launcher enters `run_measure` like a trial: operators and optimizers are measured in the shapes that
-its models have. They run alone, on random numbers, in turn, so that each finds the caches about as a training leaves
-them; the costliest first until the time is spent. What a training takes beside its operators, in Python, autograd and
-the Trainer, is measured of a model so narrow that its operators have little to do, and held for all others.
+For a search the launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of its models,
+alone, on random numbers, in turn, so that each finds the caches about as a training leaves them; the costliest first
+until the time is spent. The time that a training takes beside its operators, in Python, autograd and the Trainer, is
+measured of a model so narrow that its operators have little to do, and held for all others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ROUNDS, _RUNS_ON_GPU, _RUN_ON_GPU_S, _TURN = 7, 20, 1e-3, 100
 _COPIES = 4
 
 
-# Makes what is timed; `bytes_of` or the like says how much memory it takes.
+# Makes the tensors of a piece of work, and returns the work.
 _Make = Callable[[], Callable[[], object]]
 
 
@@ -92,7 +92,7 @@ class Stopwatch:
 
 
 def main(device_name: str, elements: str, *arithmetics: str) -> None:
-    """Print the rates of a device for such arithmetics; an addition is measured of tensors of so many elements."""
+    """Print the rates of a device for the arithmetics; `elements`: of each tensor of the addition."""
     device = torch.device(device_name)
     on_cuda = device.type == "cuda"
     if on_cuda:
@@ -127,7 +127,7 @@ def main(device_name: str, elements: str, *arithmetics: str) -> None:
 def matmul_flops(stopwatch: Stopwatch, arithmetic: Arithmetic, shapes: Iterable[tuple[int, int, int]]) -> float:
     """Return the FLOP/s of large products: the median over the shapes that don't take too long."""
     if stopwatch.device.type == "cuda":
-        # Of products themselves: what was set for them, as by the environment, goes before what is set for all.
+        # Of products themselves: a setting of theirs, as by the environment, goes before the one of all operators.
         torch.backends.cuda.matmul.fp32_precision = "tf32" if arithmetic == "tf32" else "ieee"
     found: list[float] = []
     for shape in shapes:
@@ -188,8 +188,8 @@ def timings_of(request: OperatorRequest) -> Timings:
     torch.manual_seed(0)
     beside = request.known
     if beside is None:
-        # Of the Trainer's steps with two narrow models, without their operators and optimizer, what more layers take
-        # more is that of their operators, and the rest the Trainer's.
+        # The Trainer's steps with two narrow models, beside their operators and optimizer: by as much as more layers
+        # take more, each operator takes time on the host, and the rest is the Trainer's.
         (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
         operator_s = max(0.0, (more_s - few_s) / (more - few))
         beside = Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
@@ -218,7 +218,7 @@ def _steps(
 def _in_turn(
     pieces: Mapping[str, tuple[float, _Make]], stopwatch: Stopwatch, most_bytes: float = 1e9, ends_at: float = math.inf
 ) -> dict[str, float]:
-    """Return the seconds of each piece of work, the bytes of its tensors and what makes it, until the time is spent.
+    """Return the seconds of each piece of work, given by the bytes of its tensors and its maker, until time is spent.
 
     At most `most_bytes` are there at a time. Pieces that can't be run here, that depend on values, or that have more
     bytes alone are left out.

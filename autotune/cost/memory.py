@@ -1,9 +1,9 @@
 """Memory of a configuration, by component, from its family's trace. Pure arithmetic.
 
-A training has phases, and its peak is that of the largest. A step's forward and backward hold weights, optimizer states
-and what the operators have made so far; with accumulation the gradients of the micro-step before are there throughout.
-The optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come between
-steps, when gradients are gone. `sharding` knows what one of several devices has of all this. Outside of the allocator
+A training has phases, of which the largest is its peak. A step's forward and backward hold weights, optimizer states
+and the tensors that operators have made so far; with accumulation the gradients of the micro-step before are there
+throughout. The optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come
+between steps, when gradients are gone. `sharding` knows the share of one of several devices. Outside of the allocator
 come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 The storages that are alive are summed up once for each operator, and the moments kept that are the peak at some
@@ -144,9 +144,9 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
     """Return the phase in which so many completions are generated at once; none where nothing is.
 
-    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers); what a
-    sliding window keeps of the prompts is a part of their tensor until the next token. Of the logits there are those of
-    the model, a copy in fp32 and the probabilities (`_sample`).
+    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers); a
+    sliding window keeps a part of the prompts' tensor until the next token. Of the logits there are those of the model,
+    a copy in fp32 and the probabilities (`_sample`).
     """
     how = profile.generation
     if how is None:
@@ -167,7 +167,7 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
 
 @functools.lru_cache(maxsize=1024)
 def always_bytes(profile: Profile) -> float:
-    """Return what libraries take beside a training.
+    """Return the memory that libraries take beside a training.
 
     Of a GPU's allocator: workspaces, and each weight rounded up to a block of 512 bytes (kMinBlockSize in
     c10/cuda/CUDACachingAllocator.cpp). On a CPU oneDNN's kernels for products of 16 bits, which stay once made, for
@@ -189,7 +189,7 @@ def framework_bytes(hardware: Hardware) -> tuple[float, float]:
 
 
 def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
-    """Return what NCCL takes for the groups that a device is in: one for each direction a training is spread in."""
+    """Return the memory of NCCL's groups that a device is in: one for each direction in which a training is spread."""
     if hardware.is_cpu or parallelism.world_size == 1:
         return 0.0
     degrees = (parallelism.tensor_parallel, parallelism.sequence_parallel)
@@ -197,10 +197,10 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
 
 
 def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> float:
-    """Return what weights, gradients and optimizer states take on one device at least, whatever the operators are.
+    """Return a lower bound of the memory of weights, gradients and optimizer states on one device, without a trace.
 
-    Nothing is traced for it: it is the number of parameters, all but the `frozen` of them trained unless there is an
-    adapter, times the bytes of each. Adapters and states that are paged or offloaded count nothing.
+    It is the number of parameters, all but the `frozen` of them trained unless there is an adapter, times the bytes of
+    each. Adapters and states that are paged or offloaded count nothing.
     """
     spread, row = config.parallelism, optimizer(config.optim)
     if spread.offload != "none":
@@ -246,7 +246,7 @@ class Footprint:
         return found if kept is None else replace(found, kept=kept)
 
     def stepping(self) -> Components:
-        """Return the memory at the peak of a step and of what is generated for it, without a replay."""
+        """Return the memory at the peak of a step, of generating for it too, without a replay."""
         completions = self.config.generation_batch_size
         return components(self.profile, self.config.optim, self.micro_batch, self.accumulation, self.share, completions)
 
@@ -319,7 +319,7 @@ class Footprint:
         rest = {kind: total for kind, total in totals.items() if total > 0}
         for (kind, module, operator), tensors in groups.items():
             nbytes = sum(t.nbytes for t in tensors) * min(1.0, totals[kind] / sums[kind])
-            if nbytes >= 0.002 * peak.allocated:  # what takes less is put together by kind
+            if nbytes >= 0.002 * peak.allocated:  # smaller ones are put together by kind
                 rest[kind] -= nbytes
                 knob = _knob(self.config, kind, module, operator, is_fixed=all(t.is_fixed for t in tensors))
                 rows.append((kind, module, operator, len(tensors), nbytes, knob))

@@ -82,7 +82,7 @@ def _described(value: Any) -> Any:
 
 
 def _results(out: Any, args: Any, kwargs: Any) -> _Results:
-    """Return what describes new dense tensors of the meta device; None of anything else."""
+    """Describe results that are new dense tensors of the meta device; None: they are anything else."""
     outputs = out if isinstance(out, tuple) else (out,)
     tensors = [t for t in outputs if t is not None]
     storages = [t.untyped_storage()._cdata for t in [*tensors, *tensors_in(args), *tensors_in(tuple(kwargs.values()))]]
@@ -183,7 +183,7 @@ def _written(value: Any) -> Any:
 
 
 def runnable(call: str, device: torch.device) -> Callable[[], Any]:
-    """Return what runs a call on a device; raises where the operator isn't there or memory is short."""
+    """Return a function that runs a call on a device; raises where the operator isn't there or memory is short."""
     name, args, kwargs = json.loads(call)
     made = [_made(value, device) for value in args]
     if "." not in name and "attention" in name:  # a kernel that a trace writes down by itself: `attention`

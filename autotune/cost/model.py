@@ -1,8 +1,8 @@
 """The cost model of one workload on one device or several: memory and time of configurations that haven't run.
 
-It holds a profile for each family, the device's rates and what measurements said of earlier predictions. Predicting
-many configurations costs microseconds each; nothing here imports torch. It rejects and ranks configurations; the winner
-of a search is decided by measurements alone.
+It holds a profile for each family, the device's rates and the corrections that measurements have taught. Predicting
+many configurations costs microseconds each; nothing here imports torch. It rejects and ranks configurations; only
+measurements decide the winner of a search.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ kind_of: Callable[[TrainConfig], tuple[object, ...]] = attrgetter(
 
 
 def is_compiled(config: TrainConfig) -> bool:
-    """Tell whether a compiler fuses operators, which decides what is saved and recomputed."""
+    """Tell whether a compiler fuses operators, and so chooses the tensors that are saved and recomputed."""
     return config.torch_compile_backend is not None
 
 
@@ -63,13 +63,13 @@ class Predictions:
 
     samples_per_second: Vector
     log_deviation: Vector  # standard deviation of the rate's logarithm
-    needed_bytes: Vector  # what the budget has to hold
+    needed_bytes: Vector  # that the budget has to hold
     needed_deviation: Vector  # standard deviation of that
-    surely_bytes: Vector  # what the budget has to hold however wide the deviation is
+    surely_bytes: Vector  # that the budget has to hold however wide the deviation is
 
     @property
     def least_bytes(self) -> Vector:
-        """Lower bound of what the budget has to hold."""
+        """Lower bound of `needed_bytes`."""
         return np.maximum(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
 
     def chance_to_fit(self, budget_bytes: float) -> Vector:
@@ -84,18 +84,18 @@ def below(z: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts, and learns from what was measured."""
+    """Predicts, and learns from measurements."""
 
     workload: Workload
     hardware: Hardware
     rates: Rates
     profiles: Mapping[Family, Profile]
-    corrections: Corrections  # what earlier measurements said
+    corrections: Corrections  # by earlier measurements
     network: Network | None = None  # of a training on several devices; None: all are in this machine
     evaluation: Evaluation | None = None  # how the training is evaluated, if that can be the peak; not in `predict`
-    experts: int = 0  # of a layer; with any, memory is unsure by what uneven routing may take
-    # What was counted of a kind and its micro-batches, the time of a step included, and what was replayed of a
-    # configuration; empty in a copy in which anything above is replaced.
+    experts: int = 0  # of a layer; with any, uneven routing makes memory unsure
+    # By kind and micro-batches, and peaks by configuration and evaluation; empty in a copy in which anything above is
+    # replaced.
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
     replayed: dict[tuple[object, ...], tuple[Components, float]] = field(default_factory=dict, init=False, repr=False)
 
@@ -142,8 +142,8 @@ class CostModel:
         together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
-        # A compiler may save most of the activations, or take three times as many: what is predicted at more than twice
-        # the budget is not tried on the chance that it saves so much.
+        # A compiler may save most of the activations, or take three times as many: a configuration that is predicted at
+        # more than twice the budget isn't tried on the chance that it saves so much.
         surely = np.where(compiled, 0.5 * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
@@ -293,7 +293,7 @@ class CostModel:
         is_short = result.status is TrialStatus.OUT_OF_MEMORY and not result.is_excused
         if profile is None or (measured is None and (is_compiled(config) or not is_short)):
             return None
-        # Another seed is the same work: what it measured takes the place of what was known.
+        # Another seed is the same work: its measurement takes the place of the earlier one.
         key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
         parts, unused = self._peak(config, profile, None)
         beyond = communicators_bytes(self.hardware, config.parallelism)

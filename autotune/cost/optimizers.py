@@ -21,14 +21,14 @@ _MIN_8BIT_ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer costs."""
+    """The cost of an optimizer."""
 
     states: int  # values stored for each element of a weight
     # Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 0.5 in 4 bits, 4 in fp32 whatever the weight.
     width: float = 0
     torchao: bool = False  # bitsandbytes otherwise: embeddings and small weights have states in fp32
-    # What a step takes: nothing (fused kernels), copies of all weights at once (foreach on a GPU), or of a few of the
-    # largest weight (a loop over the weights).
+    # Of a step: none (fused kernels), copies of all weights at once (foreach on a GPU), or a few copies of the largest
+    # weight (a loop over the weights).
     temporaries: Literal["none", "foreach", "loop", "adafactor"] = "none"
     from_start: bool = False  # states are there before the first step
     paged: bool = False  # states live in memory that moves between host and device, beyond torch's allocator
@@ -38,7 +38,7 @@ class Optimizer:
     # How the gradients of matrices get a low rank, that of the states: by random numbers, which are kept, or by
     # singular vectors, of which all are kept where the weight is in fp32 (the first ones are a view).
     projection: Literal["", "random", "singular"] = ""
-    compensates: bool = False  # a weight in 16 bits has one state more, for what rounding loses
+    compensates: bool = False  # a weight in 16 bits has one state more, against losses by rounding
     # Gradients that are there at once where weights are updated in the backward pass: 1, or 2 where the next weight's
     # hook does it. 0: all are there, until the step.
     in_backward: int = 0

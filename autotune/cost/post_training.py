@@ -1,4 +1,4 @@
-"""What post-training adds to the trace of a micro-step: the head that TRL puts on a decoder, and further passes.
+"""Post-training in the trace of a micro-step: the head that TRL puts on a decoder, and further passes.
 
 The head, log-probabilities of the next tokens without the logits of all of them, is as `ChunkedLogProbFunction` of TRL
 1.16 (trl/kernels/chunked_logprob.py): products of tiles of 4,096 tokens and 32,768 words, once more in the backward

@@ -2,8 +2,8 @@
 
 Values only, without torch: a profile is made in one process (`profiler`) and used in another.
 
-Layers are found by the names of their parameters, for what is sharded, gathered and prefetched together: a layer
-is what a name's first number counts. FSDP2 through the Trainer makes a unit of each transformer layer, one of the input
+Layers, whose parameters are sharded, gathered and prefetched together, are found by the parameters' names: the first
+number in a name counts them. FSDP2 through the Trainer makes a unit of each transformer layer, one of the input
 embeddings, and one of the last norm and the head (accelerate's `fsdp2_prepare_model`).
 """
 
@@ -30,11 +30,11 @@ from autotune.values.estimate import TracedBy
 VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER, FUSED_ATTENTION = range(6)
 PRODUCTS = (CONTRACTION, FUSED_ATTENTION)  # whose FLOP a model needs
 
-# What a storage holds; those of weights don't count. A fresh gradient has just been computed: where there was one
-# before, it is added to that and ends.
+# Contents of storages, weights left out. A fresh gradient has just been computed: where there was one before, it is
+# added to that and ends.
 ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
 
-# The module of what a model that is only looked at has beside the trained one's.
+# The module of the tensors of a model that is evaluated beside the trained one.
 REFERENCE = "reference"
 
 Vector = NDArray[np.float64]
@@ -85,7 +85,7 @@ class Work(Value):
 
 
 class Storages(Value):
-    """What the operators of a pass make and free, at the model's full depth.
+    """Memory that the operators of a pass make and free, at the model's full depth.
 
     Rows are (operator that made it, operator before which it ends, constant bytes, bytes per sample, whether a
     gradient, columns, origin); operators are counted from 0. A gradient's end is where it would be added to one that is
@@ -113,7 +113,7 @@ class Storages(Value):
 
     @property
     def alive(self) -> Vector:
-        """What is alive while each operator runs: see :func:`alive`."""
+        """Bytes that are alive while each operator runs: see :func:`alive`."""
         return alive(self.rows, self.forward_end)
 
 

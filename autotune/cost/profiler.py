@@ -5,7 +5,7 @@ its layers don't repeat.
 
 A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
 layers therefore agree but for one stretch in the forward and one in the backward pass, which is repeated. A storage of
-the repeated layer is there once for each of them; those of layers before and after it, and of what surrounds the
+the repeated layer is there once for each of them; those of layers before and after it, and of operators around the
 layers, once. The layer that comes first in the forward pass comes last in the backward pass. The corresponding storage
 of the layer before decides whether one ends with its layer or with something that comes once, as the cast weights that
 autocast holds until the end of the forward pass. In the micro-batch every tensor is a line. Where tapes don't agree so,
@@ -77,7 +77,7 @@ def joined(samples: tuple[int, int], low: Tape, high: Tape) -> Pass:
 
 
 class Shallow(NamedTuple):
-    """What was traced of a model with few layers."""
+    """A model with few layers, as traced."""
 
     step: Pass
     evaluation: Pass | None  # the forward pass without gradients; None: it can't be traced
@@ -86,7 +86,7 @@ class Shallow(NamedTuple):
     buffers_bytes: int
 
 
-# What was traced, by family and depths.
+# By family and depths.
 Known = dict[tuple[object, ...], Shallow]
 
 
@@ -102,8 +102,8 @@ def profile(
     """Return the profile of `family` for inputs of `shape`, or raise an InputError if the model can't be traced.
 
     An extended trace has to come to so many `parameters` without adapters, if that is known. `change` makes the built
-    model the one that is trained, before the adapter is put on, as for libraries of another time. What was traced of
-    this model and shape before is in `known`, which is used and added to.
+    model the one that is trained, before the adapter is put on, as for libraries of another time. `known`: earlier
+    traces of this model and shape, which are used and added to.
     """
     shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
     profiler = _Profiler(spec, family, shape, change, {} if known is None else known)
@@ -211,7 +211,7 @@ class _Profiler:
         try:
             # Not of 1 sample, whose tensors are contiguous where others aren't.
             low, high = (step(model, self.family, self.shape, samples) for samples in (2, 4))
-        # What torch (no kernel for these tensors, a value that isn't there) and models' own code raise without values.
+        # Raised by torch (no kernel for these tensors, a value that isn't there) and by models' code without values.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise Untraceable(one_line(error)) from error
         return joined((2, 4), low, high)
@@ -224,7 +224,7 @@ def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
     groups = []
     for name, p in model.named_parameters():
         shape, width = packed.get(id(p), (tuple(p.shape), p.element_size()))
-        # What gets no gradient has no states: CLIP's last layer in LLaVA, the vision part where texts alone are shown.
+        # No gradient, no states: CLIP's last layer in LLaVA, the vision part where texts alone are shown.
         trained = p.requires_grad and not (has_unused and p.grad is None)
         kind = {"trained": trained, "embedding": id(p) in tables, "adapter": is_new_weight(name)}
         groups.append(ParameterGroup(shape=shape, element_bytes=width, count=1, **kind))
@@ -296,10 +296,10 @@ def order_of(deep: Sequence[object], lacking: Sequence[Sequence[object]], times:
 
 
 def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
-    """Return (position, length) of what `long` has more than `short`, put between the layers of `short`.
+    """Return (position, length) of the stretch that `long` has more than `short`, between the layers of `short`.
 
-    Names alone leave open where the stretch begins: anywhere from before the first layer to behind the last one, and a
-    few operators further where what surrounds the layers is named like them. One length of it behind its earliest place
+    Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and a few
+    operators further where operators around the layers are named like them. One length of it behind its earliest place
     is between two layers, so that each operator is one of its own layer.
     """
     extra = len(long) - len(short)

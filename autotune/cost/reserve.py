@@ -155,7 +155,7 @@ class Buckets(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Peaks of what an allocator has given out, whole blocks, and of what it holds; bytes."""
+    """Bytes at the peaks of an allocator: of the blocks that it has given out, and of all that it holds."""
 
     micro_steps: int
     optimizer_steps: int
@@ -183,7 +183,7 @@ def held_bytes(
     buckets: Buckets | None = None,
     evaluation: Evaluation | None = None,
 ) -> Held:
-    """Return what is allocated and reserved at the most; `accumulated`: a step has more than one micro-batch.
+    """Return the peaks of an allocator; `accumulated`: a step has more than one micro-batch.
 
     `keeps_gradients`: they are set to zero and not freed between steps, as before torch 2.0. Without `buckets` there is
     one device, without an `evaluation` none comes after the steps.

@@ -162,7 +162,7 @@ class Semantics(TorchFunctionMode):
         return attention(self._recorder, call, None)
 
     def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run torch's own attention, a function in Python, operator by operator: a mode is off inside what it runs."""
+        """Run torch's own attention, a function in Python, operator by operator: a mode is off inside its functions."""
         with mock.patch.object(torch.nn.functional, "has_torch_function", return_value=False), self:
             return func(*args, **kwargs)
 

@@ -97,7 +97,7 @@ ONE_DEVICE = Spread(Parallelism(), mixed=False)
 
 @dataclass(frozen=True)
 class Share:
-    """What one device holds, in bytes, in addition to what the tape says is alive."""
+    """Bytes that one device holds in addition to those that the tape has as alive."""
 
     weights: float  # all the time, buffers included
     states: float  # of the optimizer, master copies of weights included
@@ -247,7 +247,7 @@ def _master(profile: Profile, ranks: int) -> ParameterGroup:
 
 
 def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
-    """Return a parameter with the width that it has between steps; what is packed stays so."""
+    """Return a parameter with the width that it has between steps; a packed one stays packed."""
     wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= 2
     return group.model_copy(update={"element_bytes": 4.0}) if wide else group
 
@@ -364,7 +364,7 @@ def host_seconds(
     # 28 bytes a parameter are moved. A node's memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM
     # reaches 79 % (https://github.com/aigatech/vpbenchmarking).
     per_step = profile.trained_elements / ranks * 28.0 * devices_per_node / 160e9
-    # Gradients go down and what was updated comes up again, as wide as they are computed with.
+    # Gradients go down and updated weights come up again, as wide as they are computed with.
     per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
     weights = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
     return per_step, weights if parallelism.offload == "parameters" else 0.0

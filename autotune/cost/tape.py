@@ -54,7 +54,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class Tape:
-    """Operators in order, a row each, and what they made and freed."""
+    """Operators in order, a row each, and the storages that they made and freed."""
 
     names: tuple[str, ...]
     kinds: NDArray[np.int8]
@@ -66,7 +66,7 @@ class Tape:
     storages: NDArray[np.float64]  # made, freed, bytes, whether a gradient, columns: see `profile.Storages`
     attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
-    outputs_bytes: float = 0.0  # of a forward pass alone: what an evaluation with metrics keeps of it
+    outputs_bytes: float = 0.0  # of a forward pass alone: kept by an evaluation with metrics
     calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `meta`
 
     @property
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _is_aside(self, given: Any, out: Any) -> bool:
-        """Return whether an operator looks at a part of a tensor, or at numbers of the host other than pixels, alone."""
+        """Return whether an operator only looks at a part of a tensor, or at numbers of the host other than pixels."""
         outputs = tensors_in(out)
         if all(not self._is_new(tensor) for tensor in outputs):
             return not any(tensor is one for tensor in outputs for one in tensors_in(given))

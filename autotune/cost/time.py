@@ -1,18 +1,18 @@
 """Seconds of an optimizer step: computing, the optimizer's part, and waiting for other devices or for the host.
 
-A roofline: each operator takes what its arithmetic or its bytes take, whichever is more, and never less than a launch.
-On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the device's
-sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states; what else a step needs
-is added. Operators and optimizers that were measured on the device in the shapes that the model has take what they
-took. Of several devices, `communication` has what one waits for others or for the host; ranks of one CPU
-share its cores. Pure arithmetic on arrays, with an element for each micro-batch.
+A roofline: each operator takes the time of its arithmetic or of its bytes, whichever is more, and never less than a
+launch. On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the
+device's sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states. Operators and
+optimizers that were measured on the device in the model's shapes take their measured times. `sharding` knows how long
+one of several devices waits for others or for the host; ranks of one CPU share its cores. Pure arithmetic on arrays,
+with an element for each micro-batch.
 
 A trace writes down how each operator is called (`meta`). Sizes that differ between its two micro-batches are lines in
 the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
 are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
 nearest that was: of its kind the one that should take most nearly as long.
 
-Not covered: contention, caches, kernels that are far from the attainable rates. What is measured corrects it.
+Not covered, but corrected by measurements: contention, caches, kernels far from the attainable rates.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from autotune.values.estimate import Arithmetic, Rates
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
 COMPILED_SHARE = 0.4
 
-# What fused attention attains of the rate of large products: 50 to 73 % of an A100's peak, forward and backward, where
+# Of the rate of large products: fused attention attains 50 to 73 % of an A100's peak, forward and backward, where
 # products reach 75 % (FlashAttention-2, arXiv:2307.08691, abstract); the lower end, as sequences are seldom so long.
 FUSED_ATTENTION_SHARE = 2 / 3
 
-# What the Trainer itself does around a micro-step, on the host: seconds.
+# Of the Trainer itself around a micro-step, on the host.
 TRAINER_S = 1.5e-3
 
 # Micro-batches at which operators are measured.
@@ -56,7 +56,7 @@ _LINE = re.compile(r"<(-?\d+):(-?\d+)>")
 
 @dataclass(frozen=True)
 class StepCost:
-    """A step of one configuration, and how long it takes."""
+    """The time of a step of one configuration."""
 
     profile: Profile  # of one device's part of the model
     rates: Rates  # of the device, alone
@@ -297,7 +297,6 @@ def along(samples: Vector, sizes: Sequence[int], seconds: Vector) -> Vector:
 
 
 def parameter_key(optim: str, group: ParameterGroup) -> str:
-    """Return the key of the time of an optimizer's step over one parameter."""
     dtype = {4.0: "float32", 2.0: "bfloat16"}.get(group.element_bytes, "")
     return f"{optim} {dtype} {'x'.join(map(str, group.shape))}{' embedding' * group.embedding}"
 
@@ -306,7 +305,7 @@ def measured_step(groups: Iterable[ParameterGroup], optim: str, rates: Rates) ->
     """Return the seconds of a step over trained parameters; None if none of this optimizer was measured.
 
     A shape that wasn't measured takes the time of the one with the most nearly equal number of elements, times the
-    ratio of what a launch and moving the bytes take of each: a small shape's time is that of the launch.
+    ratio of the times of a launch and of moving the bytes of each: a small shape's time is that of the launch.
     """
     if rates.timings is None:
         return None

@@ -185,7 +185,6 @@ def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
 
 
 def inputs_bytes(config: Any, shape: Shape) -> float:
-    """Return the bytes of a sample's inputs."""
     inputs = make_inputs(config, shape, shape.kind.sequences if shape.kind else 1)
     return float(sum(tensor.nbytes for tensor in inputs.values()))
 
@@ -228,7 +227,7 @@ def make_inputs(
 
 
 def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Return texts with images but for the labels; what a model asks the values of is on the host."""
+    """Return texts with images but for the labels; tensors whose values a model asks for are on the host."""
     shown = image_text(config, shape.images, shape.image_size)
     positions = shown.positions()
     rows, *size = shown.pixels

@@ -44,7 +44,6 @@ class Untraceable(Exception):
 
 
 def build(spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Change | None) -> Any:
-    """Return the model on the meta device, its adapter put on."""
     flash = (family.attn_implementation or "").startswith("flash_attention")
     model = build_model(
         spec,
