@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -53,11 +54,8 @@ def log_probs_head(model: Any, recorder: Recorder, *, on_cuda: bool, dtype: torc
         log_probs = _LogProbs.apply(hidden, head.weight, _Head(recorder, on_cuda, dtype))  # type: ignore[no-untyped-call]
         return {"loss": -log_probs.sum() / log_probs.numel()}
 
-    base.forward = forward
-    try:
+    with mock.patch.object(base, "forward", forward):
         yield
-    finally:
-        del base.forward
 
 
 @dataclass(frozen=True)

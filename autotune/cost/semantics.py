@@ -93,12 +93,8 @@ class Semantics(TorchFunctionMode):
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Run a part of the forward pass again during the backward pass."""
-        self._recorder.recomputing = True
-        try:
-            with self, self.casting():
-                yield
-        finally:
-            self._recorder.recomputing = False
+        with mock.patch.object(self._recorder, "recomputing", True), self, self.casting():
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

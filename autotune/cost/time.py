@@ -270,18 +270,14 @@ def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
 
     `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline.
     """
-    found = seconds.copy()
+    found, lacking = seconds.copy(), np.isnan(seconds)
     with np.errstate(divide="ignore"):
         logs = np.log(expected)
     for kind in np.unique(kinds):
-        rows = np.flatnonzero(kinds == kind)
-        known = ~np.isnan(seconds[rows]) & (expected[rows] > 0)
-        lacking = np.argwhere(np.isnan(seconds[rows]))
-        if not len(lacking):
-            continue
-        ratios, places = seconds[rows][known] / expected[rows][known], logs[rows][known]
-        for row, size in lacking:
-            here = rows[row], size
+        alike = (kinds == kind)[:, None]
+        known = alike & ~lacking & (expected > 0)
+        ratios, places = seconds[known] / expected[known], logs[known]
+        for here in map(tuple, np.argwhere(alike & lacking)):
             nearest = np.argmin(np.abs(places - logs[here])) if len(places) and expected[here] > 0 else None
             found[here] = expected[here] * (1.0 if nearest is None else ratios[nearest])
     return found
@@ -309,24 +305,17 @@ def measured_step(groups: Iterable[ParameterGroup], optim: str, rates: Rates) ->
     """
     if rates.timings is None:
         return None
-    known: dict[int, tuple[float, float]] = {}  # by elements: the seconds, and what was expected
-    total, missing = 0.0, []
+    measured = [(g, rates.timings.optimizers.get(parameter_key(optim, g))) for g in groups if g.trained]
+    known = {g.elements: (g, seconds) for g, seconds in measured if seconds is not None}
+    if measured and not known:
+        return None
 
     def expected(group: ParameterGroup) -> float:
         return rates.launch_s + 3 * group.nbytes / rates.bandwidth
 
-    for group in groups:
-        seconds = rates.timings.optimizers.get(parameter_key(optim, group)) if group.trained else 0.0
-        if seconds is None:
-            missing.append(group)
-            continue
-        total += group.count * seconds
-        if group.trained:
-            known[group.elements] = seconds, expected(group)
-    if missing and not known:
-        return None
-    for group in missing:
-        nearest = min(known, key=lambda elements: abs(np.log((elements + 1) / (group.elements + 1))))
-        seconds, usual = known[nearest]
-        total += group.count * seconds * max(1.0, expected(group) / usual)
+    total = sum(g.count * seconds for g, seconds in measured if seconds is not None)
+    for group in (g for g, seconds in measured if seconds is None):
+        closest = min(known, key=lambda elements: abs(np.log((elements + 1) / (group.elements + 1))))
+        other, of_other = known[closest]
+        total += group.count * of_other * max(1.0, expected(group) / expected(other))
     return total

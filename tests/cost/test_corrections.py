@@ -54,9 +54,6 @@ def seconds(learned: Corrections, **config) -> float:
     return math.exp(mean[0])
 
 
-# Memory
-
-
 def test_before_anything_is_measured_the_device_needs_what_is_counted_and_the_framework():
     predicted = parts()
     factor, deviation = corrections().memory("device", memory_features(predicted, 0.0))
@@ -90,9 +87,6 @@ def test_a_small_run_says_less_than_a_large_one():
         learned = corrections(observation(size, counted + 0.05))
         moved.append(abs(learned.memory("device", features)[0] - untouched))
     assert moved[0] < moved[1]
-
-
-# Time
 
 
 def test_before_anything_is_measured_time_is_as_predicted_and_unsure():

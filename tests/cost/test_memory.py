@@ -202,8 +202,6 @@ def test_fsdp_reserves_reduced_gradients_and_gathered_units_on_streams_of_their_
     assert two - one == pytest.approx(weights / 2 + weights)
 
 
-# What is alive at the peak, by module
-
 CONFIGS = {
     "mixed": make_config(8, precision="bf16", optim="adamw_torch", attn_implementation="sdpa"),
     "checkpointed": make_config(8, precision="bf16", checkpointing="full", attn_implementation="sdpa"),

@@ -62,9 +62,6 @@ CONFIGS = [
 ]
 
 
-# Predicting
-
-
 def test_many_at_once_are_predicted_as_each_alone_of_which_an_estimate_is_the_detail(model):
     together = model.predict(CONFIGS)
     for row, config in enumerate(CONFIGS):
@@ -155,9 +152,6 @@ def test_an_unknown_family_has_no_prediction(model):
     assert len(model.predict([]).samples_per_second) == 0
 
 
-# Fitting
-
-
 def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
     even, uneven = (make_model([large_profile()], experts=experts) for experts in (0, 8))
     configs = [make_config(size) for size in (1, 2, 4, 8)]
@@ -168,9 +162,6 @@ def test_memory_with_experts_leaves_a_margin_for_uneven_routing():
     assert unsure.needed_bytes == sure.needed_bytes
     margin = 0.03 * sure.needed_bytes[0]
     assert Z * sure.needed_deviation[0] < margin == pytest.approx(Z * unsure.needed_deviation[0], rel=0.01)
-
-
-# Real data
 
 
 @pytest.mark.parametrize("knobs", [{"train_sampling_strategy": "group_by_length"}, {"packing": True}])
@@ -190,9 +181,6 @@ def test_balanced_micro_batches_are_faster_and_hold_what_the_largest_does():
     assert balanced.samples_per_second > 1.1 * plain.samples_per_second
     assert balanced.needed_bytes < plain.needed_bytes
     assert padded.estimate(saving).memory.device_peak_bytes < padded.estimate(config).memory.device_peak_bytes
-
-
-# Learning
 
 
 def measured(model, config, *, slower: float = 1.0, more: float = 1.0, **fields):
@@ -263,9 +251,6 @@ def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, mon
     assert corrected.samples_per_second.tolist() != before.samples_per_second.tolist()
     with pytest.raises(TypeError):
         replace(model, rates=make_rates(launch_s=1.0)).predict(configs)
-
-
-# Several devices
 
 
 def test_a_sharded_configuration_is_predicted_like_any_other():

@@ -172,9 +172,6 @@ def test_frozen_weights_cost_an_optimizer_nothing():
     assert [temporary_bytes("adamw_torch", frozen, on_cpu=on_cpu) for on_cpu in (False, True)] == [0, 0]
 
 
-# Known arithmetic
-
-
 def test_states_of_t5_3b():
     """AdamW 8 bytes a parameter; in 8 bits 2, but for its embeddings; Adafactor's rows and columns next to nothing."""
     model = build_model(resolve("t5-3b"), Task.SEQ2SEQ_LM, dtype="float32", attn_implementation=None, device="meta")
@@ -186,9 +183,6 @@ def test_states_of_t5_3b():
     assert wide == (22_812_786_688, 0)
     assert in_8_bits[0] / parameters == pytest.approx(2.1, abs=0.1)
     assert factored[0] / parameters < 0.02
-
-
-# What updates weights in the backward pass
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

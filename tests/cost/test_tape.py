@@ -43,9 +43,6 @@ def at(tape: Tape, name: str, occurrence: int = 0) -> int:
     return [i for i, n in enumerate(tape.names) if n == name][occurrence]
 
 
-# Memory
-
-
 def test_what_nobody_holds_any_more_is_gone_at_the_next_operator():
     def compute():
         first = torch.empty(100, device="meta")
@@ -108,9 +105,6 @@ def test_a_sum_of_the_forward_pass_is_a_tensor_of_its_own():
         return first + second
 
     assert forward_tape_of(compute).live.sum(axis=1).max() == 3 * BYTES
-
-
-# Work
 
 
 def test_a_layer_is_a_product_forward_and_two_backward_of_two_operations_for_each_multiplication():

@@ -162,9 +162,6 @@ def test_short_samples_among_long_ones_take_what_a_trace_of_their_own_length_tak
     assert mixed.flops_per_step == pytest.approx(exact.flops_per_step, rel=0.05)
 
 
-# What was measured, or not
-
-
 def timings(**fields):
     return Timings(**{"operator_s": 0.0, "micro_step_s": 0.0, **fields})
 
