@@ -34,26 +34,26 @@ class AttentionCall(NamedTuple):
     query: torch.Tensor  # (batch, heads, length, width)
     key: torch.Tensor
     value: torch.Tensor
-    mask: torch.Tensor | None = None
-    dropout: float = 0.0
-    causal: bool = False
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
     scale: float | None = None
-    grouped: bool = False  # enable_gqa
+    enable_gqa: bool = False  # keys and values are of groups of heads
 
 
 def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "efficient", "math"]:
     query, key, value = call[:3]
     width, half = query.shape[-1], query.dtype in _HALF
     trained = any(t.requires_grad for t in call[:3])
-    too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or call.dropout > 0)
+    too_wide = generation == "small_ampere" and trained and width > 192 and (width <= 224 or call.dropout_p > 0)
     if (
         generation != "turing"
-        and call.mask is None
+        and call.attn_mask is None
         and width == key.shape[-1] == value.shape[-1] <= 256
         and not too_wide
-        and not (call.causal and query.shape[-2] != key.shape[-2])
+        and not (call.is_causal and query.shape[-2] != key.shape[-2])
         and half
-        and (call.grouped or query.shape[1] == key.shape[1] == value.shape[1])
+        and (call.enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
     ):
         return "flash"
     # `minimum_gemm_alignment`: 16 bytes of a tensor core's factors
@@ -64,7 +64,7 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
         and width == key.shape[-1]
         and width % alignment == value.shape[-1] % alignment == 0
         and all(t.stride(-1) == 1 for t in call[:3])
-        and (call.mask is None or call.mask.stride(-1) == 1)
+        and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
     )
     return "efficient" if is_efficient else "math"
 
@@ -75,23 +75,23 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
     `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position.
     """
     if generation is None:
-        return _fused(recorder, "fused", *call[:4], call.causal)
-    mask = call.mask
+        return _fused(recorder, "fused", *call[:4], call.is_causal)
+    mask = call.attn_mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
-        call = call._replace(mask=mask)
+        call = call._replace(attn_mask=mask)
     kernel = chosen(call, generation)
     recorder.attention.add(kernel)
     if kernel == "math":
         return _math(call)
     if kernel == "flash":
-        return flash(recorder, *call[:3], causal=call.causal)
+        return flash(recorder, *call[:3], causal=call.is_causal)
     if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
         if any(stride % 8 for stride in mask.stride()[:-1]):
             last = mask.shape[-1]
             mask = pad(mask, (0, 8 - last % 8))[..., :last]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    return _fused(recorder, "efficient", *call[:3], mask, call.causal, generation)
+    return _fused(recorder, "efficient", *call[:3], mask, call.is_causal, generation)
 
 
 def _fused(
@@ -119,11 +119,11 @@ def _math(call: AttentionCall) -> torch.Tensor:
         query, key, value = query.float(), key.float(), value.float()
     root = math.sqrt(call.scale if call.scale is not None else 1 / math.sqrt(query.shape[-1]))
     query = query * root
-    if call.causal:
+    if call.is_causal:
         below = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
         mask = torch.zeros_like(below, dtype=query.dtype)
         del below
-    if call.grouped:
+    if call.enable_gqa:
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     scores = torch.matmul(query, key.transpose(-2, -1) * root)
@@ -132,8 +132,8 @@ def _math(call: AttentionCall) -> torch.Tensor:
     shares = torch.ops.aten._safe_softmax(scores, -1)
     del scores
     returned = shares.to(given)
-    if call.dropout > 0:
-        shares = torch.native_dropout(shares, call.dropout, True)[0]
+    if call.dropout_p > 0:
+        shares = torch.native_dropout(shares, call.dropout_p, True)[0]
     output = torch.matmul(shares, value).to(given)
     del returned  # with the output, and dropped
     return output

@@ -143,17 +143,11 @@ class Semantics(TorchFunctionMode):
         return found.unbind(1) if as_tuple else found
 
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        query, key, value, causal = given["query"], given["key"], given["value"], bool(given.get("is_causal", False))
-        call = AttentionCall(
-            query, key, value, given.get("attn_mask"), float(given.get("dropout_p", 0.0)), causal, given.get("scale"),
-            bool(given.get("enable_gqa", False)),
-        )  # fmt: skip
+        call = AttentionCall(*args, **kwargs)
         if self._device == "cuda":
             return attention(self._recorder, call, self._generation)
         widths = {tensor.shape[-1] for tensor in call[:3]}  # DeepSeek's values are narrower
-        if call.dropout > 0 or (call.mask is not None and call.mask.requires_grad) or len(widths) > 1:
+        if call.dropout_p > 0 or (call.attn_mask is not None and call.attn_mask.requires_grad) or len(widths) > 1:
             return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp
         return attention(self._recorder, call, None)
 

@@ -154,8 +154,7 @@ def buckets_of(config: TrainConfig, family: Family) -> Buckets | None:
 
 
 def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
-    ranks = spread.parallelism.sharding_ranks
-    local = [_slice(_as_stored(group, spread), ranks) for group in profile.parameters]
+    local = stepped(profile, spread)
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
     stepping = temporary_bytes(optim, local, on_cpu=profile.family.device == "cpu")
@@ -198,7 +197,7 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
 def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     ranks, gathers = spread.parallelism.sharding_ranks, way.weights
     width = profile.gradients_bytes / max(1, profile.trained_elements)
-    master = _master(profile, ranks)  # in addition to the 16-bit weights
+    (master,) = stepped(profile, spread)  # in addition to the 16-bit weights
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
     stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
@@ -230,32 +229,22 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
 
 
 def stepped(profile: Profile, spread: Spread) -> tuple[ParameterGroup, ...]:
-    """Return the parameters that one device's optimizer updates, with the width that they have between steps."""
+    """Return the parameters that one device's optimizer updates, with the width that they have between steps.
+
+    DeepSpeed has the trained weights of a rank in fp32, flat and in one piece. FSDP has the rows of each parameter that
+    `torch.chunk` gives the first rank, which has the most; packed weights stay packed.
+    """
     way, ranks = WAYS[spread.parallelism.sharding], spread.parallelism.sharding_ranks
-    wide = tuple(_as_stored(group, spread) for group in profile.parameters)
-    if not way.states:
-        return wide
     if way.engine == "deepspeed":
-        return (_master(profile, ranks),)
-    return tuple(_slice(group, ranks) for group in wide)
-
-
-def _master(profile: Profile, ranks: int) -> ParameterGroup:
-    """Return the trained weights of a rank's partition in DeepSpeed: in fp32, flat and in one piece."""
-    elements = math.ceil(profile.trained_elements / ranks)
-    return ParameterGroup(shape=(elements,), element_bytes=4.0, trained=True, count=1)
-
-
-def _as_stored(group: ParameterGroup, spread: Spread) -> ParameterGroup:
-    """Return a parameter with the width that it has between steps; a packed one stays packed."""
-    wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= 2
-    return group.model_copy(update={"element_bytes": 4.0}) if wide else group
-
-
-def _slice(group: ParameterGroup, ranks: int) -> ParameterGroup:
-    """Return the first rank's rows of a parameter: `torch.chunk`, so that it has the most."""
-    rows = [math.ceil(n / ranks) for n in group.shape[:1]]
-    return group.model_copy(update={"shape": (*rows, *group.shape[1:])})
+        elements = math.ceil(profile.trained_elements / ranks)
+        return (ParameterGroup(shape=(elements,), element_bytes=4.0, trained=True, count=1),)
+    found = []
+    for group in profile.parameters:
+        wide = spread.mixed and (group.trained or spread.frozen_in_fp32) and group.element_bytes >= 2
+        rows = [math.ceil(n / ranks) if way.states else n for n in group.shape[:1]]
+        changes = {"element_bytes": 4.0 if wide else group.element_bytes, "shape": (*rows, *group.shape[1:])}
+        found.append(group.model_copy(update=changes))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

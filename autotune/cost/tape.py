@@ -98,8 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         attended: int = 1,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._operators: list[_Operator] = []
-        self._storages: list[_Storage] = []
+        self._operators, self._storages = list[_Operator](), list[_Storage]()
         self._by_id: dict[int, _Storage | None] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
@@ -124,19 +123,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = (run_beside_numbers if self._numbers else run_once)(func, args, kwargs)
-        if not (self._numbers and self._is_aside((args, tuple(kwargs.values())), out)):
-            self._record(func, args, kwargs, out)
-        return out
-
-    def _is_aside(self, given: Any, out: Any) -> bool:
-        """Return whether an operator only looks at a part of a tensor, or at numbers of the host other than pixels."""
-        outputs = tensors_in(out)
-        if all(not self._is_new(tensor) for tensor in outputs):
-            return not any(tensor is one for tensor in outputs for one in tensors_in(given))
-        pixels = any(t.is_floating_point() and not self._is_new(t) for t in tensors_in(given))
-        return all(not t.is_meta and not (pixels and t.is_floating_point()) for t in outputs)
-
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self._numbers and self._is_aside((args, tuple(kwargs.values())), out):
+            return out
         name = func._schema.name.partition("::")[2]
         outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]
@@ -163,6 +151,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._storages.append(_Storage(size, made=now - 1, freed=now, origin=origin, columns=columns))
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
             self._by_id[_key(fresh[0])].sum_of = self._by_id.get(_key(args[0]))  # type: ignore[union-attr]
+        return out
+
+    def _is_aside(self, given: Any, out: Any) -> bool:
+        """Return whether an operator only looks at a part of a tensor, or at numbers of the host other than pixels."""
+        outputs = tensors_in(out)
+        if all(not self._is_new(tensor) for tensor in outputs):
+            return not any(tensor is one for tensor in outputs for one in tensors_in(given))
+        pixels = any(t.is_floating_point() and not self._is_new(t) for t in tensors_in(given))
+        return all(not t.is_meta and not (pixels and t.is_floating_point()) for t in outputs)
 
     def note_kernel(
         self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False

@@ -20,7 +20,7 @@ def part(heads: int = HEADS, dtype=torch.bfloat16, width: int = WIDTH, length: i
 
 def asked(dtype=torch.bfloat16, *, key_heads: int = HEADS, width: int = WIDTH, **more) -> AttentionCall:
     query, key, value = part(dtype=dtype, width=width), *(part(key_heads, dtype, width) for _ in range(2))
-    return AttentionCall(query, key, value, grouped=key_heads != HEADS, **more)
+    return AttentionCall(query, key, value, enable_gqa=key_heads != HEADS, **more)
 
 
 def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor:
@@ -49,14 +49,14 @@ def during_backward(tape: Tape) -> float:
         ((7, 5), {"dtype": torch.float16}, "efficient"),
         ((7, 5), {}, "math"),  # bf16, which its tensor cores don't have
         ((8, 0), {"dtype": torch.float32}, "efficient"),
-        ((8, 0), {"mask": mask()}, "efficient"),
-        ((8, 0), {"mask": mask(torch.float32).mT}, "math"),  # keys apart in memory, as T5's bias in transformers 5.17
+        ((8, 0), {"attn_mask": mask()}, "efficient"),
+        ((8, 0), {"attn_mask": mask(torch.float32).mT}, "math"),  # keys apart, as T5's bias in transformers 5.17
         ((8, 0), {"key_heads": 1}, "flash"),
         ((8, 0), {"key_heads": 1, "dtype": torch.float32}, "math"),
         ((8, 0), {"width": 256}, "flash"),
         ((8, 6), {"width": 224}, "efficient"),
         ((8, 6), {"width": 256}, "flash"),
-        ((8, 6), {"width": 256, "dropout": 0.1}, "efficient"),
+        ((8, 6), {"width": 256, "dropout_p": 0.1}, "efficient"),
         ((8, 0), {"width": 264}, "efficient"),
         ((8, 0), {"dtype": torch.float32, "width": 66}, "math"),  # no multiple of four
         ((7, 5), {"dtype": torch.float32, "width": 66}, "efficient"),
@@ -69,18 +69,18 @@ def test_the_kernel_that_torch_takes(capability, what, kernel):
 
 @pytest.mark.parametrize(
     ("what", "generation"),
-    [({}, None), *((what, "ampere") for what in ({}, {"dtype": torch.float32}, {"mask": mask()}))],
+    [({}, None), *((what, "ampere") for what in ({}, {"dtype": torch.float32}, {"attn_mask": mask()}))],
 )
 def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what, generation):
     call = asked(**what)
     tape = tape_of(call, generation)
-    numbers = 0 if call.mask is None else call.mask.numel() * 2  # booleans become numbers
+    numbers = 0 if call.attn_mask is None else call.attn_mask.numel() * 2  # booleans become numbers
     element = call.query.element_size()
     assert tape.live[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
 
 
 def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
-    whole, causal, on_cpu = tape_of(asked()), tape_of(asked(causal=True)), tape_of(asked(), None)
+    whole, causal, on_cpu = tape_of(asked()), tape_of(asked(is_causal=True)), tape_of(asked(), None)
     product = 2 * BATCH * HEADS * LENGTH * LENGTH * WIDTH
     assert whole.flops[whole.kinds == FUSED_ATTENTION].tolist() == [2 * product, 5 * product]
     assert on_cpu.flops[on_cpu.kinds == CONTRACTION].tolist() == [2 * product, 5 * product]
@@ -105,14 +105,14 @@ def test_the_efficient_kernel_sums_the_querys_gradient_up_in_fp32():
 
 def test_where_heads_are_wider_than_a_tile_gradients_of_keys_and_values_are_summed_up_too():
     """The kernel that 8.6 has shared memory for: as many copies as the keys are split into."""
-    big, small = (during_backward(tape_of(asked(mask=mask(), width=128), g)) for g in ("ampere", "small_ampere"))
+    big, small = (during_backward(tape_of(asked(attn_mask=mask(), width=128), g)) for g in ("ampere", "small_ampere"))
     splits, columns, tiles_more = 8, 64, 4 * (16 * (64 * 64 + 4) - 4 * (128 * 128 + 4))
     assert small - big == BATCH * HEADS * (4 * 2 * splits * columns * 128 + tiles_more)
 
 
 def test_a_trained_mask_gets_a_gradient_for_every_sample_and_rows_of_no_multiple_of_eight_are_copied():
     bias = torch.empty(1, HEADS, LENGTH, LENGTH, device="meta", dtype=torch.bfloat16)
-    fixed, trained = (during_backward(tape_of(asked(mask=b))) for b in (bias, bias.clone().requires_grad_()))
+    fixed, trained = (during_backward(tape_of(asked(attn_mask=b))) for b in (bias, bias.clone().requires_grad_()))
     assert trained - fixed == 2 * SCORES
 
     def kept(length):
@@ -124,7 +124,8 @@ def test_a_trained_mask_gets_a_gradient_for_every_sample_and_rows_of_no_multiple
 
 
 def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place():
-    half, causal = tape_of(asked(mask=mask(), key_heads=1)), tape_of(asked(torch.float32, key_heads=1, causal=True))
+    half = tape_of(asked(attn_mask=mask(), key_heads=1))
+    causal = tape_of(asked(torch.float32, key_heads=1, is_causal=True))
     assert half.attention == causal.attention == ("math",)
     assert half.live[half.forward_end, ACTIVATION] > 4 * SCORES
     assert causal.live[: causal.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
