@@ -13,8 +13,6 @@ one; in fp32 the product of output and its gradient; and a workspace, see `_work
 of all heads, 16 bits computed in 32. Not covered: cuDNN's workspaces.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple, cast
 

@@ -5,8 +5,6 @@ which factors the roofline is off, for all configurations, for those that share 
 from a prior, so the first measurement moves all predictions and later ones separate the effects of knobs.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -153,7 +151,7 @@ class Corrections:
         times = [(o.time_features, o.log_time) for o in self.observations if o.log_time is not None]
         self._time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
 
-    def with_observations(self, *observations: Observation) -> Corrections:
+    def with_observations(self, *observations: Observation) -> "Corrections":
         latest = {o.key: o for o in observations}
         others = [o for o in self.observations if o.key not in latest]
         return Corrections((*others, *latest.values()), self._framework_bytes, self._time_spread)
@@ -239,7 +237,7 @@ EXPECTED = Scales(0.08, 0.04, 1.0)
 _MOST_JUDGED = 60
 
 
-def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_times: Sequence[float] = ()) -> Process:
+def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_times: Sequence[float] = ()) -> "Process":
     """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
     knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
     expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)

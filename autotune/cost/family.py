@@ -1,7 +1,5 @@
 """Families of configurations that run the same operators, and the kernels that CUDA devices have. Without torch."""
 
-from __future__ import annotations
-
 from typing import Literal, cast, get_args
 
 from pydantic import Field

@@ -12,8 +12,6 @@ take about as much as the hidden states, and makes the gradients in the forward 
 gradient for each multiprocessor, of which there is one here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

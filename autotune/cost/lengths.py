@@ -6,8 +6,6 @@ tokens (`BatchRebalanceSampler` of transformers), the samples of a step are sort
 about the same cost; the lengths of a step are taken from the quantiles of all.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -47,9 +45,9 @@ def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> Full
     square = min(spread, lengths.mean * lengths.maximum) / lengths.maximum**2
     if kind.is_balanced:
         cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
-        mean = sizes * np.array([cut.padded for cut in cuts]) * lengths.mean / lengths.maximum
-        attended = sizes * np.array([cut.attended for cut in cuts]) * square
-        return FullLength(mean, attended, np.array([cut.largest for cut in cuts]) / lengths.maximum)
+        padded, attended, largest = np.array(cuts).T
+        mean = sizes * padded * lengths.mean / lengths.maximum
+        return FullLength(mean, sizes * attended * square, largest / lengths.maximum)
     if kind.packing or kind.train_sampling_strategy == "group_by_length":
         mean = sizes * lengths.mean / lengths.maximum
         # Only flash-attn keeps the samples of a row apart, SDPA masks the rest of the row's pairs.

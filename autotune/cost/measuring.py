@@ -17,8 +17,6 @@ until the time is spent. The time that a training takes beside its operators, in
 measured of a model so narrow that its operators have little to do, and held for all others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -11,8 +11,6 @@ micro-batch, so that a search can ask for thousands of configurations. For a sin
 (`reserve`). `Footprint.alive` lists tensors, since a trace's storages know the module and the operator that made them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict
@@ -91,15 +89,13 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
     highest = _peak(profile, profile.storages, share, micro_batch, later=False)
     if accumulation > 1:
         highest = _largest([_peak(profile, profile.storages, share, micro_batch, later=True), highest])
-    stepping = Components(
-        highest.weights,
-        0.0 if share.in_backward else share.gradients,
-        share.states,
+    stepping = replace(
+        highest,
+        gradients=0.0 if share.in_backward else share.gradients,
         activations=inputs,
         temporaries=0.0 if share.in_backward else share.stepping,
-        paged=share.paged,
-        moment="optimizer step",
         communication=share.step_buffers,
+        moment="optimizer step",
         phase="optimizer step",
     )
     return [replace(highest, activations=highest.activations + inputs), stepping]

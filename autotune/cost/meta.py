@@ -9,8 +9,6 @@ An operator's call as text is JSON: its name, its arguments and its keyword argu
 where it isn't contiguous, strides. Values aren't kept: an operator is run again on random numbers and on indices of 0.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

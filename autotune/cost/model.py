@@ -5,14 +5,12 @@ many configurations costs microseconds each; nothing here imports torch. It reje
 measurements decide the winner of a search.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -108,7 +106,7 @@ class CostModel:
         profiles: Sequence[Profile],
         observations: Sequence[Observation] = (),
         experts: int = 0,
-    ) -> CostModel:
+    ) -> Self:
         corrections = Corrections(observations, framework_bytes(hardware), time_spread(rates, hardware))
         return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections, experts=experts)
 
@@ -276,7 +274,7 @@ class CostModel:
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
 
-    def observe(self, *results: TrialResult) -> CostModel:
+    def observe(self, *results: TrialResult) -> Self:
         """Return a model that has learned from finished trials; the same one if there is nothing to learn."""
         found = [observation for result in results if (observation := self.observation(result)) is not None]
         if not found:

@@ -6,8 +6,6 @@ torch-optimi 0.3, torchao 0.18, grokadamw 0.1); tests hold them against a real s
 are installed. Every optimizer that can run has a row.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ Its weights are a copy of the model's, but with an adapter, whose base is the re
 over before training. They are added to the profile by arithmetic.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

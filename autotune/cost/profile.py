@@ -7,8 +7,6 @@ number in a name counts them. FSDP2 through the Trainer makes a unit of each tra
 embeddings, and one of the last norm and the head (accelerate's `fsdp2_prepare_model`).
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import math
@@ -16,7 +14,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +97,7 @@ class Storages(Value):
     origins: tuple[tuple[str, str], ...] = Field(default=(), repr=False, description="distinct (module, operator)")
 
     @classmethod
-    def of(cls, rows: Vector, **fields: Any) -> Storages:
+    def of(cls, rows: Vector, **fields: Any) -> Self:
         """Return the storages of so many rows: float64, column after column, compressed, in base64."""
         columns = np.ascontiguousarray(rows.T, dtype="<f8")
         return cls(packed=base64.b64encode(zlib.compress(columns.tobytes(), 1)).decode(), **fields)

@@ -12,8 +12,6 @@ autocast holds until the end of the forward pass. In the micro-batch every tenso
 :class:`NotLinear` is raised and the model is traced whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections import Counter
@@ -120,8 +118,6 @@ def profile(
 
 @dataclass(frozen=True)
 class _Profiler:
-    """Traces one family."""
-
     spec: ModelSpec
     family: Family
     shape: Shape

@@ -6,8 +6,6 @@ caller's never starts a thread pool or a CUDA context. Measured rates hold for t
 and cores, by which `Hardware.fingerprint` tells devices apart.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

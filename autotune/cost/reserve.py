@@ -11,8 +11,6 @@ one for small blocks and one for large ones, which grow at their end by 2 or 20 
 large enough.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math
@@ -42,8 +40,8 @@ class Block:
     small: bool
     address: int
     free: bool = False
-    before: Block | None = None
-    after: Block | None = None
+    before: "Block | None" = None
+    after: "Block | None" = None
 
 
 class CachingAllocator:
@@ -208,9 +206,7 @@ def held_bytes(
     return Held(micro_steps, optimizer_steps, evaluating, run.allocator.peak_reserved)
 
 
-class _Run:
-    """A training as the allocator sees it."""
-
+class _Run:  # a training, as the allocator sees it
     def __init__(
         self, profile: Profile, optim: str, micro_batch: float, buckets: Buckets | None, *, expandable: bool
     ) -> None:

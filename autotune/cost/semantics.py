@@ -9,8 +9,6 @@ whose tokens are shared out evenly between the experts.
 Not covered: operators that a library writes itself in CUDA and that aren't installed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal

@@ -24,12 +24,10 @@ transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_
 `zero/config.py`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -88,7 +86,7 @@ class Spread:
     root_stays: bool = False  # embeddings and head stay gathered through both passes, as by torch's first FSDP
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Spread:
+    def of(cls, config: TrainConfig) -> Self:
         return cls(config.parallelism, config.precision in (Precision.BF16, Precision.FP16))
 
 

@@ -5,8 +5,6 @@ the floating-point operations, the bytes that move, and the storages that are ma
 computed or allocated, yet sizes and lifetimes are the real ones. The result, a :class:`Tape`, is numbers alone.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable
@@ -48,7 +46,7 @@ class _Storage:
     freed: int = -1  # position of the first operator after its end; -1: still there
     accumulated: int = -1  # a gradient: position after which it is added to another or kept
     origin: tuple[str, str] = ("", "")  # module and operator that made it
-    sum_of: _Storage | None = None  # the first summand, where autograd may have added in place
+    sum_of: "_Storage | None" = None  # the first summand, where autograd may have added in place
     columns: int = 0  # of a sum over rows, whose scratch this is; its size then counts rows: `profile.Storages`
 
 

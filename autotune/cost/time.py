@@ -15,8 +15,6 @@ nearest that was: of its kind the one that should take most nearly as long.
 Not covered, but corrected by measurements: contention, caches, kernels far from the attainable rates.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

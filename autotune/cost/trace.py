@@ -1,7 +1,5 @@
 """Runs one micro-step of a model, or one forward pass of an evaluation, on the meta device mostly. Returns its tape."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

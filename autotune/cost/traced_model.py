@@ -13,8 +13,6 @@ covered: the fused 4-bit kernels that CUDA prefers for a few hundred tokens and 
 outliers of LLM.int8(), which random inputs hardly have.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Tiny models of every kind, each traced once for all tests of the cost model."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

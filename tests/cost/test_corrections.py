@@ -1,7 +1,5 @@
 """What was measured corrects what is predicted: for all, for those that share a knob, and for the next search."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Kernels of a GPU: what they keep, what their backward pass takes, and what work they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Memory by component: what it sums to, and how it moves with micro-batch, accumulation and optimizer."""
 
-from __future__ import annotations
-
 import pytest
 from factories import make_config, make_gpu, make_workload
 from profiles import MB, line, make_family, make_group, make_model, make_profile, make_storages

@@ -4,8 +4,6 @@ They were recorded on the stand-in for an A100 (tests/fakecuda; torch 2.11, tran
 needed here. `test_on_the_allocator` runs such trials itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What the allocator holds follows its rules; storages at full depth are those of the real, deep trace."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What one of several devices holds, and waits for: published figures of ZeRO and FairScale, and what libraries do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Seconds of a step, on one device and on several, from profiles and rates by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One device's part of a model; what has no trace is refused in one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
