@@ -134,7 +134,7 @@ def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place
 @pytest.mark.parametrize("width", [60, WIDTH])  # filled up to a multiple of eight
 @pytest.mark.parametrize("key_heads", [1, 2, HEADS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_outputs_and_gradients_have_the_shapes_of_what_they_are_of(dtype, key_heads, width):
+def test_outputs_and_gradients_have_the_shapes_of_their_inputs(dtype, key_heads, width):
     call = asked(dtype, key_heads=key_heads, width=width)
     output = attention(Recorder([]), call, "ampere")
     output.backward(torch.empty_like(output))

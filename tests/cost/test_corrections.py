@@ -52,7 +52,7 @@ def seconds(learned: Corrections, **config) -> float:
     return math.exp(mean[0])
 
 
-def test_before_anything_is_measured_the_device_needs_what_is_counted_and_the_framework():
+def test_before_any_measurement_the_device_needs_the_counted_bytes_and_those_of_the_framework():
     predicted = parts()
     factor, deviation = corrections().memory("device", memory_features(predicted, 0.0))
     assert factor * predicted.allocated == pytest.approx(predicted.allocated + 500 * MIB)
@@ -172,14 +172,14 @@ def test_before_anything_is_seen_the_mean_is_nought_and_the_deviation_that_of_th
     assert deviation(known, row) == pytest.approx(math.sqrt(0.35**2 + 0.15**2 + 0.125**2 + EXPECTED.residual**2))
 
 
-def test_what_was_seen_moves_near_ones_more_than_far_ones():
+def test_observations_move_near_configurations_more_than_far_ones():
     known = process((features(8), 0.5))
     near, farther, far = features(4), features(1), features(1, optim="sgd", checkpointing="full")
     assert 0.5 > mean(known, features(8)) > mean(known, near) > mean(known, farther) > mean(known, far) > 0.2
     assert deviation(known, features(8)) < deviation(known, near) < deviation(known, far)
 
 
-def test_two_knobs_together_can_be_what_neither_is_alone():
+def test_two_knobs_together_can_be_slow_that_are_fast_alone():
     """Slow only where small micro-batches are checkpointed: no sum over knobs says that."""
     grid = [(size, kind) for size in (1, 2, 8, 16) for kind in ("none", "full")]
     slow = {(1, "full"): 0.6, (2, "full"): 0.6}

@@ -112,7 +112,7 @@ def test_two_stacks_are_repeated_apart():
     assert "".join("eeeddd"[at] for at in order_of("eeeddd", ["eeddd", "eeedd"], [3, 1])) == "eeeeeedddd"
 
 
-def test_element_wise_work_and_what_runs_again_is_not_needed_work():
+def test_needed_work_is_neither_element_wise_nor_run_again():
     kinds, again = np.array([CONTRACTION, ELEMENTWISE, CONTRACTION], dtype=np.int8), np.array([False, False, True])
     work, needed = work_of(one("abc", flops=[3.0, 4.0, 5.0], kinds=kinds, recomputed=again), [], [])
     assert needed.at(1) == 3

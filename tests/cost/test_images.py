@@ -64,7 +64,7 @@ def test_images_are_attended_to_one_by_one_whatever_the_kernel(traced, attention
     assert traced("qwen2_5_vl", **fields).needed_flops.constant == pytest.approx(0, abs=1)
 
 
-def test_what_gets_no_gradient_is_not_trained(traced):
+def test_parameters_without_a_gradient_are_not_trained(traced):
     """LLaVA takes the features before CLIP's last layer, and none that its last norm makes."""
     hidden, inner = 32, 64
     layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden

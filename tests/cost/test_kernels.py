@@ -39,7 +39,7 @@ def test_flash_attention_can_be_asked_for_while_it_is_let():
     assert ALL_ATTENTION_FUNCTIONS["flash_attention_2"] is not run
 
 
-def test_flash_attention_of_padded_batches_keeps_what_transformers_copies():
+def test_flash_attention_of_padded_batches_keeps_the_copies_of_transformers():
     """The rows of query, key, value and output, and where they are, beside the output with its padding."""
     from transformers import modeling_flash_attention_utils as theirs
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -98,7 +98,7 @@ def test_optimizers_clipping_and_adding_are_measured_by_parameter():
     assert found.keys() == {parameter_key(what, group) for what in ("sgd", "adafactor", CLIPPING, ADDING)}
 
 
-def test_what_a_training_takes_beside_its_operators_is_measured_once():
+def test_the_time_beside_operators_is_measured_once():
     found = timings_of(asked(known=None))
     assert min(found.operator_s, found.micro_step_s) >= 0
     assert timings_of(asked()) == KNOWN

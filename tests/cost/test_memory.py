@@ -220,7 +220,7 @@ def model_of(profile_of, name: str, config):
         *(pytest.param("t5", kind, marks=() if kind == "checkpointed" else pytest.mark.slow) for kind in CONFIGS),
     ],
 )
-def test_all_that_is_alive_is_what_is_allocated(profile_of, name, kind):
+def test_live_tensors_add_up_to_the_allocated_bytes(profile_of, name, kind):
     config = CONFIGS[kind]
     model = model_of(profile_of, name, config)
     memory = model.estimate(config).memory

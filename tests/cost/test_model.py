@@ -106,7 +106,7 @@ def test_a_compiled_models_activations_may_be_few_or_three_times_as_many(on_gpu,
     assert peak == getattr(on_gpu.estimate(plain).memory, f"{part}_peak_bytes")
 
 
-def test_a_compiled_model_may_fit_in_half_of_what_is_predicted_but_in_no_less(on_gpu):
+def test_a_compiled_model_may_fit_in_half_of_its_prediction_but_in_no_less(on_gpu):
     found = on_gpu.predict([make_config(16, torch_compile_backend="inductor")])
     needed = found.needed_bytes[0]
     assert found.least_bytes[0] == pytest.approx(needed / 2)
@@ -114,7 +114,7 @@ def test_a_compiled_model_may_fit_in_half_of_what_is_predicted_but_in_no_less(on
 
 
 @pytest.mark.parametrize("factor", [0.3, 2.6])
-def test_what_a_compiler_saves_or_takes_says_nothing_of_models_as_written(on_gpu, factor):
+def test_compiled_models_teach_nothing_of_models_as_written(on_gpu, factor):
     trial = compiled_trial(on_gpu, factor)
     learned = on_gpu.observe(trial)
     (plain, before), (plain_after, after) = (
@@ -173,7 +173,7 @@ def test_without_padding_samples_are_faster_and_need_as_much_memory(knobs):
     assert saving.needed_bytes == plain.needed_bytes
 
 
-def test_balanced_micro_batches_are_faster_and_hold_what_the_largest_does():
+def test_balanced_micro_batches_are_faster_and_need_the_memory_of_the_largest():
     padded = make_model([large_profile()], workload=make_workload(lengths=LENGTHS))
     config = make_config(8)
     saving = config.model_copy(update={"train_sampling_strategy": "batch_rebalance"})
@@ -215,7 +215,7 @@ def test_a_crash_and_running_out_of_memory_where_it_was_expected_teach_nothing()
     assert model.observe(make_result(make_config(), CRASHED), short) is model
 
 
-def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed_at_least_what_was_seen():
+def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed_and_a_peak_that_was_seen_how_much():
     model = make_model([large_profile()])
     config, other = make_config(4), make_config(4, optim="adamw_torch")
     budget = int(1.02 * model.predict([config]).needed_bytes[0])
@@ -241,7 +241,7 @@ def test_running_out_of_memory_never_teaches_that_less_is_needed(on_gpu, spread,
     assert before <= after <= max(before, 1.01 * budget + 2)
 
 
-def test_what_was_counted_is_counted_once_and_anew_for_another_device(model, monkeypatch):
+def test_configurations_are_counted_once_and_anew_for_another_device(model, monkeypatch):
     configs = [make_config(size) for size in (4, 8)]
     before = model.predict(configs)
     learned = model.observe(make_result(configs[0], 5.0))

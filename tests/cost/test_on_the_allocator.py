@@ -66,7 +66,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_is_predicted_is_what_is_allocated(runner, device, rule):
+def test_the_prediction_is_allocated(runner, device, rule):
     model, length, size, fields, *batch = RULES[rule]
     if "use_liger_kernel" in fields:
         pytest.importorskip("liger_kernel")
@@ -80,7 +80,7 @@ def named(model: str, length: int, batch: int, **sizes) -> Workload:
     return make_workload(model=spec, task=default_task(spec), sequence_length=length, global_batch_size=batch, **sizes)
 
 
-def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
+def test_the_prediction_of_ddp_is_allocated(device, tmp_path):
     """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
     if device.count < 2:
         pytest.skip("needs two devices")
@@ -97,7 +97,7 @@ def test_what_is_predicted_of_ddp_is_what_is_allocated(device, tmp_path):
 
 # The others compute from values on the device how images are cut, and on the stand-in those are zero.
 @pytest.mark.parametrize("name", ["llava", "paligemma", "internvl", "gemma3"])
-def test_what_is_predicted_of_images_and_texts_is_what_is_allocated(runner, device, tmp_path, name):
+def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_path, name):
     spec = tiny_vision_language(tmp_path, name, wide=8, vocabulary=16000)
     shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 1, edge(name))
     workload = Workload(

@@ -122,7 +122,7 @@ def test_states_are_those_after_a_real_step(name, dtype):
     "name", ["adamw_torch", "adamw_torch_fused", "sgd", "adafactor", "adamw_bnb_8bit", "lion_32bit"]
 )
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
-def test_a_step_on_a_cpu_takes_what_a_real_one_does(name, dtype):
+def test_a_step_on_a_cpu_takes_the_memory_of_a_real_one(name, dtype):
     expected = temporary_bytes(name, groups_of(element_bytes=dtype.itemsize), on_cpu=True)
     assert taken_bytes(stepped(ON_A_CPU[name], dtype=dtype)) == pytest.approx(expected, abs=100)
 

@@ -54,7 +54,7 @@ CASES = product(("cpu", "cuda"), ("dpo", "reward", "rloo"), (PLAIN, CHECKPOINTED
     [pytest.param(*case, marks=() if case in PAIRS else pytest.mark.slow) for case in CASES],
     ids=str,
 )
-def test_few_layers_give_what_the_whole_model_does(traced, device, name, fields):
+def test_few_layers_give_the_memory_and_work_of_the_whole_model(traced, device, name, fields):
     few, whole = (traced(name, whole=whole, device=device, **fields) for whole in (False, True))
     assert peak(few) == pytest.approx(peak(whole), rel=1e-6)
     assert few.needed_flops.per_sample == pytest.approx(whole.needed_flops.per_sample)
@@ -111,7 +111,7 @@ def test_completions_are_generated_beside_their_keys_and_values(traced):
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
     ],
 )
-def test_layers_cache_what_transformers_keeps(model_type, changed):
+def test_layers_cache_as_many_tokens_as_in_transformers(model_type, changed):
     config = AutoConfig.for_model(model_type, num_hidden_layers=4, num_key_value_heads=2, head_dim=16, **changed)
     cache, tokens = DynamicCache(config=config), 24
     for count in (16, *[1] * (tokens - 16)):
@@ -137,7 +137,7 @@ def taped(model, head):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
+def test_the_head_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
     utils = pytest.importorskip("trl.trainer.utils")
     spec = spec_of("llama")
     ours, theirs = (build_model(spec, Task.CAUSAL_LM, dtype=dtype, device="cpu") for _ in range(2))

@@ -117,7 +117,7 @@ def test_autocast_is_seen_while_tracing_and_not_after():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_packed_layers_take_what_those_of_published_runs_took(checkpointing, profile_of, spec_of):
+def test_packed_layers_take_the_memory_of_those_of_published_runs(checkpointing, profile_of, spec_of):
     """Layers that reproduce published QLoRA peaks to 1 %: `benchmarks/published/quantized.py`."""
     from published.quantized import Quantization
     from published.software import Software, as_of

@@ -42,7 +42,7 @@ def test_every_gpu_attains_less_than_its_data_sheet_says():
         ("rtx-3090-ti", "bf16", 76e12),  # at half the rate of its tensor cores it reaches nearly all of it
     ],
 )
-def test_gpus_attain_what_their_kind_does(name, arithmetic, attained):
+def test_gpus_attain_the_rates_of_their_kind(name, arithmetic, attained):
     assert sheet_rates(gpu_named(name)).matmul_flops[arithmetic] == pytest.approx(attained, rel=0.02)
 
 
@@ -113,7 +113,7 @@ def test_a_device_may_run_a_little_faster_than_its_data_sheet_says():
     ],
     ids=["products", "bandwidth"],
 )
-def test_rates_that_no_such_device_can_have_are_refused_with_the_reason(monkeypatch, fields, told):
+def test_rates_beyond_the_data_sheet_are_refused_with_the_reason(monkeypatch, fields, told):
     done = subprocess.CompletedProcess([], 0, stdout=measured(**fields).model_dump_json(), stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: done)
     told = re.escape(told.format("the data sheet of a100-80gb"))
@@ -121,7 +121,7 @@ def test_rates_that_no_such_device_can_have_are_refused_with_the_reason(monkeypa
         calibrate(A100)
 
 
-def test_stored_rates_that_no_such_device_can_have_are_ignored(monkeypatch, tmp_path, caplog):
+def test_stored_rates_beyond_the_data_sheet_are_ignored(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
     write_rates(measured(bandwidth=9e12), A100)
     assert rates_of(A100).source == "table"

@@ -88,7 +88,7 @@ def test_ddp_holds_a_copy_of_the_gradients(rebuilt):
         (6107, 3072, "small_ampere", 66_060_288),
     ],
 )
-def test_a_sum_over_many_rows_takes_what_torch_takes(rows, columns, generation, nbytes):
+def test_a_sum_over_many_rows_takes_the_scratch_that_torch_takes(rows, columns, generation, nbytes):
     """Seen on torch's allocator, where it is rounded up to a block."""
     assert sum_bytes(rows, columns, generation) == nbytes
 
@@ -119,7 +119,7 @@ def evaluated(batch: int, kept: int = 0, *, outputs: float = 0.0):
     return held_bytes(trained, "sgd", 1, accumulated=False, evaluation=how)
 
 
-def test_an_evaluation_takes_the_blocks_that_training_has_left_and_reserves_what_they_are_too_small_for():
+def test_an_evaluation_takes_the_blocks_that_training_has_left_and_reserves_more_for_larger_ones():
     training = held_bytes(model((0, 1, 40, 0, False)), "sgd", 1, accumulated=False)
     assert evaluated(1).reserved == training.reserved
     assert evaluated(2).reserved == training.reserved + 60 * MIB
@@ -177,7 +177,7 @@ def test_segments_have_the_size_of_their_class(expandable, asked, reserved):
         (True, [20, 20], [0, 1], 60, 60, 60),  # where one that expands has room
     ],
 )
-def test_a_block_is_taken_of_what_was_freed(expandable, held, freed, asked, size, reserved):
+def test_freed_blocks_are_taken_again(expandable, held, freed, asked, size, reserved):
     allocator = CachingAllocator(expandable=expandable)
     blocks = [allocator.allocate(n * MIB) for n in held]
     for position in freed:

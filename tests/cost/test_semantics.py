@@ -95,7 +95,7 @@ def test_autocast_computes_in_the_type_of_its_lists(name):
         assert compute(torch.ones(8, 8), torch.ones(8, 8, dtype=BF16)).dtype is expected[0]
 
 
-def test_a_weight_is_cast_once_what_is_none_each_time_and_nothing_without_autocast():
+def test_a_weight_is_cast_once_other_tensors_each_time_and_nothing_without_autocast():
     weight, hidden, wide = meta(8, 8, trained=True), meta(4, 8, dtype=BF16), meta(8, 8)
     once = tape_of(lambda: functional.linear(functional.linear(hidden, weight), weight), known=[weight, hidden])
     each = tape_of(lambda: (wide @ wide, wide @ wide), known=[wide])
@@ -118,7 +118,7 @@ def test_a_cast_weight_is_kept_until_the_end_of_the_forward_pass():
     assert tape.live[after].sum() < 2 * 100 * 100
 
 
-def test_what_runs_again_is_cast_again():
+def test_a_forward_pass_that_runs_again_casts_again():
     """The cache is empty by then."""
     weight, hidden = meta(8, 8, trained=True), meta(4, 8, dtype=BF16)
     recorder = Recorder([weight, hidden])

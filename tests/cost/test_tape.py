@@ -43,7 +43,7 @@ def at(tape: Tape, name: str, occurrence: int = 0) -> int:
     return [i for i, n in enumerate(tape.names) if n == name][occurrence]
 
 
-def test_what_nobody_holds_any_more_is_gone_at_the_next_operator():
+def test_a_tensor_without_a_reference_is_gone_at_the_next_operator():
     def compute():
         first = torch.empty(100, device="meta")
         second = first + 1
@@ -136,7 +136,7 @@ def test_operators_are_told_apart_by_kind(compute, kind):
     ],
     ids=["two tensors", "a number", "room"],
 )
-def test_element_wise_operators_move_what_they_read_and_write(compute, flops, moved):
+def test_element_wise_operators_move_the_bytes_that_they_read_and_write(compute, flops, moved):
     tape = forward_tape_of(lambda: compute(torch.empty(100, device="meta")))
     assert (tape.flops.sum(), tape.moved_bytes.sum()) == (flops, moved)
 

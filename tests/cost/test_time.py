@@ -115,7 +115,7 @@ def seconds(step: StepCost) -> float:
     return float(step.seconds(FOUR, TWO)[0])
 
 
-def test_one_device_takes_what_it_took():
+def test_one_device_computes_adds_and_steps_without_waiting():
     step = cost(SLOW)
     adding = 3 * step.profile.gradients_bytes / step.rates.bandwidth
     micro = micro_step_seconds(step.profile, step.rates, FOUR, tf32=False, compiled=False)
@@ -143,7 +143,7 @@ def test_processes_of_a_cpu_share_its_cores():
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_short_samples_among_long_ones_take_what_a_trace_of_their_own_length_takes(spec_of, kind, device):
+def test_short_samples_among_long_ones_take_the_time_of_a_trace_of_their_own_length(spec_of, kind, device):
     family = make_family(device=device, attn_implementation=kind)
     short, long = (
         profile(spec_of("llama"), family, Shape(task=Task.CAUSAL_LM, length=length)) for length in (256, 2048)
@@ -174,7 +174,7 @@ def test_a_call_whose_sizes_are_no_lines_is_not_known(other):
     assert as_line("mm [64, 32]", other, (2, 4)) == ""
 
 
-def test_what_was_not_measured_has_the_rate_of_the_nearest_of_its_kind():
+def test_unmeasured_operators_have_the_rate_of_the_nearest_of_their_kind():
     expected = np.array([[1.0], [10.0], [12.0], [12.0]])
     seconds = np.array([[3.0], [20.0], [np.nan], [np.nan]])
     kinds = np.array([1, 1, 1, 2])
@@ -196,7 +196,7 @@ def test_a_measured_operator_takes_its_measured_time():
     assert seconds.tolist() == pytest.approx([0.5 + 3 * 1.1e-3, 0.5 + 3 * 10.1e-3])
 
 
-def test_a_measured_optimizer_takes_what_it_took_and_larger_parameters_more():
+def test_a_measured_optimizer_takes_its_measured_time_and_larger_parameters_more():
     small, large = make_group(10, 10, count=2), make_group(100, 100)
     known = {parameter_key(what, small): 1e-3 for what in ("sgd", CLIPPING, ADDING)}
     profile = make_profile(parameters=(small, large))

@@ -33,7 +33,7 @@ def test_a_device_has_its_part_of_a_samples_tokens_and_attends_to_all(profile_of
 @pytest.mark.parametrize(
     "model", ["llama", "mixtral", *(pytest.param(m, marks=pytest.mark.slow) for m in ("bert", "t5"))]
 )
-def test_layers_and_what_is_outside_of_them_make_the_model(profile_of, model):
+def test_layers_and_parameters_outside_of_them_make_the_model(profile_of, model):
     found = profile_of(model)
     whole = total_bytes(found.outside) + found.layers * total_bytes(found.layer)
     # Of T5 the decoder's layers are the larger ones.
@@ -129,7 +129,7 @@ def test_a_trial_shares_a_model_whose_head_is_tied(mesh, tmp_path):
         ({"model_type": "gpt2"}, "transformers has no plan for gpt2"),
     ],
 )
-def test_what_no_plan_splits_is_refused(tmp_path, fields, words):
+def test_models_that_no_plan_splits_are_refused(tmp_path, fields, words):
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **fields}))
     model = build_model(resolve(str(tmp_path)), Task.CAUSAL_LM, dtype="float32", device="meta")
     with pytest.raises(InputError, match=words):
