@@ -62,31 +62,26 @@ _COPIES = 4
 _Make = Callable[[], Callable[[], object]]
 
 
-class Stopwatch:
-    """Times work on a device by blocks; on CUDA the clock is stopped when the device has done them all."""
+def block_s(device: torch.device, work: Callable[[], object], runs: int) -> float:
+    """Return the seconds of so many runs; on CUDA the clock is stopped when the device has done them all."""
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.synchronize(device)
+    started, processor = time.perf_counter(), time.process_time()
+    for _ in range(runs):
+        work()
+    if on_cuda:
+        torch.cuda.synchronize(device)
+    taken, computed = time.perf_counter() - started, time.process_time() - processor
+    # On a CPU without the time that other processes had the core.
+    return max(taken if on_cuda else min(taken, computed), 1e-9)
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
-    def blocks(self, work: Callable[[], object]) -> list[float]:
-        """Return the time of one run in each block, after two runs that aren't counted."""
-        self.block(work, 1)
-        runs = max(1, round(_BLOCK_S / self.block(work, 1)))
-        return [self.block(work, runs) / runs for _ in range(5)]
-
-    def block(self, work: Callable[[], object], runs: int) -> float:
-        self._wait()
-        started, processor = time.perf_counter(), time.process_time()
-        for _ in range(runs):
-            work()
-        self._wait()
-        taken, computed = time.perf_counter() - started, time.process_time() - processor
-        # On a CPU without the time that other processes had the core.
-        return max(min(taken, computed) if self.device.type == "cpu" else taken, 1e-9)
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+def run_s(device: torch.device, work: Callable[[], object]) -> list[float]:
+    """Return the seconds of one run in each of five blocks, after two runs that don't count."""
+    block_s(device, work, 1)
+    runs = max(1, round(_BLOCK_S / block_s(device, work, 1)))
+    return [block_s(device, work, runs) / runs for _ in range(5)]
 
 
 def main(device_name: str, elements: str, *arithmetics: str) -> None:
@@ -101,17 +96,17 @@ def main(device_name: str, elements: str, *arithmetics: str) -> None:
             sys.exit(NO_DEVICE)
         torch.cuda.set_device(device)
     torch.manual_seed(0)
-    stopwatch, shapes = Stopwatch(device), _PRODUCTS[device.type]
+    shapes = _PRODUCTS[device.type]
     warming = _layer(shapes[0], torch.float32, device)
     until = time.perf_counter() + 10 * _BLOCK_S  # so that clocks have risen
     while time.perf_counter() < until:
-        stopwatch.block(warming, 1)
-    products = {name: matmul_flops(stopwatch, name, shapes) for name in get_args(Arithmetic) if name in arithmetics}
+        block_s(device, warming, 1)
+    products = {name: matmul_flops(device, name, shapes) for name in get_args(Arithmetic) if name in arithmetics}
     a, b, total = (torch.ones(int(elements), device=device) for _ in range(3))
-    added_s = statistics.median(stopwatch.blocks(lambda: torch.add(a, b, out=total)))
-    launch = launch_s(stopwatch)
+    added_s = statistics.median(run_s(device, lambda: torch.add(a, b, out=total)))
+    launch = launch_s(device)
     here = torch.ones(int(elements), pin_memory=on_cuda)
-    copied_s = statistics.median(stopwatch.blocks(lambda: total.copy_(here, non_blocking=on_cuda)))
+    copied_s = statistics.median(run_s(device, lambda: total.copy_(here, non_blocking=on_cuda)))
     found = Rates(
         matmul_flops=products,
         bandwidth=3 * a.nbytes / added_s,
@@ -122,9 +117,9 @@ def main(device_name: str, elements: str, *arithmetics: str) -> None:
     print("\n" + found.model_dump_json())  # noqa: T201
 
 
-def matmul_flops(stopwatch: Stopwatch, arithmetic: Arithmetic, shapes: Iterable[tuple[int, int, int]]) -> float:
+def matmul_flops(device: torch.device, arithmetic: Arithmetic, shapes: Iterable[tuple[int, int, int]]) -> float:
     """Return the FLOP/s of large products: the median over the shapes that don't take too long."""
-    if stopwatch.device.type == "cuda":
+    if device.type == "cuda":
         # Of products themselves: a setting of theirs, as by the environment, goes before the one of all operators.
         torch.backends.cuda.matmul.fp32_precision = "tf32" if arithmetic == "tf32" else "ieee"
     found: list[float] = []
@@ -132,8 +127,8 @@ def matmul_flops(stopwatch: Stopwatch, arithmetic: Arithmetic, shapes: Iterable[
         flops = 6.0 * math.prod(shape)  # three products
         if found and flops / found[-1] > 0.3:  # seconds
             break
-        layer = _layer(shape, _DTYPES[arithmetic], stopwatch.device)
-        found.append(flops / statistics.median(stopwatch.blocks(layer)))
+        layer = _layer(shape, _DTYPES[arithmetic], device)
+        found.append(flops / statistics.median(run_s(device, layer)))
     return statistics.median(found)
 
 
@@ -152,10 +147,10 @@ def _layer(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     return work
 
 
-def launch_s(stopwatch: Stopwatch) -> float:
+def launch_s(device: torch.device) -> float:
     """Return the time of an operator that has next to nothing to do, with autograd on."""
-    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32, device=stopwatch.device) for _ in range(20))
-    x = torch.randn(4, 32, device=stopwatch.device)
+    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32, device=device) for _ in range(20))
+    x = torch.randn(4, 32, device=device)
 
     def work() -> None:
         y = x
@@ -171,7 +166,7 @@ def launch_s(stopwatch: Stopwatch) -> float:
         with Recorder([x, *layers.parameters()]) as recorder:
             work()
         # The quickest block: the host's scheduler only ever adds.
-        return float(min(stopwatch.blocks(work)) / (recorder.tape().kinds != VIEW).sum())
+        return float(min(run_s(device, work)) / (recorder.tape().kinds != VIEW).sum())
     finally:
         torch.set_num_threads(threads)
 
@@ -182,46 +177,46 @@ def run_measure(directory: Path) -> None:
 
 
 def timings_of(request: OperatorRequest) -> Timings:
-    stopwatch = Stopwatch(torch.device(request.device))
+    device = torch.device(request.device)
     torch.manual_seed(0)
     beside = request.known
     if beside is None:
         # The Trainer's steps with two narrow models, beside their operators and optimizer: by as much as more layers
         # take more, each operator takes time on the host, and the rest is the Trainer's.
-        (few_s, few), (more_s, more) = (_narrow(layers, stopwatch) for layers in (2, 8))
+        (few_s, few), (more_s, more) = (_narrow(layers, device) for layers in (2, 8))
         operator_s = max(0.0, (more_s - few_s) / (more - few))
         beside = Timings(operator_s=operator_s, micro_step_s=max(0.0, more_s - more * operator_s))
     limits = request.most_bytes, time.monotonic() + request.limit_s
-    optimizers = _steps((CLIPPING, ADDING, *request.optimizers), request.parameters, stopwatch, *limits)
-    operators = _calls(request.calls, stopwatch, *limits)
+    optimizers = _steps((CLIPPING, ADDING, *request.optimizers), request.parameters, device, *limits)
+    operators = _calls(request.calls, device, *limits)
     return beside.model_copy(update={"operators": operators, "optimizers": optimizers})
 
 
-def _calls(calls: Iterable[str], stopwatch: Stopwatch, *limits: float) -> dict[str, float]:
-    pieces = {call: (bytes_of(call), functools.partial(runnable, call, stopwatch.device)) for call in calls}
-    return _in_turn(pieces, stopwatch, *limits)
+def _calls(calls: Iterable[str], device: torch.device, *limits: float) -> dict[str, float]:
+    pieces = {call: (bytes_of(call), functools.partial(runnable, call, device)) for call in calls}
+    return _in_turn(pieces, device, *limits)
 
 
 def _steps(
-    whats: Iterable[str], groups: Iterable[ParameterGroup], stopwatch: Stopwatch, *limits: float
+    whats: Iterable[str], groups: Iterable[ParameterGroup], device: torch.device, *limits: float
 ) -> dict[str, float]:
     """Return the seconds of an optimizer's step over one parameter, by `parameter_key`."""
     pieces: dict[str, tuple[float, _Make]] = {}
     for what, group in itertools.product(whats, groups):
         nbytes = 6 * _COPIES * group.nbytes  # states and temporaries count as two each
-        pieces[parameter_key(what, group)] = nbytes, functools.partial(_step, what, group, stopwatch.device)
-    return {key: taken / _COPIES for key, taken in _in_turn(pieces, stopwatch, *limits).items()}
+        pieces[parameter_key(what, group)] = nbytes, functools.partial(_step, what, group, device)
+    return {key: taken / _COPIES for key, taken in _in_turn(pieces, device, *limits).items()}
 
 
 def _in_turn(
-    pieces: Mapping[str, tuple[float, _Make]], stopwatch: Stopwatch, most_bytes: float = 1e9, ends_at: float = math.inf
+    pieces: Mapping[str, tuple[float, _Make]], device: torch.device, most_bytes: float = 1e9, ends_at: float = math.inf
 ) -> dict[str, float]:
     """Return the seconds of each piece of work, given by the bytes of its tensors and its maker, until time is spent.
 
     At most `most_bytes` are there at a time. Pieces that can't be run here, that depend on values, or that have more
     bytes alone are left out.
     """
-    most_runs = 1 if stopwatch.device.type == "cpu" else _RUNS_ON_GPU
+    most_runs = 1 if device.type == "cpu" else _RUNS_ON_GPU
     pending = [(name, piece) for name, piece in pieces.items() if piece[0] <= most_bytes][::-1]
     found: dict[str, float] = {}
     with torch.no_grad():
@@ -233,9 +228,9 @@ def _in_turn(
                 with contextlib.suppress(Exception):
                     work = make()
                     work()
-                    once = stopwatch.block(work, 1) if most_runs > 1 else math.inf
+                    once = block_s(device, work, 1) if most_runs > 1 else math.inf
                     works[name] = work, max(1, min(most_runs, int(_RUN_ON_GPU_S / once)))
-            rounds = [[stopwatch.block(work, n) / n for work, n in works.values()] for _ in range(_ROUNDS)]
+            rounds = [[block_s(device, work, n) / n for work, n in works.values()] for _ in range(_ROUNDS)]
             found |= dict(zip(works, map(statistics.median, zip(*rounds, strict=True)), strict=True))
     return found
 
@@ -266,7 +261,7 @@ def _arguments(**changes: Any) -> Any:
     return TrainingArguments(output_dir=tempfile.gettempdir(), **quiet, **changes)
 
 
-def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
+def _narrow(layers: int, device: torch.device) -> tuple[float, int]:
     """Return a narrow model's seconds of a step beside its operators and optimizer, and how many operators it has."""
     from transformers import PrinterCallback, Trainer, TrainerCallback
 
@@ -274,7 +269,7 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
     from autotune.cost.trace import make_inputs
     from autotune.training.build import build_model
 
-    shape, on_cpu = Shape(task=Task.CAUSAL_LM, length=8), stopwatch.device.type == "cpu"
+    shape, on_cpu = Shape(task=Task.CAUSAL_LM, length=8), device.type == "cpu"
     config = {
         "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers,
         "num_attention_heads": 2, "max_position_embeddings": 16,
@@ -284,8 +279,7 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
     )
     family = Family(device="cpu" if on_cpu else "cuda", dtype="float32", attn_implementation="sdpa")
     traced = profile(spec, family, shape)
-    device = str(stopwatch.device)
-    model: Any = build_model(spec, shape.task, dtype="float32", attn_implementation="sdpa", device=device)
+    model: Any = build_model(spec, shape.task, dtype="float32", attn_implementation="sdpa", device=str(device))
     model.config.use_cache = False
     sample = {name: tensor[0] for name, tensor in make_inputs(model.config, shape, 1, device="cpu").items()}
     ends: list[float] = []
@@ -299,9 +293,9 @@ def _narrow(layers: int, stopwatch: Stopwatch) -> tuple[float, int]:
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     step_s = statistics.median(b - a for a, b in itertools.pairwise(ends[2:]))
-    steps = _steps(("sgd", CLIPPING), traced.parameters, stopwatch)
+    steps = _steps(("sgd", CLIPPING), traced.parameters, device)
     calls = filter(None, (at(work.call, 1) for work in traced.work))
-    seconds = _calls(calls, stopwatch) if on_cpu else {}  # a GPU computes while the host goes on
+    seconds = _calls(calls, device) if on_cpu else {}  # a GPU computes while the host goes on
     computing = sum(work.count * seconds.get(at(work.call, 1), 0.0) for work in traced.work)
     groups = [group for group in traced.parameters if group.trained]
     stepped = sum(g.count * steps.get(parameter_key(what, g), 0.0) for what in ("sgd", CLIPPING) for g in groups)

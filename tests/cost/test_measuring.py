@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,16 +44,16 @@ def kept():  # and never given back: free memory at the heap's end is, if import
 measuring.keep_freed_blocks = kept
 measuring._ROUNDS = 101  # the first few may take a block of new pages each, before freed ones are found again
 
-block = measuring.Stopwatch.block
+block_s = measuring.block_s
 seen = []
 
-def counted(stopwatch, work, runs):
+def counted(device, work, runs):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    seconds = block(stopwatch, work, runs)
+    seconds = block_s(device, work, runs)
     seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     return seconds
 
-measuring.Stopwatch.block = counted
+measuring.block_s = counted
 measuring.run_measure(pathlib.Path(sys.argv[1]))
 print(sorted(seen)[len(seen) // 2])
 """
@@ -111,10 +110,11 @@ def test_products_are_those_of_the_arithmetic_that_is_measured(monkeypatch, requ
     request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
     seen = []
 
-    def blocks(work):
+    def run_s(device, work):
         seen.append(torch.backends.cuda.matmul.fp32_precision)
         return [1.0]
 
+    monkeypatch.setattr(measuring, "run_s", run_s)
     monkeypatch.setattr(measuring, "_layer", lambda *of: None)  # there is no device to put tensors on
-    matmul_flops(SimpleNamespace(device=torch.device("cuda"), blocks=blocks), arithmetic, [(32, 16, 16)])
+    matmul_flops(torch.device("cuda"), arithmetic, [(32, 16, 16)])
     assert seen == [products]
