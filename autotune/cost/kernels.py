@@ -1,4 +1,4 @@
-"""Operators that a trace doesn't have: results of the right size that are all zero, and their work.
+"""Operators that the meta device lacks: results of the right size, and their work.
 
 An operator may also take memory of a CUDA device's allocator and give it back before it ends, which a trace, of results
 alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes` do; they were found by

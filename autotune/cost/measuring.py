@@ -133,7 +133,6 @@ def matmul_flops(device: torch.device, arithmetic: Arithmetic, shapes: Iterable[
 
 
 def _layer(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """Return a linear layer's work: the output, and the gradients of input and weight."""
     tokens, inputs, outputs = shape
     x = torch.randn(tokens, inputs, device=device, dtype=dtype)
     weight = torch.randn(outputs, inputs, device=device, dtype=dtype)

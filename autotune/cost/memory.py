@@ -236,7 +236,6 @@ class Footprint:
 
     @property
     def share(self) -> Share:
-        """What one device holds."""
         spread, kept = Spread.of(self.config), self.config.activation_memory_budget
         found = share_of(self.profile, self.config.optim, spread, accumulated=self.accumulation > 1)
         return found if kept is None else replace(found, kept=kept)

@@ -146,7 +146,7 @@ class CostModel:
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
-        """Return how unsure the rate of each over that of `reference` is, as standard deviations of its logarithm."""
+        """Return standard deviations of the logarithms of the rates over that of `reference`."""
         return self.corrections.gain_deviations([time_features(c) for c in configs], time_features(reference))
 
     def _counted(self, kind: TrainConfig, profile: Profile, micro_batches: Sequence[int]) -> Counted:

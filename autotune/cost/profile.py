@@ -111,7 +111,6 @@ class Storages(Value):
 
     @property
     def alive(self) -> Vector:
-        """Bytes that are alive while each operator runs: see :func:`alive`."""
         return alive(self.rows, self.forward_end)
 
 
@@ -220,7 +219,6 @@ def layers_of(
 
 
 def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:
-    """Return the bytes of parameters, or of those that are trained."""
     return sum(g.count * g.elements * g.element_bytes for g in groups if g.trained or not trained)
 
 

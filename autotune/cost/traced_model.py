@@ -168,8 +168,7 @@ def weight_of(layer: nn.Module) -> tuple[tuple[int, ...], float] | None:
 
 
 class _Traced4bit(Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
-    """4-bit weights: `Linear4bit.forward`, on the CPU and, for more than some hundred tokens, on CUDA."""
-
+    # As on the CPU and, for more than some hundred tokens, on CUDA.
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given = x.dtype
         x = x.to(self.compute_dtype)
@@ -206,8 +205,6 @@ def _unpacked_4bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Traced8bit(Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untyped
-    """8-bit weights: `Linear8bitLt.forward`."""
-
     traced_device: Literal["cpu", "cuda"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
