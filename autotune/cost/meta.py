@@ -220,13 +220,14 @@ def _made(value: Any, device: torch.device) -> Any:
     return flat.as_strided(shape, value["s"]) if "s" in value else flat.view(shape)
 
 
-def _attention(*inputs: torch.Tensor, causal: bool, backward: bool) -> Callable[[], Any]:
-    grouped = inputs[0].shape[1] != inputs[1].shape[1]
-    attend = functools.partial(scaled_dot_product_attention, *inputs, is_causal=causal, enable_gqa=grouped)
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, backward: bool
+) -> Callable[[], Any]:
+    grouped = query.shape[1] != key.shape[1]
+    attend = functools.partial(scaled_dot_product_attention, query, key, value, is_causal=causal, enable_gqa=grouped)
     if not backward:
         return attend
-    for tensor in inputs:
-        tensor.requires_grad_()
+    inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
     with torch.enable_grad():
         output = attend()
     return functools.partial(torch.autograd.grad, output, inputs, torch.randn_like(output), retain_graph=True)
