@@ -18,7 +18,7 @@ from autotune.planning.plan import SearchPlan, changed_files, differences, limit
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
-from autotune.search.run import Backend, Preview, backend_of, check, conduct, wanted_file
+from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file
 from autotune.search.run import preview as previewed
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
@@ -125,7 +125,7 @@ def preview(
 def _options(model: str, given: Mapping[str, Any]) -> SearchOptions:
     options = options_of(SearchOptions, {**given, "model": model, "output": wanted_file(given.get("output"))})
     check_trackers(options.report_to)
-    check(options)
+    check_fleet(options)
     return options
 
 

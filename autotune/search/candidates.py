@@ -6,7 +6,7 @@ highest predicted throughput, with a bonus for an uncertain prediction. Each mea
 next choice. The search ends when all trials that it may still run together are expected to improve the rate by less
 than `WORTHWHILE_GAIN`.
 
-Without the cost model there are `proposals`, in the order of the space; when all are tried, TPE takes over (`sampler`).
+Without the cost model `proposals` come in the order of the space; when all are tried, TPE takes over (`sampler`).
 """
 
 from __future__ import annotations
@@ -36,21 +36,17 @@ SAME_FAILURES = 4  # for one reason end a search in which nothing completes: the
 
 
 class Candidates:
-    """The cost model of one search, and its predictions for all configurations of the space, `ranked` by prediction.
+    """The cost model of one search, and its predictions for the configurations of the space, a row for each `ranked`.
 
     Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
     load their data differently one stands for all: only with the leader are other ways of loading worth a trial.
     """
 
-    def __init__(self, model: CostModel, plan: SearchPlan, space: SearchSpace) -> None:
-        self._model = model
-        self._plan = plan
-        self._budget_bytes = plan.memory_bytes
-        self._host_bytes = plan.hardware.host_memory_bytes
-        self._run_samples = plan.objective.run_samples
-        self._loadings = space.loadings
-        self._usual = [config for config in space.legal if too_large(plan, config) is None]
-        self._too_large = len(space.legal) - len(self._usual)
+    def __init__(self, model: CostModel, plan: SearchPlan) -> None:
+        self._model, self._plan, self._budget_bytes = model, plan, plan.memory_bytes
+        legal, self._loadings = plan.search_space.legal, plan.search_space.loadings
+        self._usual = [config for config in legal if too_large(plan, config) is None]
+        self._too_large = len(legal) - len(self._usual)
         self.ranked = self._usual
 
     @functools.cached_property
@@ -67,10 +63,11 @@ class Candidates:
 
     def _over_the_run(self, rates: Vector, configs: Sequence[TrainConfig]) -> Vector:
         """Return rates that include the time of compiling, if the objective is a run of given length."""
-        if self._run_samples is None:
+        run_samples = self._plan.objective.run_samples
+        if run_samples is None:
             return rates
         compile_s = self._compile_s * np.array([is_compiled(config) for config in configs])
-        slowed: Vector = 1.0 / (1.0 / rates + compile_s / self._run_samples)
+        slowed: Vector = 1.0 / (1.0 / rates + compile_s / run_samples)
         return slowed
 
     @property
@@ -79,7 +76,6 @@ class Candidates:
         return 10.0 + 2.5 * (self._plan.facts.layers or 20)
 
     def _trial_s(self, history: History) -> Vector:
-        """Return the seconds that a trial of each configuration is expected to take."""
         usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking()] or [1.0]))
         compiled = [r for r in history.results if is_compiled(r.request.config)]
         compile_s = max((r.duration_s for r in compiled), default=0.0)
@@ -88,8 +84,7 @@ class Candidates:
         return usual_s + compile_s * np.array([is_compiled(config) for config in self.ranked])
 
     @property
-    def knows_all(self) -> bool:
-        """Whether every configuration has a prediction."""
+    def has_all_predictions(self) -> bool:
         return not bool(np.isnan(self._rates).any())
 
     def observe(self, *results: TrialResult) -> None:
@@ -103,27 +98,25 @@ class Candidates:
         for outdated in ("_predicted", "_rates", "_fits"):
             self.__dict__.pop(outdated, None)
 
-    def rate(self, config: TrainConfig) -> float | None:
-        """Return the predicted samples per second of a configuration; None if there is no prediction."""
-        rate = float(self._model.predict([config]).samples_per_second[0])
-        return None if math.isnan(rate) else rate
+    def rate(self, config: TrainConfig) -> float:
+        """Return the predicted samples per second of a configuration; NaN: there is no prediction."""
+        return float(self._model.predict([config]).samples_per_second[0])
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
-        """Return the current prediction for a configuration; None if there is none."""
         if (estimate := self._model.estimate(config)) is None:
             return None
         peak_bytes = max(0, estimate.memory.device_peak_bytes)
         return Prediction(samples_per_second=estimate.samples_per_second, peak_bytes=peak_bytes)
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return the reason why a configuration surely exceeds the memory of device or host, or None."""
+        """Return how a configuration surely exceeds the memory of device or host, or None."""
         of_rank, why = self._model.host_bytes(config), "offload is"
         if building_device(config, "cuda", to_compare=False) == "cpu":  # each rank makes the whole model, for FSDP
             whole = self._plan.facts.parameters * (2 if config.precision is Precision.PURE_BF16 else 4)
             of_rank, why = max((of_rank, why), (whole, "the whole weights that each rank begins with are"))
-        if (host := of_rank * config.parallelism.world_size) > self._host_bytes:
-            there = show_memory(self._host_bytes)
-            return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {there}"
+        there = self._plan.hardware.host_memory_bytes
+        if (host := of_rank * config.parallelism.world_size) > there:
+            return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {show_memory(there)}"
         least = float(self._model.predict([config]).least_bytes[0])
         if least <= self._budget_bytes or math.isnan(least):
             return None
@@ -133,33 +126,24 @@ class Candidates:
     def lightest(self) -> TrainConfig | None:
         """The configuration with the least predicted memory; None if none is predicted to fit."""
         needed = self._predicted.needed_bytes
-        if not (needed <= self._budget_bytes).any():
-            return None
-        return self.ranked[int(np.nanargmin(needed))]
+        return self.ranked[int(np.nanargmin(needed))] if (needed <= self._budget_bytes).any() else None
 
     def count_beyond_memory(self) -> int:
-        """Return the number of configurations that surely exceed the memory of the device."""
         return (self._too_large + int((self._predicted.least_bytes > self._budget_bytes).sum())) * len(self._loadings)
 
     @property
     def may_fit(self) -> bool:
         """Whether any configuration may fit, those without a prediction included, compiled ones as they are written."""
-        predicted = self._predicted
         compiled = np.array([is_compiled(c) for c in self.ranked], dtype=bool)
-        beyond = np.where(compiled, predicted.needed_bytes, predicted.least_bytes) > self._budget_bytes
-        return bool((~beyond).any())
+        least = np.where(compiled, self._predicted.needed_bytes, self._predicted.least_bytes)
+        return not bool((least > self._budget_bytes).all())
 
     def next(
-        self,
-        history: History,
-        is_open: Callable[[TrainConfig], bool],
-        *,
-        known_before: int = 0,
-        left_s: float = math.inf,
+        self, history: History, is_open: Callable[[TrainConfig], bool], *, known: int = 0, left_s: float = math.inf
     ) -> TrainConfig | None:
-        """Return the configuration to try next, of those that are open; None if none is worth a trial.
+        """Return the open configuration to try next; None if none is worth a trial.
 
-        `known_before`: trials of earlier searches that count as run; `left_s`: seconds that a trial may take.
+        `known`: trials of earlier searches that count as run; `left_s`: seconds that a trial may take.
         """
         best = history.best()
         self._rank_loadings(None if best is None else best.request.config)
@@ -169,7 +153,7 @@ class Candidates:
         if best is not None:
             possible &= self._trial_s(history) <= left_s
         # The first two trials after the baseline run whatever is expected: predictions alone never end a search.
-        is_early, gains = best is None or len(history) + known_before <= 2, np.where(possible, gains, 0.0)
+        is_early, gains = best is None or len(history) + known <= 2, np.where(possible, gains, 0.0)
         if not is_early and self._gain_of_the_rest(history, gains, is_open) < WORTHWHILE_GAIN:
             return None
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
@@ -177,8 +161,7 @@ class Candidates:
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
         """Return the sum of the gains expected of the trials that may still run, summed until worthwhile."""
-        order = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0)
-        expected = 0.0
+        order, expected = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0), 0.0
         for row in itertools.islice((row for row in order if is_open(self.ranked[row])), self._trials_left(history)):
             expected += float(gains[row])
             if expected >= WORTHWHILE_GAIN:
@@ -189,7 +172,7 @@ class Candidates:
         return max(1, self._plan.budget.max_trials + 1 - len(history))
 
     def conclusion(self, history: History, is_open: Callable[[TrainConfig], bool], left_s: float = math.inf) -> str:
-        """Return words on the configurations left untried when none is worth a trial, or has time for one."""
+        """Return which configurations are left untried when none is worth a trial, or has time for one."""
         gains, trial_s, left = self._worth(history)[1], self._trial_s(history), self._trials_left(history)
         with np.errstate(invalid="ignore"):
             may_fit = self._predicted.least_bytes <= self._budget_bytes
@@ -215,10 +198,10 @@ class Candidates:
         return "; ".join(parts)
 
     def _trust(self, history: History) -> Vector:
-        """Return for each configuration how little it shares with trials that failed alike, from 0 to 1.
+        """Return for each configuration, from 0 to 1, how little it shares with trials that failed alike.
 
-        Suspected are knobs that trials of one cause share and no completed one has, those unlike the baseline's if
-        there are any.
+        Suspect are values that all trials of one cause share and no completed trial has, or those of them that differ
+        from the baseline's, if any do.
         """
         fine = {knob for result in history.ranking() for knob in _knobs(result.request.config)}
         trust = np.ones(len(self.ranked))
@@ -231,7 +214,7 @@ class Candidates:
         return trust
 
     def _rank_loadings(self, leader: TrainConfig | None) -> None:
-        """Rank, beside the usual configurations, those that load data as the leader does, and it in all ways."""
+        """Rank the usual configurations, also with the leader's way of loading data, and the leader with all ways."""
         ranked = self._usual
         if leader is not None and len(self._loadings) > 1:
             own = {name: getattr(leader, name) for name in LOADING}
@@ -243,7 +226,7 @@ class Candidates:
             self._forget_predictions()
 
     def _worth(self, history: History) -> tuple[Vector, Vector]:
-        """Return for each configuration the worth of a trial, and what it is expected to gain.
+        """Return the worth of a trial of each configuration, and its expected gain.
 
         With a leader, the gain is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
         global optimization of expensive black-box functions", 1998), and the worth is the gain for each second that
@@ -254,29 +237,19 @@ class Candidates:
         chance to fit.
         """
         # Squared, as a trial that runs out of memory is lost, and says little about other configurations.
-        best, fits = history.best(), self._fits**2
-        if best is None:
-            worth = fits * self._rates * np.exp(0.5 * self._predicted.log_deviation)
-            return worth, np.ones(len(self.ranked))
-        leader, rate = self._leader(history)
-        deviations = self._predicted.log_deviation
-        if leader is not None:
-            deviations = self._model.gain_deviations(self.ranked, leader)
+        fits, deviations, ranking = self._fits**2, self._predicted.log_deviation, history.ranking()
+        if not ranking:
+            return fits * self._rates * np.exp(0.5 * deviations), np.ones(len(self.ranked))
+        configs, rate = [r.request.config for r in ranking], history.rate(ranking[0])
+        rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
+        if not np.isnan(rates[0]):  # otherwise the rate that was measured is the bar
+            rate = float(np.nanmax(rates))
+            deviations = self._model.gain_deviations(self.ranked, configs[int(np.nanargmax(rates))])
         gains = np.log(self._rates / rate)
         scaled = gains / deviations  # in standard deviations; below, their density
         density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
         improvement = gains * below(scaled) + deviations * density
         return fits * improvement / self._trial_s(history), self._fits * improvement
-
-    def _leader(self, history: History) -> tuple[TrainConfig | None, float]:
-        """Return the fastest completed configuration by the corrected model, if it predicts the best, and its rate."""
-        ranking = history.ranking()
-        configs = [r.request.config for r in ranking]
-        rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
-        if np.isnan(rates[0]):
-            return None, history.rate(ranking[0])
-        index = int(np.nanargmax(rates))
-        return configs[index], float(rates[index])
 
 
 def _knobs(config: TrainConfig) -> set[tuple[str, object]]:
@@ -293,7 +266,7 @@ def failures(history: History) -> dict[str, list[TrainConfig]]:
 
 
 def common_cause(history: History) -> str | None:
-    """Return the cause of which `SAME_FAILURES` trials failed, if none has completed."""
+    """Return the cause that `SAME_FAILURES` trials have in common, if no trial has completed."""
     if history.best() is not None:
         return None
     return next((cause for cause, configs in failures(history).items() if len(configs) >= SAME_FAILURES), None)
@@ -308,7 +281,7 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
     leader = history.best()
 
     def may_help(dimension: Dimension) -> bool:
-        """Whether another value may make the leader faster, as far as measurements show."""
+        """Whether, by the measurements so far, another value may make the leader faster."""
         if leader is None:
             return True
         if dimension.name == "checkpointing":  # it only saves memory
@@ -344,8 +317,7 @@ def _neighbours(
 def _lighter(space: SearchSpace) -> Iterator[Point]:
     """Yield points that need ever less memory, starting from the baseline.
 
-    First come those that leave the method as it is; then 16-bit weights, adapters, both, and adapters on quantized
-    weights.
+    First come those of the same method, then 16-bit weights, adapters, both, and adapters on quantized weights.
     """
     choices: dict[str, list[Scalar]] = {d.name: [c for c in d.choices if c is not None] for d in space.dimensions}
     point = space.point(space.baseline)

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, kind_of
-from autotune.cost.profile import Profile
 from autotune.cost.rates import ENTRY as MEASURING
 from autotune.cost.rates import OperatorRequest, rates_by_table
 from autotune.cost.time import parameter_key, worth_measuring
@@ -33,7 +32,7 @@ from autotune.units import show_memory
 from autotune.value import read_value, write_value
 from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Rates, Timings
+from autotune.values.estimate import Timings
 from autotune.values.model import Task
 from autotune.values.problem import Note, Observer
 from autotune.values.trial import TrialResult
@@ -74,15 +73,18 @@ def cost_model(
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
     """Refuse (NothingFitsError) a search in which nothing can fit; say what replaces a baseline that can't."""
-    space, reason = plan.search_space, too_large(plan, plan.baseline)
+    legal, reason = plan.search_space.legal, too_large(plan, plan.baseline)
     if model is None:
-        fits, lightest = reason is None or any(too_large(plan, config) is None for config in space.legal), None
+        fits, lightest = reason is None or any(too_large(plan, config) is None for config in legal), None
     else:
-        candidates = Candidates(model, plan, space)
+        candidates = Candidates(model, plan)
         fits = candidates.may_fit or (reason is None and candidates.refusal(plan.baseline) is None)
         lightest = candidates.lightest
     if not fits:
-        raise _nothing_fits(plan, model, runner, reason)
+        told = f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits"
+        if model is not None and not plan.workload.is_users_own:
+            told = _what_would_fit(plan, model, runner) or told
+        raise NothingFitsError(told)
     if reason is None:
         return
     observer(Note(text=f"the baseline is not run: {reason}"))
@@ -92,37 +94,27 @@ def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, o
         observer(Note(text=text))
 
 
-def _nothing_fits(
-    plan: SearchPlan, model: CostModel | None, runner: LocalRunner, reason: str | None
-) -> NothingFitsError:
-    """Return the error of a search in which nothing fits; a child process predicts what would make it fit."""
-    if model is not None and not plan.workload.is_users_own:
-        # Of each optimizer and micro-batch the lightest, and the baseline, which is traced if anything is.
-        configs = [plan.baseline, *plan.search_space.legal]
-        lightest: dict[tuple[str, int], TrainConfig] = {}
-        needed = model.predict(configs).needed_bytes
-        for row in np.argsort(needed, kind="stable").tolist():
-            if not math.isnan(needed[row]):
-                lightest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), configs[row])
-        request = FitRequest(
-            plan=plan,
-            rates=model.rates,
-            profiles=tuple(model.profiles.values()),
-            configs=tuple(dict.fromkeys((plan.baseline, *lightest.values()))),
-        )
-        with contextlib.suppress(OSError, ValidationError):  # it was ended, or failed
-            # 10 s of processor time are enough.
-            path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=300.0) / "answer.json"
-            return NothingFitsError(read_value(FitAnswer, path).text)
-    return NothingFitsError(f"nothing fits, by arithmetic alone: {reason}" if reason else "nothing fits")
+def _what_would_fit(plan: SearchPlan, model: CostModel, runner: LocalRunner) -> str | None:
+    """Return what a child process predicts would make the training fit; None: it failed."""
+    # Of each optimizer and micro-batch the lightest, and the baseline, which is traced if anything is.
+    configs, lightest = [plan.baseline, *plan.search_space.legal], dict[tuple[str, int], TrainConfig]()
+    needed = model.predict(configs).needed_bytes
+    for row in np.argsort(needed, kind="stable").tolist():
+        if not math.isnan(needed[row]):
+            lightest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), configs[row])
+    wanted = tuple(dict.fromkeys((plan.baseline, *lightest.values())))
+    request = FitRequest(plan=plan, rates=model.rates, profiles=tuple(model.profiles.values()), configs=wanted)
+    with contextlib.suppress(OSError, ValidationError):
+        # 10 s of processor time are enough.
+        path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=300.0) / "answer.json"
+        return read_value(FitAnswer, path).text
+    return None
 
 
 def model_by_data_sheet(plan: SearchPlan) -> CostModel:
     """Return a cost model by data sheet rates, without observations, traced in this process by torch."""
-    profiles = traces_of(_request(plan, limit_s=600)).profiles
-    return CostModel.of(
-        plan.workload, plan.hardware, rates_by_table(plan.hardware), profiles, experts=plan.facts.experts
-    )
+    profiles, rates = traces_of(_request(plan, limit_s=600)).profiles, rates_by_table(plan.hardware)
+    return CostModel.of(plan.workload, plan.hardware, rates, profiles, experts=plan.facts.experts)
 
 
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
@@ -166,41 +158,30 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     return traces
 
 
-def wanted_timings(
-    plan: SearchPlan, profiles: Sequence[Profile], rates: Rates, *, limit_s: float
-) -> OperatorRequest | None:
-    """Return the request to measure unknown operators and, on a CPU, optimizers of single devices; None: nothing."""
-    configs = [plan.baseline, *plan.search_space.legal]
-    calls = worth_measuring(profiles, rates, max(c.per_device_train_batch_size for c in configs))
+def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
+    """Return a model that knows the times of operators and, on a CPU, optimizers, measured by a child if unknown."""
+    limit_s = min(6.0, 0.02 * min(plan.budget.max_time_s, left_s))
+    profiles, configs = list(model.profiles.values()), [plan.baseline, *plan.search_space.legal]
+    calls = worth_measuring(profiles, model.rates, max(c.per_device_train_batch_size for c in configs))
     parameters = dict.fromkeys(g.model_copy(update={"count": 1}) for p in profiles for g in p.parameters if g.trained)
-    known = {} if rates.timings is None else rates.timings.optimizers
+    known = {} if model.rates.timings is None else model.rates.timings.optimizers
     optimizers = dict.fromkeys(c.optim for c in configs) if plan.hardware.is_cpu else ()
     lacking = tuple(o for o in optimizers if any(parameter_key(o, group) not in known for group in parameters))
-    if not plan.baseline.parallelism.is_single or not (calls or lacking):
-        return None
-    return OperatorRequest(
+    if limit_s <= 0 or not plan.baseline.parallelism.is_single or not (calls or lacking):
+        return model
+    request = OperatorRequest(
         device=plan.hardware.device,
         calls=tuple(calls),
         parameters=tuple(parameters),
         optimizers=lacking,
         limit_s=limit_s,
         most_bytes=min(plan.memory_bytes, plan.hardware.free_bytes) / 4,
-        known=rates.timings,
+        known=model.rates.timings,
     )
-
-
-def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
-    """Return a model that knows the times of operators and optimizers, which a child measures if unknown."""
-    limit_s = min(6.0, 0.02 * min(plan.budget.max_time_s, left_s))
-    profiles = list(model.profiles.values())
-    request = wanted_timings(plan, profiles, model.rates, limit_s=limit_s) if limit_s > 0 else None
-    if request is None:
-        return model
-    timeout_s = min(_GRACE_S, max(1.0, left_s / 4))
     watch = HostWatch()
     watch.begin()
     try:
-        path = runner.ask("timings", MEASURING, request, timeout_s=timeout_s) / "answer.json"
+        path = runner.ask("timings", MEASURING, request, timeout_s=min(_GRACE_S, max(1.0, left_s / 4))) / "answer.json"
         found = read_value(Timings, path)
     except (OSError, ValidationError):
         return model
@@ -213,8 +194,8 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     """Return the request to trace all families of a search that may fit, the baseline's first.
 
-    As time may end before all are traced, the first of each arithmetic and kind of adapter comes first, then those that
-    differ from it in one thing, and so on.
+    As time may end before all are traced, one family of each arithmetic and kind of adapter comes first, then those
+    that differ from it in one thing, and so on.
     """
     configs = [plan.baseline, *(c for c in plan.search_space.legal if too_large(plan, c) is None)]
     kinds: dict[object, TrainConfig] = {}

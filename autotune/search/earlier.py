@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 from collections.abc import Sequence
 
 from autotune.planning.plan import SearchPlan
-from autotune.search.progress import HOPELESS_FACTOR, HOPELESS_S
 from autotune.space.space import History, is_no_harder
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time
@@ -22,23 +22,25 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialResult, TrialStatus
 
 
-class EarlierSearches:
-    """The trials of earlier searches with the same key, the latest first, as far as they say something to this one.
+def hopeless_after_s(config: TrainConfig, leader: TrialResult | None) -> float:
+    """Return after how many seconds a trial of the search is ended, as it can't reach the leader any more."""
+    if leader is None or config.torch_compile_backend is not None:  # a cold compile may take minutes
+        return math.inf
+    return 15.0 + 2.5 * leader.duration_s
 
-    `count`: how many configurations the record knows; `winner`: that of the earlier searches, once the baseline is
-    known; `notes`: what to tell the user of the record.
-    """
+
+class EarlierSearches:
+    """The trials of earlier searches with the same key, the latest first, that mean something in this one."""
 
     def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
-        self._plan = plan
-        self._searches = searches
+        self._plan, self._searches = plan, searches
         self._runs = [_explored(plan, search) for search in searches]
         self._latest = {config: known for run in reversed(self._runs) for config, known in run.items()}
         self._now = dict(self._latest)  # at the machine's present speed
-        self.count = len(self._latest)
+        self.count = len(self._latest)  # of configurations that the record knows
         self._too_large = self._beyond_memory()
-        self.winner: TrainConfig | None = None
-        self.notes: list[str] = []
+        self.winner: TrainConfig | None = None  # of the earlier searches, once the baseline is known
+        self.notes: list[str] = []  # for the user, on the record
 
     def compare(self, history: History) -> list[TrialResult]:
         """Return the recorded trials at the machine's present speed, to learn from, once the baseline is known."""
@@ -62,7 +64,7 @@ class EarlierSearches:
         return [result for config, result in self._now.items() if history.known(config) is None][:120]
 
     def refusal(self, config: TrainConfig, leader: TrialResult | None) -> str | None:
-        """Return the reason why the record makes a trial of `config` needless beside the present leader, or None."""
+        """Return why the record makes a trial of `config` needless beside the present leader, or None."""
         known = self._latest.get(config)
         if (reason := self._too_hard(config, leader)) is not None or known is None or leader is None:
             return reason
@@ -76,43 +78,38 @@ class EarlierSearches:
         """Return how the record shows that a configuration needs too much memory or time, or None."""
         if config in self._too_large:
             return self._too_large[config]
-        easier = (reason for other, reason in self._too_large.items() if is_no_harder(other, config))
-        if (reason := next(easier, None)) is not None:
-            return f"a configuration no harder on memory {reason}"
+        for other, reason in self._too_large.items():
+            if is_no_harder(other, config):
+                return f"a configuration no harder on memory {reason}"
         known = self._latest.get(config)
         if known is None or config == self._plan.baseline:
             return None
-        took_s, limit_s = known.duration_s, self._plan.budget.trial_timeout_s
-        if leader is not None and config.torch_compile_backend is None:
-            limit_s = min(limit_s, HOPELESS_S + HOPELESS_FACTOR * leader.duration_s)
-        is_too_slow = known.status is TrialStatus.TIMED_OUT and took_s >= limit_s
-        return f"did not end within {show_time(took_s)} on {_day(known)} (record)" if is_too_slow else None
+        limit_s = min(self._plan.budget.trial_timeout_s, hopeless_after_s(config, leader))
+        is_too_slow = known.status is TrialStatus.TIMED_OUT and known.duration_s >= limit_s
+        return f"did not end within {show_time(known.duration_s)} on {_day(known)} (record)" if is_too_slow else None
 
     def _beyond_memory(self) -> dict[TrainConfig, str]:
-        """Return what needed more memory than the budget, unless it fitted later, with words on how that is known."""
+        """Return what is known of the configurations that needed more memory than the budget and didn't fit later."""
         found: dict[TrainConfig, str] = {}
         budget_bytes = self._plan.memory_bytes
         every = [known for run in reversed(self._runs) for known in run.values()]
         for known in sorted(every, key=lambda known: known.began or 0.0):
-            measured, request = known.measurement, known.request
-            within, needed = request.limits.memory_bytes, 0
+            measured, config, needed = known.measurement, known.request.config, 0
             if measured is not None and (memory := measured.memory).is_known:
                 needed, reserved, allocated = memory.peak_bytes, memory.reserved_bytes, memory.allocated_bytes
                 if memory.device_bytes is not None and reserved is not None and allocated is not None:
                     needed -= reserved - allocated  # under a smaller limit the allocator would reserve less
             if measured is not None and needed <= budget_bytes:
-                found.pop(request.config, None)
+                found.pop(config, None)
             elif measured is not None and needed > budget_bytes * 1.01:  # the peaks of two runs differ by 1 %
-                found[request.config] = f"took {show_memory(needed)} on {_day(known)} (record)"
-            elif known.status is TrialStatus.OUT_OF_MEMORY and within >= budget_bytes:
-                found[request.config] = f"ran out of memory within {show_memory(within)} on {_day(known)} (record)"
+                found[config] = f"took {show_memory(needed)} on {_day(known)} (record)"
+            elif known.status is TrialStatus.OUT_OF_MEMORY and known.request.limits.memory_bytes >= budget_bytes:
+                within = show_memory(known.request.limits.memory_bytes)
+                found[config] = f"ran out of memory within {within} on {_day(known)} (record)"
         return found
 
     def _old_winner(self, leader: TrialResult | None) -> TrainConfig | None:
-        """Return the configuration to measure first, other than the baseline: the fastest answer of an earlier search.
-
-        If another recorded configuration was clearly faster, it is that one.
-        """
+        """Return the fastest answer of an earlier search, other than the baseline, or one that was clearly faster."""
         space, baseline = self._plan.search_space, self._plan.baseline
         rates = {
             config: self._rate_of(result)
@@ -139,7 +136,7 @@ class EarlierSearches:
 
 
 def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, TrialResult]:
-    """Return the trials of a search by configuration, of several the median; no finals, nor other device counts."""
+    """Return the trials of a search by configuration, of several the median; no finals, no other numbers of devices."""
     found: dict[TrainConfig, list[TrialResult]] = {}
     began = 0.0
     with contextlib.suppress(ValueError, OverflowError):  # of a damaged record
@@ -166,8 +163,7 @@ def _day(result: TrialResult) -> str:
 
 def _at_speed(result: TrialResult, factor: float) -> TrialResult:
     """Return a trial as it would be on a machine `factor` times as fast."""
-    measured = result.measurement
-    if measured is None:
+    if (measured := result.measurement) is None:
         return result
     tokens = measured.tokens_per_second
     faster = {

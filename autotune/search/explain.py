@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.errors import InputError
-from autotune.execution.runner import LocalRunner, Runner
+from autotune.execution.runner import Runner, end_left_behind
 from autotune.planning.plan import SearchPlan, differences, request_of
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
@@ -55,17 +54,15 @@ def explain(
         if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
             for line in differences(plan.hardware, machine.detect(plan.hardware.device)):
                 observer(Note(text=line))
-        with LocalRunner(directory.path, plan.hardware):
-            pass  # ends processes that a killed search has left behind
+        end_left_behind(directory.path.resolve())
         with backend_of(plan.fleet, folder.path, planned=plan.hardware) as backend:
             return explainer.run(backend.pool)
 
 
 def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
     """Return the configurations without one of the winner's knobs that can't be run, with the reasons."""
-    space = plan.search_space
-    reasons = ((r.config, space.refusal(r.config)) for r in removals(result) if r.config is not None)
-    return {config: reason for config, reason in reasons if reason is not None}
+    without = [r.config for r in removals(result) if r.config is not None]
+    return {config: why for config in without if (why := plan.search_space.refusal(config)) is not None}
 
 
 class Explainer:
@@ -82,22 +79,16 @@ class Explainer:
         max_time_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._plan = plan
-        self._result = result
-        self._best = result.best
-        self._searched = searched
-        self._own = directory.results()
-        self._observer = observer
-        self._clock = clock
+        self._plan, self._result, self._best, self._observer, self._clock = plan, result, result.best, observer, clock
+        self._searched, self._own = searched, directory.results()
         self._limit_s = max_time_s if max_time_s is not None else plan.budget.max_time_s
         self._ends_at = clock() + self._limit_s
         self._refused = refusals(plan, result)
         # Beside the winner, in the order of the knobs: neither the finals nor a failure settle these, or an earlier,
         # interrupted run has begun to measure them.
-        begun = dict.fromkeys(t.request.config for t in self._own if t.measurement is not None)
-        left = {c.config: None for c in self.explanation.contributions if c.config is not None and not c.is_settled}
-        known = (r.config for r in removals(result))
-        self._wanted = [c for c in known if c is not None and (c in left or c in begun)]
+        open_ = {t.request.config for t in self._own if t.measurement is not None}
+        open_ |= {c.config for c in self.explanation.contributions if c.config is not None and not c.is_settled}
+        self._wanted = [r.config for r in removals(result) if r.config is not None and r.config in open_]
 
     @property
     def explanation(self) -> Explanation:
@@ -108,20 +99,19 @@ class Explainer:
     def run(self, runner: Runner) -> Explanation:
         """Run the missing trials as far as the time allows, and return the explanation by all trials."""
         waiting = self.waiting()
-        told = (
-            f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials: roughly "
-            f"{show_time(sum(map(self._expected_s, waiting)))}, at most {show_time(self._limit_s)} (--max-time)"
-        )
-        self._observer(Note(text=told))
+        time_s = f"roughly {show_time(sum(map(self._expected_s, waiting)))}, at most {show_time(self._limit_s)}"
+        trials = f"{len(self._wanted)} of the winner's knobs to take away, {len(waiting)} trials"
+        self._observer(Note(text=f"{trials}: {time_s} (--max-time)"))
         while waiting := self.waiting():
-            config, left_s, told = waiting[0], self._ends_at - self._clock(), ""
+            config, left_s = waiting[0], self._ends_at - self._clock()
             if left_s < self._expected_s(config):
                 told = f"the time is spent; {len(waiting)} trials were not run: `autotune explain` goes on"
             elif self._run(config, runner, left_s, len(waiting)).measurement is None and config == self._best.config:
                 told = "the winner itself failed when it was measured again, so nothing can be compared with it"
-            if told:
-                self._observer(Note(text=told))
-                break
+            else:
+                continue
+            self._observer(Note(text=told))
+            break
         return self.explanation
 
     def waiting(self) -> list[TrainConfig]:
@@ -136,7 +126,7 @@ class Explainer:
         return found
 
     def _expected_s(self, config: TrainConfig) -> float:
-        """Return the expected seconds of a trial: the longest so far of `config`, or else of the winner."""
+        """Return the seconds of the longest trial so far of `config`, or else of the winner."""
         known = [t for t in (*self._searched, *self._own) if t.request.task is None]
         own = [t.duration_s for t in known if t.request.config == config]
         return max(own or [t.duration_s for t in known if t.request.config == self._best.config], default=0.0)
@@ -152,15 +142,15 @@ class Explainer:
             # If the objective counts the start of a run, the first trial compiles from scratch, as in the finals.
             cold_compile=objective.run_samples is not None and all(t.request.config != config for t in self._own),
         )
-        leader: Leader | None = None
+        speedup = None if self._result.speedup is None else self._result.speedup.ratio
         changed, best = changes(config, self._plan), self._best
+        leader: Leader | None = None
         if best.measurement is not None:
-            speedup = None if self._result.speedup is None else self._result.speedup.ratio
             rate = best.measurement.samples_per_second
             leader = Leader(changes=best.changes, samples_per_second=rate, speedup=speedup)
-        about: dict[str, Any] = {"number": request.number, "purpose": request.purpose, "config": config}
+        about = request.model_dump(include={"number", "purpose"})
         about |= {"time_left_s": max(0.0, left_s), "trials_left": trials_left}
-        self._observer(TrialStarted(**about, changes=changed, leader=leader))
+        self._observer(TrialStarted(**about, config=config, changes=changed, leader=leader))
         trial = runner.run(request)
         self._own.append(trial)
         self._observer(TrialEnded(result=trial, changes=changed, leader=leader))

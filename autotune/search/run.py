@@ -1,4 +1,4 @@
-"""Runs a planned search: starts backend, record, trackers and cost model, and saves the answer; or foresees it.
+"""Runs a planned search: starts backend, record, trackers and cost model, and saves the answer; or previews it.
 
 Trials run at one place, at several places of this machine, or on the nodes of a Ray cluster (:func:`backend_of`). A
 place is a device, several devices of one training, or some of the CPU's cores.
@@ -27,7 +27,6 @@ from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.knobs import Scalar, changes, knobs
-from autotune.space.space import SearchSpace
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import record_writer
 from autotune.units import show_memory
@@ -49,7 +48,7 @@ class Backend(NamedTuple):
     pool: Runner  # runs the trials
 
 
-def check(options: SearchOptions) -> None:
+def check_fleet(options: SearchOptions) -> None:
     fleet = options.fleet
     for option, value in (("--address", fleet.address), ("--kind", fleet.kind)):
         if value is not None and fleet.engine == "local":
@@ -67,7 +66,7 @@ def check(options: SearchOptions) -> None:
 def backend_of(
     fleet: Fleet, run_directory: Path, *, device: str = "auto", planned: Hardware | None = None
 ) -> Iterator[Backend]:
-    """Yield the backend of a search in `run_directory`; on leaving, all processes that it started are ended.
+    """Yield the backend of a search in `run_directory`, and end all processes that it started.
 
     A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial. MachineError: the
     devices aren't present, or aren't those of the resumed search. InfrastructureError: the cluster can't be joined.
@@ -96,12 +95,13 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
             f"the search was begun with {planned.cores} cores of {planned.name} for each trial; this machine has "
             f"{hardware.cores} of {hardware.name} for each of {workers} now"
         )
-    if not hardware.is_cpu:
+    if hardware.is_cpu:
+        notes: tuple[str, ...] = (shared_note(workers, hardware),)
+    else:
         where = ", ".join(place.shown for place in places)
         note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"
-        shared = sharing_notes([device for place in places for device in place.devices])
-        return places, Allotment(hardware=planned or hardware, notes=(note, *shared))
-    return places, Allotment(hardware=planned or hardware, is_shared=True, notes=(shared_note(workers, hardware),))
+        notes = (note, *sharing_notes([device for place in places for device in place.devices]))
+    return places, Allotment(hardware=planned or hardware, is_shared=hardware.is_cpu, notes=notes)
 
 
 def conduct(
@@ -168,7 +168,7 @@ def _told_of(path: str | Path) -> Iterator[None]:
 
 
 class ExpectedTrial(Value):
-    """One of the first trials, and what is predicted for it before anything is measured."""
+    """One of the first trials, with its prediction before anything is measured."""
 
     config: TrainConfig
     changes: tuple[Change, ...]
@@ -198,6 +198,12 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, value), reason in space.left_out.items():
         left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
+    values = {}
+    for name, choices, _ in space.dimensions:
+        having = {getattr(config, name.partition(".")[0]): config for config in (plan.baseline, *legal)}.values()
+        there = {point[name] for point in (*map(space.point, having), *space.loadings) if name in point}
+        if len(there) > 1:
+            values[options[name]] = tuple(_written(choice) for choice in choices if choice in there)
     # Six trials at most: what comes later depends on what these measure.
     first = [
         ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
@@ -207,25 +213,12 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         **plan.problem_fields(),
         budget=plan.budget,
         configurations=len(legal) * len(space.loadings) + (plan.baseline not in legal) - too_large,
-        knobs=_values(space, [plan.baseline, *legal]),
+        knobs=values,
         values_refused=left_out,
         refused=dict(refused.most_common()),
         first_trials=tuple(first),
         notes=plan.notes,
     )
-
-
-def _values(space: SearchSpace, configs: list[TrainConfig]) -> dict[str, tuple[str, ...]]:
-    options = {knob.parameter: knob.option for knob in knobs()}
-    found = {}
-    for dimension in space.dimensions:
-        field = dimension.name.partition(".")[0]
-        having = {getattr(config, field): config for config in configs}.values()
-        points = [*map(space.point, having), *space.loadings]
-        there = {point[dimension.name] for point in points if dimension.name in point}
-        if len(there) > 1:
-            found[options[dimension.name]] = tuple(_written(choice) for choice in dimension.choices if choice in there)
-    return found
 
 
 def _written(value: Scalar) -> str:

@@ -46,6 +46,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult
 
 PATIENCE_DRAWS = 60  # of TPE, which may be tried or refused, before any untried configuration is taken instead
+_MAXIMISING = [StudyDirection.MAXIMIZE]
 
 # The configuration of the next trial, and whether a draw of TPE that is new comes first; None: none is worth a trial.
 _Choice = tuple[TrainConfig, bool] | None
@@ -54,10 +55,10 @@ _Choice = tuple[TrainConfig, bool] | None
 class CostModelSampler(BaseSampler):
     """Proposes the configurations of a search to a study that maximises samples per second.
 
-    The study is told of a trial as usual: its value is samples per second; its constraint "memory" is the peak divided
-    by the budget, less 1, if the peak is known, and positive if it ran out of memory, as a pruned trial. `tell` hands
-    over a whole `TrialResult`. A sampler that is passed to another study begins anew there. Without a cost model
-    nothing is predicted.
+    The study is told of a trial as usual. Its value is samples per second. If the peak is known, its constraint
+    "memory" is the peak divided by the budget, less 1. A trial that ran out of memory is pruned, with a positive
+    constraint. `tell` hands over a whole `TrialResult`. A sampler that is passed to another study begins anew there.
+    Without a cost model nothing is predicted.
 
     Attributes:
         state: The trials that the sampler has learned from, and the refused configurations.
@@ -75,7 +76,7 @@ class CostModelSampler(BaseSampler):
         self._converter = TrialConverter(plan)
         self.left_s = math.inf
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
-        self._unlearned = Candidates(model, plan, self.space) if model is not None else None
+        self._unlearned = Candidates(model, plan) if model is not None else None
         self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
         self._begin()
 
@@ -96,12 +97,12 @@ class CostModelSampler(BaseSampler):
     def _serve(self, study: Study) -> None:
         """Begin anew if the study isn't the one that was served so far."""
         known = (study.study_name, study._storage)
-        if self._study is not None and (self._study[0] != known[0] or self._study[1] is not known[1]):
+        if self._study not in (None, known):
             self._begin()
         self._study = known
 
     def is_done(self, study: Study) -> bool:
-        """Whether nothing is worth a trial, until a running one ends; ValueError: the study doesn't maximise."""
+        """Whether no trial is worthwhile until a running one ends; ValueError: the study doesn't maximise."""
         self._check_direction(study)
         return self._next(study) is None
 
@@ -115,7 +116,7 @@ class CostModelSampler(BaseSampler):
         return self._converter.config(point)
 
     def foreseen(self, most: int) -> list[TrainConfig]:
-        """Return the configurations of the first trials, at most so many, if each gives what is predicted."""
+        """Return the configurations of the first trials, at most `most`, if each gives what is predicted."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(direction="maximize", sampler=self)
         found: list[TrainConfig] = []
@@ -136,7 +137,7 @@ class CostModelSampler(BaseSampler):
         self.learn(study)
 
     def learn(self, study: Study) -> None:
-        """Learn from finished trials of the study that were not learned from before."""
+        """Learn from the trials of the study that have finished since the last call."""
         with self._lock:
             self._serve(study)
             finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -164,16 +165,16 @@ class CostModelSampler(BaseSampler):
 
     @property
     def beyond_memory(self) -> int:
-        """How many configurations are predicted to exceed the memory surely."""
+        """How many configurations surely exceed the memory, by prediction."""
         return self._candidates.count_beyond_memory() if self._candidates is not None else 0
 
     def _check_direction(self, study: Study) -> None:
-        if not _maximises(study):
+        if study.directions != _MAXIMISING:
             raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Learn from a trial that has ended, and stop `study.optimize` if no other is worth one."""
-        if not _maximises(study):
+        if study.directions != _MAXIMISING:
             return
         with self._lock:
             self._serve(study)
@@ -186,16 +187,15 @@ class CostModelSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters of the space: a configuration is proposed as a whole."""
-        return dict(self._converter.distributions) if _maximises(study) else {}
+        return dict(self._converter.distributions) if study.directions == _MAXIMISING else {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the values of the next trial: those of the space are a whole point of it."""
         self._raise_error_if_multi_objective(study)
         with self._lock:
-            ours = self._converter.distributions
-            others = {n: d for n, d in search_space.items() if ours.get(n) != d or not _maximises(study)}
+            ours = self._converter.distributions if study.directions == _MAXIMISING else {}
+            others = {n: d for n, d in search_space.items() if ours.get(n) != d}
             point = self._sampled(study, trial) if others.keys() != search_space.keys() else {}
             point = {name: value for name, value in point.items() if name in search_space and name not in others}
             return point | {n: self.sample_independent(study, trial, n, d) for n, d in others.items()}
@@ -206,9 +206,11 @@ class CostModelSampler(BaseSampler):
             return self._drawn(study, trial)
         config, may_be_drawn = choice
         pending = self._pending(study, trial.number)
-        draws = (self._drawn(study, trial) for _ in range(PATIENCE_DRAWS if may_be_drawn else 0))
-        found = next((point for point in draws if self._is_open(self._converter.config(point), pending)), None)
-        return found or self.space.choices_of(config)
+        for _ in range(PATIENCE_DRAWS if may_be_drawn else 0):
+            point = self._drawn(study, trial)
+            if self._is_open(self._converter.config(point), pending):
+                return point
+        return self.space.choices_of(config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -220,7 +222,6 @@ class CostModelSampler(BaseSampler):
             return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
-        """Reseed TPE, as Optuna does when several processes or threads share a study."""
         self._tpe.reseed_rng()
 
     def _next(self, study: Study, asked: int | None = None) -> _Choice:
@@ -258,27 +259,25 @@ class CostModelSampler(BaseSampler):
         if self._history.best() is None or self._ends(pending):
             return None
         left = (config for config in self._in_any_order if config not in self.state.refused)
-        config = next((config for config in left if self._is_open(config, pending)), None)
-        return None if config is None else (config, True)
+        return next(((config, True) for config in left if self._is_open(config, pending)), None)
 
     def _by_prediction(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
         """Return the next configuration by the cost model, if all running trials return their predictions."""
         if self._candidates is None:
             return None
-        assumed = [
-            self._converter.assumed(config, rate) for config in pending if (rate := self._candidates.rate(config))
-        ]
-        candidates, history, before = self._candidates, self._history, self._earlier.count
+        candidates, history = self._candidates, self._history
+        rates = {config: candidates.rate(config) for config in pending}
+        assumed = [self._converter.assumed(config, rate) for config, rate in rates.items() if not math.isnan(rate)]
         if assumed:
             candidates, history = copy.copy(candidates), history.with_results(assumed)
             candidates.observe(*assumed)
         is_open = functools.partial(self._is_open, pending=pending)
-        return candidates.next(history, is_open, known_before=before, left_s=self.left_s)
+        return candidates.next(history, is_open, known=self._earlier.count, left_s=self.left_s)
 
     def _ends(self, pending: Sequence[TrainConfig]) -> bool:
         """Whether the cost model predicts all of the space, and so has found that no trial is worthwhile."""
         candidates, has_begun = self._candidates, bool(pending) or self._history.best() is not None
-        if candidates is None or not candidates.knows_all or not has_begun:
+        if candidates is None or not candidates.has_all_predictions or not has_begun:
             return False
         is_open = functools.partial(self._is_open, pending=pending)
         self.conclusion = candidates.conclusion(self._history, is_open, self.left_s)
@@ -292,8 +291,7 @@ class CostModelSampler(BaseSampler):
             return True
         reason = self.space.refusal(config) or too_large(self._plan, config) or self._history.refusal(config)
         reason = reason or self._earlier.refusal(config, self._history.best())
-        if reason is None and self._candidates is not None:
-            reason = self._candidates.refusal(config)
+        reason = reason or (self._candidates.refusal(config) if self._candidates is not None else None)
         if reason is not None:
             self.state.refused[config] = reason
         return reason is None
@@ -312,15 +310,14 @@ class CostModelSampler(BaseSampler):
         except ValueError:  # a trial of another space has a parameter of the same name with other values
             found = {}
         for dimension in self.space.dimensions:
-            name = dimension.name
-            if not self.space.is_active(dimension, point):
-                continue
-            if name not in found or found[name] not in dimension.choices:
-                try:
-                    found[name] = self._tpe.sample_independent(study, trial, name, ours[name])
-                except ValueError:
-                    found[name] = random.Random(trial.number).choice(dimension.choices)
-            point[name] = found[name]
+            if self.space.is_active(dimension, point):
+                name = dimension.name
+                if found.get(name, ...) not in dimension.choices:
+                    try:
+                        found[name] = self._tpe.sample_independent(study, trial, name, ours[name])
+                    except ValueError:
+                        found[name] = random.Random(trial.number).choice(dimension.choices)
+                point[name] = found[name]
         return point
 
     def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
@@ -334,7 +331,3 @@ class CostModelSampler(BaseSampler):
                 with contextlib.suppress(ValueError):  # of another space
                     pending.append(self._converter.config(trial.params))
         return pending
-
-
-def _maximises(study: Study) -> bool:
-    return study.directions == [StudyDirection.MAXIMIZE]

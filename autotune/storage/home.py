@@ -4,12 +4,11 @@ The default is `~/.local/share/autotune`, by the XDG base directory specificatio
 (https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
 folder is made when something is first written to it; to readers a missing folder is an empty one.
 
-By the fingerprint of a device, with its drivers, libraries and cores: the rates of `autotune doctor --calibrate`, the
-timings of single operators, and, by type of model as well, observations: how far predictions were off. The lasting
-record can't stand for these: an observation needs a prediction, and so the model's config and the workload, of which
-the record has digests only; and a search without a record learns as well. By a digest of all that decides it (figures
-of the model, shape of its inputs, family, installed packages, code of autotune): the trace of a family, compressed
-JSON.
+Rates of `autotune doctor --calibrate`, timings of single operators and observations (how far predictions were off, by
+type of model) are stored by the fingerprint of a device, with its drivers, libraries and cores. The lasting record
+can't replace observations: each needs a prediction, and so the model's config and the workload, of which the record has
+digests only; and a search without a record learns as well. The trace of a family is compressed JSON, stored by a digest
+of all that decides it: figures of the model, shape of its inputs, family, installed packages, code of autotune.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def read_rates(hardware: Hardware) -> Rates | None:
 
 
 def _stored(kind: type[V], *parts: str) -> V | None:
-    """Return the value of a file of the home; None if there is none, or, with a warning, if it can't be read."""
+    """Return the value of a file of the home; None: there is none, or, after a warning, it can't be read."""
     try:
         path = home().joinpath(*parts)
         return read_value(kind, path)
@@ -139,32 +138,29 @@ def _stored(kind: type[V], *parts: str) -> V | None:
 
 
 def read_observations(hardware: Hardware, model_type: str) -> tuple[Observation, ...]:
-    """Return what earlier searches observed on this device with this type of model; nothing if it can't be read."""
+    """Return the observations of earlier searches; none if they can't be read."""
     known = _stored(Observations, "corrections", hardware.fingerprint, f"{model_type}.json")
     return () if known is None else known.observations
 
 
 def add_observations(hardware: Hardware, model_type: str, observations: Sequence[Observation]) -> None:
     """Store observations for the next search; where the home can't be written, a warning says so."""
-    known: dict[str, Observation] = {}
     try:
         with _changing(writable("corrections", hardware.fingerprint)) as folder:
-            for observation in (*read_observations(hardware, model_type), *observations):
-                known.pop(observation.key, None)  # what was measured again is the latest
-                known[observation.key] = observation
-            latest = Observations(schema_version=2, observations=tuple(known.values())[-_MOST_OBSERVATIONS:])
+            new = {observation.key: observation for observation in observations}
+            kept = [o for o in read_observations(hardware, model_type) if o.key not in new]
+            latest = Observations(schema_version=2, observations=(*kept, *new.values())[-_MOST_OBSERVATIONS:])
             write_value(latest, folder / f"{model_type}.json")
     except Exception as error:
         logger.warning("observations of %s are not stored: %s", model_type, error)
 
 
 def read_timings(hardware: Hardware) -> Timings | None:
-    """Return what operators were measured to take on a device; None if there is nothing that can be read."""
     return _stored(Timings, "operators", f"{hardware.fingerprint}.json")
 
 
 def add_timings(hardware: Hardware, found: Timings) -> None:
-    """Store what operators took beside what is stored, if the home can be written; the latest stay."""
+    """Store times of operators beside those that are stored, if the home can be written; the latest stay."""
     with contextlib.suppress(OSError, InputError), _changing(writable("operators")) as folder:
         both = (read_timings(hardware) or found).updated(found)
         names = ("operators", "optimizers")
@@ -178,20 +174,16 @@ def read_trace(workload: Workload, parameters: int, family: Family) -> Profile |
     `parameters`: number of parameters of the model, to which the trace was extended.
     """
     path = _trace_path(workload, parameters, family)
-    if path is None:
+    if path is None or not path.exists():
         return None
-    try:
+    with contextlib.suppress(OSError, EOFError, zlib.error, ValueError):  # of a garbled file, or another's
         found = Profile.model_validate_json(gzip.decompress(path.read_bytes()))
         os.utime(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, EOFError, zlib.error, ValueError):  # gzip's checksum tells a garbled file, ValueError another's
-        found = None
-    if found is None or found.family != family:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
-    return found
+        if found.family == family:
+            return found
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return None
 
 
 def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
@@ -199,7 +191,7 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
     path = _trace_path(workload, parameters, profile.family)
     if path is None:
         return
-    try:
+    with contextlib.suppress(OSError, InputError):
         writable(path.parent.name)
         write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
         total = 0
@@ -207,20 +199,16 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
             total += file.stat().st_size
             if total > _MOST_TRACES_BYTES:
                 file.unlink()
-    except (OSError, InputError):
-        return
 
 
 def _trace_path(workload: Workload, parameters: int, family: Family) -> Path | None:
-    """Return the file of a trace; None if the model's own code, which may change, decides it, or without a home."""
+    """Return the file of a trace; None: there is no home, or code of the model's own, which may change, decides it."""
     model = workload.model
     if model.source == "own" or model.trust_remote_code or workload.own_code is not None:
         return None
     figures = model.model_dump(mode="json", exclude={"reference", "name", "source", "path", "revision"})
-    decides = (
-        *(figures, parameters, shape_of(workload).model_dump(mode="json"), family.model_dump(mode="json")),
-        *(installed_versions(), _code_digest()),
-    )
+    inputs = shape_of(workload).model_dump(mode="json"), family.model_dump(mode="json")
+    decides = (figures, parameters, *inputs, installed_versions(), _code_digest())
     name = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
     try:
         return home() / "traces" / f"{name[:32]}.json.gz"

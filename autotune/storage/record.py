@@ -114,10 +114,9 @@ class Record:
         return JournalStorage(JournalFileBackend(str(self._path), lock_obj=_Lock(self._path)))
 
     def write(self, search: RecordedSearch, trials: Sequence[FrozenTrial]) -> None:
-        """Write a search with all of its trials, as far as they aren't there yet.
+        """Write a search with those of its trials that aren't there yet.
 
-        A trial is known by its attribute "trial", a number. Where one that ran again replaces an earlier one, the whole
-        search is written anew.
+        A trial is known by its attribute "trial", a number. If one has run again, the whole search is written anew.
         """
         with self._translated():
             if self._path is not None and self._path.name == RECORD_FILE:
@@ -149,10 +148,10 @@ class Record:
             for study in self.storage.get_all_studies():
                 try:
                     if SEARCH in study.user_attrs:
-                        found.append((RecordedSearch.model_validate(study.user_attrs[SEARCH]), study._study_id))
+                        search = RecordedSearch.model_validate(study.user_attrs[SEARCH])
+                        found += [(search, study._study_id)] if key in (None, search.key) else []
                 except ValueError:
                     unread += 1
-            found = [(search, study) for search, study in found if key in (None, search.key)]
             found.sort(key=lambda each: each[0].started, reverse=True)
             for search, study_id in found[:latest]:
                 trials = {}  # by number; if one is there twice, the later one
@@ -179,7 +178,7 @@ class Record:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what a storage raises into a RecordError of one line without secrets."""
+        """Turn errors of a storage into a RecordError of one line without secrets."""
         try:
             yield
         except RecordError:
@@ -187,12 +186,11 @@ class Record:
         except InputError as error:
             raise RecordError(str(error)) from None
         except Exception as error:  # of Optuna, SQLAlchemy, a driver, the file system, or of a damaged file
-            parts: list[str] = []
             cause: BaseException | None = error
+            said = ""  # may hold secrets
             while cause is not None:
-                parts.append(f"{cause} {getattr(cause, 'orig', '')}".lower())
+                said += f"{cause} {getattr(cause, 'orig', '')} ".lower()
                 cause = cause.__cause__ or cause.__context__
-            said = " ".join(parts)  # may hold secrets
             words = next((words for words in _WORDS if words in said), type(error).__name__)
             if words not in _WORDS and isinstance(error, ValueError | LookupError | TypeError):
                 words = f"damaged, or no storage of Optuna ({words})"
@@ -234,7 +232,7 @@ class _Lock(BaseJournalFileLock):
 
 
 def _shown(url: str) -> str:
-    """Return a URL's kind, and its host or file where no part of a password can be in it; else InputError."""
+    """Return the kind of a URL, and its host or file if no password can be in them; InputError: it is no such URL."""
     scheme, separator, rest = url.partition("://")
     is_file = scheme.partition("+")[0] == "sqlite"
     if is_file and re.fullmatch(r"/[^@?]*[^@?/:][^@?:]*(\?.*)?", rest):

@@ -15,8 +15,8 @@
 
 It is opened, locked and written before anything else is done. The result files count: a trial that isn't in the study
 is added when the search goes on. An answer may come from somebody else. Its arguments follow from its configuration,
-workload and hardware alone, so they are made again when it is read, and a file whose arguments differ is refused:
-nobody has measured them, and they would be written into scripts.
+workload and hardware alone, so they are made again when it is read, and a file with other arguments is refused: nobody
+has measured them, and they would be written into scripts.
 """
 
 from __future__ import annotations
@@ -62,14 +62,12 @@ def default_run_directory(model: str) -> Path:
 class RunDirectory:
     """A run directory, locked for one search while entered.
 
-    The lock is held on the file `lock`, which is never replaced; one on a file that is no longer in it counts for
-    nothing.
+    The lock is on the file `lock`, which is never replaced; a lock on a file that was removed counts for nothing.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False, whole: Path | None = None) -> None:
-        self.path = path
+        self.path, self._is_new = path, is_new
         self._whole = whole or path  # links may lead to any place in it
-        self._is_new = is_new
         self._made_here = self._has_begun = False
 
     @classmethod
@@ -96,7 +94,7 @@ class RunDirectory:
                 if self._is_lock(lock):
                     break
             except OSError:
-                try:  # as those do who look whether a search runs, beside whom there is room
+                try:  # `is_running` of another process holds a shared lock for a moment
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
                     lock.close()
@@ -110,7 +108,7 @@ class RunDirectory:
         except RunDirectoryError:
             lock.close()
             raise
-        # Searches that were killed here left them; reports are written without the lock, and have others.
+        # Left by searches that were killed here; reports are written without the lock, and have others.
         for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".record.json", ".processes*.json", "trials/*/.*.json"):
             for path in self.path.glob(f"{name}.*{TEMPORARY_SUFFIX}"):
                 with contextlib.suppress(OSError):
@@ -125,7 +123,11 @@ class RunDirectory:
         finally:
             holds_search = (self.path / PLAN_FILE).exists()
             if self._made_here and not holds_search and not named and self._is_lock(self._file):
-                self._remove()  # refused before there was anything to keep
+                # Refused before there was anything to keep. It is renamed, so that no search begins in it meanwhile.
+                hidden = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+                with contextlib.suppress(OSError):
+                    self.path.rename(hidden)
+                    shutil.rmtree(hidden, ignore_errors=True)
             self._file.close()
 
     def _check_place(self, error: OSError | InfrastructureError | None) -> None:
@@ -176,13 +178,6 @@ class RunDirectory:
         if self._is_new and (self.path / PLAN_FILE).exists():
             path = self.path
             raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
-
-    def _remove(self) -> None:
-        """Remove the directory by a rename first, so that no search begins in what is about to be deleted."""
-        hidden = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            self.path.rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -257,8 +252,7 @@ def read_plan(run_dir: Path) -> SearchPlan:
 def read_result(path: str | Path) -> ResultData:
     """Return the answer saved in `path`.
 
-    InputError: the file is missing, not JSON of a result, of another schema version, or its arguments aren't those that
-    its configuration means.
+    InputError: the file is missing, no result of this schema version, or has other arguments than its configuration.
     """
     try:
         text = read_named(Path(path))
@@ -269,12 +263,11 @@ def read_result(path: str | Path) -> ResultData:
     try:
         found = ResultData.model_validate_json(text)
         _check_arguments(found)
+        return found
     except ValidationError as error:
         reason = located(error, "file")
     except ValueError as error:
         reason = str(error)
-    else:
-        return found
     raise InputError(visible(f"{path}: not a result of autotune (schema {ANSWER_VERSION}): {reason}"))
 
 
@@ -295,13 +288,13 @@ def _check_arguments(result: ResultData) -> None:
 
 
 def trial_folders(run_directory: Path) -> list[Path]:
-    """Return the folders of a search's trials, by number; a copy of one under another name is none."""
+    """Return the folders of a search's trials, by number, without copies under other names."""
     found = (folder for folder in (run_directory / "trials").glob("*") if re.fullmatch("[0-9]{4,9}", folder.name))
     return sorted(found, key=lambda folder: int(folder.name))
 
 
 def read_trial(directory: Path) -> TrialResult | None:
-    """Return the result of a trial; None if it has none that can be read, or another's: then it has not finished."""
+    """Return the result of a trial; None: there is none, it can't be read, or it is another's."""
     try:
         found = read_value(TrialResult, directory / RESULT_FILE)
     except (OSError, ValidationError):
@@ -310,7 +303,7 @@ def read_trial(directory: Path) -> TrialResult | None:
 
 
 def restore(run_directory: Path) -> list[str]:
-    """Write the results that a killed search could not, or that were damaged, as its processes left them; say which."""
+    """Write results that are missing or damaged anew from what the trials' processes left; return a line for each."""
     said = []
     for directory in trial_folders(run_directory):
         path = directory / RESULT_FILE

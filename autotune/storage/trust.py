@@ -2,9 +2,9 @@
 
 `search.json` names scripts and models with code of their own, `data/` holds pickled functions, and a search that is
 resumed or explained runs them. The folder `trusted` of `$AUTOTUNE_HOME` has an empty file for each that this user has
-handed over, named by the digest of the code and of its place; the owner of files stands for nothing. A search that
-would run anything else is refused, with its name, until the user adds `--trust-run-dir`. No link in a run directory may
-lead out of it. A pickled file is known by its digest in the plan; the process that unpickles it compares them.
+handed over, named by the digest of the code and of its place; who owns a file proves nothing. A search that would run
+anything else is refused, with its name, until the user adds `--trust-run-dir`. No link in a run directory may lead out
+of it. A pickled file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autotune.values.workload import CODE_FILE, STEP_FILE
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse to go on with a search that would run what this user has never handed over, nor vouches for (`trusted`).
+    """Refuse a search that would run code that this user has neither handed over nor vouches for (`trusted`).
 
     The answer is written where the plan says only if the search `delivers`.
     """
@@ -44,15 +44,13 @@ def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = Tr
 
 def remember(plan: SearchPlan) -> None:
     """Note that this user has handed over what a search runs; without a home, resuming has to ask."""
-    if found := actions(plan):
-        with contextlib.suppress(AutotuneError, OSError):
-            folder = writable("trusted")
-            for name in found:
-                (folder / name).touch()
+    with contextlib.suppress(AutotuneError, OSError):
+        for name in actions(plan):
+            (writable("trusted") / name).touch()
 
 
 def actions(plan: SearchPlan) -> dict[str, str]:
-    """Return all that a search does beyond training a model of the library's: words, by the file that notes it."""
+    """Return all that a search does beyond training a model of the library, in words, by the file that notes it."""
     found: list[tuple[str, Any]] = []  # words, and what it is known by
     workload = plan.workload
     code, step, recipe, spec = workload.own_code, workload.own_step, workload.recipe, workload.model
@@ -72,19 +70,17 @@ def actions(plan: SearchPlan) -> dict[str, str]:
         # The library takes a folder of that name, where there is one, for the repository of the hub.
         places = [str(Path(name).resolve()) if name and Path(name).exists() else name for name in named]
         found.append((f"runs code of the model {spec.name}", [places, of_model, spec.source, spec.revision]))
-    for kernel in spec.hub_kernels:
-        found.append((f"runs kernels of {kernel}", ["kernel", kernel]))
+    found += [(f"runs kernels of {kernel}", ["kernel", kernel]) for kernel in spec.hub_kernels]
+    found += [(f"tells {name} of its trials", ["tracker", name]) for name in plan.report_to]
     if plan.fleet.address is not None:
         found.append((f"joins the cluster at {plan.fleet.address}", ["cluster", plan.fleet.address]))
-    for name in plan.report_to:
-        found.append((f"tells {name} of its trials", ["tracker", name]))
     if plan.output is not None:
         found.append((f"writes its answer to {plan.output}", ["output", plan.output]))
     return {hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest(): shown for shown, key in found}
 
 
 def check_within(run_dir: Path) -> None:
-    """Refuse a directory, maybe somebody else's, in which a link leads out of it, or a name isn't a file."""
+    """Refuse a directory with a link that leads out of it, or with a pipe, a socket or a device."""
     whole = run_dir.resolve()
     for folder, folders, files in os.walk(run_dir):
         for path in (Path(folder, name) for name in (*folders, *files)):

@@ -1,8 +1,8 @@
 """Writes every trial of a search to its study and to the lasting record as it ends, and reads earlier searches.
 
 A trial is a file first. The study of the run directory, `study.journal`, and the lasting record are written before the
-next trial begins. One that can't be written, or doesn't answer in time, is given up for the rest of the search, with a
-note: `autotune resume` writes what is missing.
+next trial begins. If one of the two can't be written, or doesn't answer in time, a note says so, and the rest of the
+search does without it; `autotune resume` writes what is missing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from autotune.values.trial import Failure, Interval, Measurement, Memory, Outcom
 IDENTITY_FILE = "record.json"
 
 MEMORY = "memory"  # the constraint: peak memory beyond the budget, as a share of the budget
+_STATES = {TrialStatus.COMPLETED: TrialState.COMPLETE, TrialStatus.OUT_OF_MEMORY: TrialState.PRUNED}
 
 
 class TrialConverter:
     """Makes a study's trial of a result, and a result of a study's trial; parameters are the space's."""
 
     def __init__(self, plan: SearchPlan) -> None:
-        self._plan = plan
-        self._space = plan.search_space
+        self._plan, self._space = plan, plan.search_space
         self.distributions = {d.name: CategoricalDistribution(d.choices) for d in self._space.dimensions}
 
     def frozen(self, result: TrialResult) -> FrozenTrial:
@@ -57,23 +57,16 @@ class TrialConverter:
             constraints[MEMORY] = 0.01  # a measured peak may lie below the budget, and would say that it fits
         elif measured is not None and measured.memory.is_known:
             constraints[MEMORY] = measured.memory.peak_bytes / self._plan.memory_bytes - 1
+        peak = {} if row.peak_bytes is None else {"peak memory GiB": row.peak_bytes / GIB}
+        why = {"cause": row.cause} if row.cause else {}
+        about = {NUMBER: row.number, "purpose": str(row.purpose), "status": str(row.status), **peak, **why}
         trial = optuna.create_trial(
-            # TPE ranks pruned trials below completed ones, and ignores failed trials.
-            state={TrialStatus.COMPLETED: TrialState.COMPLETE, TrialStatus.OUT_OF_MEMORY: TrialState.PRUNED}.get(
-                result.status, TrialState.FAIL
-            ),
+            state=_STATES.get(result.status, TrialState.FAIL),  # TPE ranks pruned trials last, and ignores failed ones
             value=self._plan.objective.rate(measured) if measured else None,
             params=params,
             distributions={name: self.distributions[name] for name in params},
             constraints=constraints,
-            user_attrs={
-                NUMBER: row.number,
-                "purpose": str(row.purpose),
-                "status": str(row.status),
-                **({"peak memory GiB": row.peak_bytes / GIB} if row.peak_bytes is not None else {}),
-                **({"cause": row.cause} if row.cause else {}),
-                RESULT: result.model_dump_json(),
-            },
+            user_attrs={**about, RESULT: result.model_dump_json()},
         )
         if result.began is not None:
             trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
@@ -83,20 +76,19 @@ class TrialConverter:
     def is_ours(self, trial: FrozenTrial) -> bool:
         """Whether a trial has parameters of the space, with values of the space; one that ended early may have none."""
         ours = trial.params.keys() & self.distributions.keys()
-        return all(trial.params[name] in self.distributions[name].choices for name in ours) and (
-            bool(ours) or not self.distributions
-        )
+        are_choices = all(trial.params[name] in self.distributions[name].choices for name in ours)
+        return are_choices and (bool(ours) or not self.distributions)
 
     def config(self, params: Point) -> TrainConfig:
-        """Return the configuration of parameters, else as the baseline; ValueError: they contradict each other."""
+        """Return the configuration of parameters, others as the baseline's; ValueError: they contradict each other."""
         config, baseline = self._space.config(self._space.complete(params)), self._plan.baseline
         return baseline if self._space.choices_of(config) == self._space.choices_of(baseline) else config
 
     def result(self, trial: FrozenTrial) -> TrialResult:
         """Return a finished trial of a study as a result; ValueError: its parameters contradict each other.
 
-        That is the whole result if the trial has one, else as much as its state, value and constraint "memory" define.
-        A pruned trial was ended as too slow, unless the constraint says that it was out of memory.
+        If the trial holds no whole result, its state, value and constraint "memory" define one: a pruned trial was too
+        slow, unless the constraint says that it ran out of memory.
         """
         with contextlib.suppress(ValueError, KeyError):  # of another version, or of another program
             return TrialResult.model_validate_json(trial.user_attrs[RESULT])
@@ -117,7 +109,7 @@ class TrialConverter:
     def assumed(
         self, config: TrainConfig, rate: float, memory: Memory | None = None, *, number: int = 0
     ) -> TrialResult:
-        """Return a completed trial with the given samples per second and peak memory, and nothing else known."""
+        """Return a completed trial of which samples per second and peak memory alone are known."""
         step_s = self._plan.workload.samples_per_step(config) / rate
         measurement = Measurement(
             step_times_s=(step_s,),
@@ -141,7 +133,7 @@ class TrialConverter:
 
 
 class Identity(Value):
-    """The record knows a run directory by it, whatever the directory is called."""
+    """By it the record knows a run directory, whatever the directory is called."""
 
     retired = frozenset({"host"})
 
@@ -159,15 +151,14 @@ def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
         identity = Identity(id=uuid.uuid4().hex, started=now)
         write_value(identity, path)
     workload = plan.workload
-    words = [str(workload.task), workload.shown_length]
-    words += [f"target {workload.target_length}"] if workload.target_length is not None else []
-    words += ["any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"]
-    words += ["real data"] if workload.dataset is not None else []
+    target = f"target {workload.target_length}" if workload.target_length is not None else ""
+    batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
+    data = "real data" if workload.dataset is not None else ""
     return RecordedSearch(
         id=identity.id,
         key=key_of(plan),
         model=workload.model.name,
-        shape=", ".join(filter(None, words)),
+        shape=", ".join(filter(None, (str(workload.task), workload.shown_length, target, batch, data))),
         device=plan.hardware.name,
         started=identity.started,
         run_directory=str(directory.path.absolute()),
@@ -175,17 +166,14 @@ def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
 
 
 class RecordWriter:
-    """Writes the trials of one search to its study, and to the lasting record; None in place of it records nothing.
+    """Writes the trials of one search, those of an earlier run first, to its study and to the lasting record, if any.
 
-    An observer between the search and the user's: it passes every event on. It begins with the trials of an earlier
-    run.
+    It is the observer of the search and passes every event on to the user's.
     """
 
     def __init__(self, record: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
-        self._directory = directory
-        self._observer = observer
-        self._converter = TrialConverter(plan)
-        self._search = described(plan, directory)
+        self._directory, self._observer = directory, observer
+        self._converter, self._search = TrialConverter(plan), described(plan, directory)
         stores = {"the study": Record(directory.path / STUDY_FILE), "the lasting record": record}
         self._stores = {name: store for name, store in stores.items() if store is not None}
         self._trials: dict[str, list[FrozenTrial]] = {name: [] for name in self._stores}
@@ -197,8 +185,7 @@ class RecordWriter:
         self._observer(event)
 
     def write(self, results: Iterable[TrialResult]) -> None:
-        """Write trials, except checks."""
-        for result in results:
+        for result in results:  # without checks
             purpose = result.request.purpose
             if result.request.task is None and (purpose.explores or purpose is Purpose.FINAL):
                 for name in self._stores:
@@ -233,7 +220,7 @@ class RecordWriter:
 
 
 def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> RecordWriter:
-    """Return the writer of a search; it leaves the lasting record alone if the plan does, or none is to be had."""
+    """Return the writer of a search, without the lasting record if the plan has none or it can't be used."""
     found = None
     try:
         found = usual_record() if plan.record else None

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
-from autotune.values.trial import Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
 
 # Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
@@ -28,7 +28,7 @@ DEPENDENTS: dict[str, frozenset[str]] = {
 
 
 def removals(result: ResultData) -> list[Contribution]:
-    """Return the removals of the winner's knobs one at a time, in the order of the knobs; no trial has told of any."""
+    """Return the removal of each of the winner's knobs, in the order of the knobs, before any trial is looked at."""
     changed = {c.knob: c for c in result.best.changes}
     found = []
     for knob, change in changed.items():
@@ -62,8 +62,8 @@ def explanation_of(
     """Return the contribution of each knob of the winner by trials, or why it was `refused`; None for the baseline."""
     if result.best.config == result.baseline.config:
         return None
-    evidence = Evidence(result, trials)
-    found = [evidence._contribution(removal, refused or {}) for removal in removals(result)]
+    evidence = _Evidence(result, trials)
+    found = [evidence.contribution(removal, refused or {}) for removal in removals(result)]
     ours, theirs = (c.rate(result.objective) or None for c in (result.best, result.baseline))
     seen, proven = ours / theirs if ours is not None and theirs is not None else None, result.speedup
     return Explanation(
@@ -80,21 +80,43 @@ def _label(trial: TrialResult) -> str:
     return trial.request.purpose.label(trial.request.number)
 
 
-# Purposes of the trials of which each was chosen and measured by itself.
-_SEARCHED = (Purpose.BASELINE, Purpose.SEARCH)
-
-
-class Evidence:
-    """The trials of a search, and of `autotune explain`, by configuration and purpose."""
+class _Evidence:
+    """The trials of a search, and of `autotune explain`, without checks."""
 
     def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
-        self.result = result
-        self.trials = [t for t in trials if t.request.task is None]
+        self._result = result
+        self._trials = [t for t in trials if t.request.task is None]
 
-    def elsewhere(self, knobs: Sequence[str]) -> dict[str, Any] | None:
+    def contribution(self, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
+        config, best = removal.config, self._result.best.config
+
+        def found(basis: Basis, **fields: Any) -> Contribution:
+            return removal.model_copy(update={"basis": basis, **fields})
+
+        if config is None:
+            return removal
+        for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
+            if (reading := self._compare(best, config, purpose)) is not None:
+                return found("in turn", **reading)
+        for trial in self._trials:
+            # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
+            is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
+            if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
+                cause = f"{trial.status}: {trial.outcome.cause} (trial {_label(trial)})"
+                return found("slow" if is_slow else "fails", cause=cause, trials=(_label(trial),))
+        if config in refused:
+            return found("fails", cause=refused[config])
+        if (reading := self._compare(best, config)) is not None:
+            return found("once", **reading)
+        if (reading := self._elsewhere([c.knob for c in removal.changes])) is not None:
+            return found("elsewhere", **reading | {"samples_per_second": None})
+        why = next((t.cause for t in self._result.trials if t.number is None and t.config == config), None)
+        cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
+        return found("unknown", cause=cause)
+
+    def _elsewhere(self, knobs: Sequence[str]) -> dict[str, Any] | None:
         """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
-        best, baseline = self.result.best.config, self.result.baseline.config
-        measured = dict.fromkeys(t.request.config for t in self._completed(_SEARCHED))
+        best, baseline, measured = self._result.best.config, self._result.baseline.config, self._measured(None)
         pairs: dict[TrainConfig, TrainConfig] = {}
         for config in measured:
             with contextlib.suppress(ValueError):
@@ -104,56 +126,32 @@ class Evidence:
         if not pairs:
             return None
         nearest = min(pairs, key=lambda c: sum(getattr(c, n) != getattr(best, n) for n in TrainConfig.model_fields))
-        return self.compare(nearest, pairs[nearest], _SEARCHED)
+        return self._compare(nearest, pairs[nearest])
 
-    def _completed(self, purposes: tuple[Purpose, ...], config: TrainConfig | None = None) -> list[TrialResult]:
-        found = [t for t in self.trials if t.measurement is not None and t.request.purpose in purposes]
-        return [t for t in found if config is None or t.request.config == config]
+    def _measured(self, purpose: Purpose | None) -> dict[TrainConfig, list[tuple[TrialResult, Measurement]]]:
+        """Return the completed trials of a purpose by configuration; None: those of the search."""
+        found: dict[TrainConfig, list[tuple[TrialResult, Measurement]]] = {}
+        for trial in self._trials:
+            counts = trial.request.purpose is purpose if purpose is not None else trial.request.purpose.explores
+            if trial.measurement is not None and counts:
+                found.setdefault(trial.request.config, []).append((trial, trial.measurement))
+        return found
 
-    def compare(self, ours: TrainConfig, without: TrainConfig, purposes: tuple[Purpose, ...]) -> dict[str, Any] | None:
+    def _compare(
+        self, ours: TrainConfig, without: TrainConfig, purpose: Purpose | None = None
+    ) -> dict[str, Any] | None:
         """Return, as fields of a contribution, the throughput of one over the other's; None: one wasn't measured."""
-        with_it, without_it = self._completed(purposes, ours), self._completed(purposes, without)
-        if not with_it or not without_it:
+        measured = self._measured(purpose)
+        if ours not in measured or without not in measured:
             return None
-        others = dict.fromkeys(t.request.config for t in self._completed(purposes))
-        in_rounds = purposes != _SEARCHED
-        spread = [self._times(c, purposes) for c in others if c not in (ours, without)] if in_rounds else []
-        times = self._times(without, purposes)
-        ratio, interval = ratio_of_means(times, self._times(ours, purposes), spread)
-        rate = 1 / statistics.fmean(t for trial in times for t in trial)
-        labels = tuple(map(_label, (*with_it, *without_it)))
+        times = {}  # seconds per sample of each measured step, a list per trial; a run's start is spread over it
+        for config, trials in measured.items():
+            samples = self._result.workload.samples_per_step(config)
+            start_s = max(self._result.objective.start_s_per_sample(m) for _, m in trials)
+            times[config] = [[t / samples + start_s for t in m.step_times_s] for _, m in trials]
+        # Trials of the search ran in no rounds: each was chosen and measured by itself.
+        spread = [t for c, t in times.items() if c not in (ours, without)] if purpose is not None else []
+        ratio, interval = ratio_of_means(times[without], times[ours], spread)
+        rate = 1 / statistics.fmean(t for trial in times[without] for t in trial)
+        labels = tuple(_label(trial) for trial, _ in (*measured[ours], *measured[without]))
         return {"ratio": ratio, "interval": interval, "trials": labels, "samples_per_second": rate}
-
-    def _times(self, config: TrainConfig, purposes: tuple[Purpose, ...]) -> list[list[float]]:
-        """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
-        samples = self.result.workload.samples_per_step(config)
-        measured = [t.measurement for t in self._completed(purposes, config) if t.measurement is not None]
-        start_s = max(self.result.objective.start_s_per_sample(m) for m in measured)
-        return [[t / samples + start_s for t in m.step_times_s] for m in measured]
-
-    def _contribution(self, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
-        config, result = removal.config, self.result
-
-        def found(basis: Basis, **fields: Any) -> Contribution:
-            return removal.model_copy(update={"basis": basis, **fields})
-
-        if config is None:
-            return removal
-        for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
-            if (reading := self.compare(result.best.config, config, (purpose,))) is not None:
-                return found("in turn", **reading)
-        for trial in self.trials:
-            # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
-            is_slow = trial.status is TrialStatus.TIMED_OUT and trial.request.purpose is Purpose.EXPLAIN
-            if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
-                cause = f"{trial.status}: {trial.outcome.cause} (trial {_label(trial)})"
-                return found("slow" if is_slow else "fails", cause=cause, trials=(_label(trial),))
-        if config in refused:
-            return found("fails", cause=refused[config])
-        if (reading := self.compare(result.best.config, config, _SEARCHED)) is not None:
-            return found("once", **reading)
-        if (reading := self.elsewhere([c.knob for c in removal.changes])) is not None:
-            return found("elsewhere", **reading | {"samples_per_second": None})
-        why = next((t.cause for t in result.trials if t.number is None and t.config == config), None)
-        cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
-        return found("unknown", cause=cause)

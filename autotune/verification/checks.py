@@ -34,9 +34,7 @@ from autotune.verification.loss_check import compare
 # Largest evaluation batch to try, as a multiple of the micro-batch: evaluation needs no gradients and no activations.
 # But it may store the logits of a whole batch, so smaller sizes down to one sample are tried too.
 EVAL_MULTIPLE = 8
-
-# Share of the search's time that comparing losses may take, unless the user asked for it.
-LOSS_SHARE = 0.15
+LOSS_SHARE = 0.15  # of the search's time that comparing losses may take, unless the user asked for it
 
 
 class Check(NamedTuple):
@@ -67,7 +65,7 @@ class Proof:
         return None
 
     def refusal(self, config: TrainConfig) -> str | None:
-        """Return why `config` has failed a check, None if it hasn't."""
+        """Return why `config` has failed a check; None: it hasn't."""
         if all(r.request.task is None for r in self._results):
             return None
         soaks = self._state.trials(config, Purpose.SOAK)
@@ -82,7 +80,7 @@ class Proof:
         return next((r.measurement.soaked for r in self._state.trials(config, Purpose.SOAK) if r.measurement), None)
 
     def verdict(self, config: TrainConfig) -> LossVerdict | None:
-        """Return the comparison of the losses of `config` with the reference's; None unless all loss runs completed."""
+        """Return the comparison of the losses of `config` with the reference's; None: not all loss runs completed."""
         reference = self.reference()
         if reference is None or config == reference:
             return None
@@ -103,24 +101,21 @@ class Proof:
 
     def gaps(self, winner: TrainConfig) -> tuple[str, ...]:
         """Return the checks that were left out, with the reasons, a line each."""
-        lines, soaked = [], self.soaked(winner)
+        lines, soaked, measured = [], self.soaked(winner), self._state.measured(winner)
         if self._plan.soak and soaked is None:
             why = self._why_not(self._state.trials(winner, Purpose.SOAK))
             lines.append(f"not checked on the longest samples: {why}")
-        measured = self._state.measured(winner)
         if measured is not None and self._plan.facts.experts and measured.memory.is_known:
             uneven_bytes = measured.memory.peak_bytes * (1 + UNEVEN_ROUTING)
             if uneven_bytes > self._plan.memory_bytes:
-                lines.append(
-                    "measured with even routing, as of random weights: trained weights can take "
-                    f"{UNEVEN_ROUTING:.0%} more, {show_memory(round(uneven_bytes))} in all"
-                )
-        own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
-        fits = soaked.eval_batch_size if soaked is not None else None
-        if fits is not None and own not in (None, fits):
-            lines.append(f"evaluating with your batch of {own} does not fit; {fits} does")
-        if soaked is not None and soaked.metrics_failed is not None:
-            lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
+                more = f"{UNEVEN_ROUTING:.0%} more, {show_memory(round(uneven_bytes))} in all"
+                lines.append(f"measured with even routing, as of random weights: trained weights can take {more}")
+        if soaked is not None:
+            own, fits = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size"), soaked.eval_batch_size
+            if fits is not None and own not in (None, fits):
+                lines.append(f"evaluating with your batch of {own} does not fit; {fits} does")
+            if soaked.metrics_failed is not None:
+                lines.append(f"evaluating with your compute_metrics was not checked: {soaked.metrics_failed}")
         if winner != self.reference() and self.verdict(winner) is None:
             runs = [run for _, _, run in self._loss_runs(winner) if run is not None]
             why = self._not_compared(winner) or self._why_not(runs)
@@ -145,11 +140,11 @@ class Proof:
         if not self._plan.soak:
             return None
         largest = config.per_device_train_batch_size * EVAL_MULTIPLE
-        ascending = sorted({max(1, largest >> shift) for shift in range(largest.bit_length())})
         own = self._plan.workload.fixed_arguments.get("per_device_eval_batch_size")
+        sizes = tuple(largest >> shift for shift in range(largest.bit_length()))
         if own is not None:
-            ascending = [*(s for s in ascending if s < own), own]
-        sizes, soaks = tuple(reversed(ascending)), self._state.trials(config, Purpose.SOAK)
+            sizes = (own, *(size for size in sizes if size < own))
+        soaks = self._state.trials(config, Purpose.SOAK)
         least = tuple(size for size in sizes if size <= config.per_device_train_batch_size)
         ladders = list(dict.fromkeys((sizes, least, sizes[-1:])))
         if len(soaks) < len(ladders) and all(r.has_failed for r in soaks):
@@ -168,7 +163,7 @@ class Proof:
         return found
 
     def _not_compared(self, winner: TrainConfig) -> str | None:
-        """Return why the losses of `winner` can't, or need not, be compared; None if they are to be."""
+        """Return why the losses of `winner` can't, or need not, be compared, or None."""
         reference = self.reference()
         if self._plan.workload.global_batch_size is None:
             return "with a free global batch, steps are not the same"
@@ -193,9 +188,9 @@ class Proof:
 
     def _too_costly(self) -> bool:
         """Whether a comparison that the user didn't ask for would take too long; one that has begun goes on."""
-        if any(r.request.purpose is Purpose.LOSS_CHECK for r in self._results) or self._plan.loss_insisted:
-            return False
-        return self._losses_s() > LOSS_SHARE * self._plan.budget.max_time_s
+        has_begun = any(r.request.purpose is Purpose.LOSS_CHECK for r in self._results)
+        is_wanted = has_begun or self._plan.loss_insisted
+        return not is_wanted and self._losses_s() > LOSS_SHARE * self._plan.budget.max_time_s
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
@@ -209,7 +204,7 @@ class Proof:
 
     def _loss_run_s(self, config: TrainConfig) -> float:
         # Dropout is then measured in eight draws without gradients, each a third of a step.
-        return self._run_s(config, self._plan.loss_steps + 1 + (3 if self._plan.facts.has_dropout else 0))
+        return self._run_s(config, self._plan.loss_steps + 1 + 3 * self._plan.facts.has_dropout)
 
     def _soak_s(self, config: TrainConfig) -> float:
         full = self._plan.workload.accumulation_steps(config)

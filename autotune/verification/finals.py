@@ -31,7 +31,7 @@ from autotune.values.statistics import (
 )
 from autotune.values.trial import Measurement, Purpose, TrialResult
 from autotune.verification.attribution import put_back
-from autotune.verification.checks import Proof
+from autotune.verification.checks import Proof, ending
 
 # Finalists have at least this share of the leader's throughput in the search.
 FINALIST_SHARE = 0.9
@@ -57,20 +57,19 @@ class Finals:
         # next fastest is added: its trial in the search was lucky, or the whole machine has become slower. The leader
         # as flags alone say it comes last, where it isn't the leader itself.
         again = dict.fromkeys(r.request.config for r in self.state.results if r.request.purpose.closes)
-        failed = [config for config in again if self.has_failed(config)]
+        failed = [config for config in again if self.failure(config) is not None]
         ranking = [r for r in self.history.ranking() if r.request.config not in failed]
         measured = [r.request.config for r in ranking]
         least = FINALIST_SHARE * self.history.rate(ranking[0]) if ranking else 0.0
-        able = [r.request.config for r in ranking if self.history.rate(r) >= least]
-        able = [config for config in able if config != self.plan.baseline]
-        first = able[: self.finalists]
-        finalists = able[: len(first) + sum(map(self._has_fallen, first))]
+        near = [config for config, r in zip(measured, ranking, strict=True) if self.history.rate(r) >= least]
+        able = [config for config in near if config != self.plan.baseline]
+        finalists = able[: self.finalists + sum(map(self._has_fallen, able[: self.finalists]))]
         if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
             finalists = list(dict.fromkeys([*finalists, flags_alone]))
         return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists
 
     def flags_alone(self, leaders: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return the first of `leaders` less what flags can't tell a user's training; None: nothing or all of it."""
+        """Return the first of `leaders` without changes that a line of code has to make; None: all or none do."""
         plan, leader = self.plan, next(iter(leaders), self.plan.baseline)
         in_code = [change.knob for change in changes(leader, plan) if needs_code(change)]
         if plan.workload.own_code is None or not in_code:
@@ -95,12 +94,11 @@ class Finals:
     def next_trials(self) -> list[TrainConfig]:
         """Return the next trials: several that are to run in turn, or one that runs alone; none: rounds are over."""
         contenders = self.contenders()
-        if contenders == [self.plan.baseline]:
+        waiting = [c for c in contenders if self._rounds(c) < self.plan.budget.final_rounds]
+        if not waiting or contenders == [self.plan.baseline]:
             return []
-        rounds = {config: self._rounds(config) for config in contenders}
-        waiting = [c for c in contenders if rounds[c] < self.plan.budget.final_rounds]
         if self._may_run_in_turn(contenders):  # who comes late runs in turn with the first, which is the baseline
-            return self._there_and_back(list(dict.fromkeys([contenders[0], *waiting])), 0) if waiting else []
+            return self._there_and_back(list(dict.fromkeys([contenders[0], *waiting])), 0)
         return self._next_alone(waiting)
 
     def _next_alone(self, waiting: Sequence[TrainConfig]) -> list[TrainConfig]:
@@ -108,10 +106,10 @@ class Finals:
         return self._there_and_back([c for c in waiting if self._rounds(c) == begun], begun)[:1]
 
     def _there_and_back(self, configs: Sequence[TrainConfig], begun: int) -> list[TrainConfig]:
-        """Return the order in which those that have `begun` so often begin: drawn, and every other time backwards.
+        """Return the configurations of round number `begun` in their order: drawn, and every other time backwards.
 
-        So neither a steady drift nor being first favours one. What the search measured is the seed of the draw, so that
-        a resumed search goes on in the same order.
+        So neither a steady drift nor being first favours one. The leader's rate is the seed of the draw, so that a
+        resumed search goes on in the same order.
         """
         leader = self.history.best()
         seed = None if leader is None or leader.measurement is None else leader.measurement.samples_per_second
@@ -123,8 +121,7 @@ class Finals:
 
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
-        # It is open if the fastest finalist may be faster than the baseline, or surely is but with too wide an
-        # interval.
+        # Open: the fastest finalist may be faster than the baseline, or surely is but with too wide an interval.
         first = next(iter(self._series()), None)
         checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         if any(first is None or r.request.number > first.request.number for r in checks):
@@ -145,7 +142,7 @@ class Finals:
         return self._next_alone(waiting)
 
     def _rounds(self, config: TrainConfig) -> int:
-        """Return how many rounds a configuration has run; trials in turn are all the planned ones at once."""
+        """Return how many rounds a configuration has run; one trial in turn stands for all that are planned."""
         planned = self.plan.budget.final_rounds
         return sum(planned if _ran_in_turn(r) else 1 for r in self.trials(config))
 
@@ -159,7 +156,6 @@ class Finals:
         return self._takes_turns and fit and alone and self.ran_in_turn()
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
-        """Return the final trials of `config`, completed or not."""
         return [r for r in self._series() if r.request.config == config]
 
     def _series(self) -> list[TrialResult]:
@@ -183,41 +179,45 @@ class Finals:
     def is_measured(self, config: TrainConfig) -> bool:
         return any(r.measurement for r in self.trials(config))
 
-    def has_failed(self, config: TrainConfig) -> bool:
-        """Whether `config` failed a final trial or a check, or the allocator ran short; timeouts don't count."""
+    def failure(self, config: TrainConfig) -> str | None:
+        """Return why `config` failed a final trial or a check, or None; a timeout is no failure."""
         finals, is_exempt = self.state.trials(config, Purpose.FINAL), config == self.plan.baseline
-        ran_short = not is_exempt and any(r.measurement is not None and r.measurement.ran_short for r in finals)
-        return ran_short or any(r.has_failed for r in finals) or self.proof.refusal(config) is not None
+        if failed := [r for r in finals if r.has_failed]:
+            return ending(failed[-1])
+        if not is_exempt and any(r.measurement is not None and r.measurement.ran_short for r in finals):
+            return "the allocator ran short of memory"
+        return self.proof.refusal(config)
 
     def runs_short(self, config: TrainConfig) -> bool:
         """Whether the allocator ran short in the search's trial of `config`, and no final trial has completed."""
         seen = self.state.measured(config)
         return seen is not None and seen.ran_short and not self.is_measured(config)
 
+    def measurement(self, config: TrainConfig) -> Measurement | None:
+        """Return the measurement that all outputs show: its final trials as one, or else its trial of the search."""
+        return self.merged(config) or self.state.measured(config)
+
     def trials_of(self, config: TrainConfig) -> list[TrialResult]:
         """Return the trial of the search and the final trials of `config`, completed or not."""
-        known = self.history.known(config)
-        return ([known] if known is not None else []) + self.trials(config)
+        return [*filter(None, [self.history.known(config)]), *self.trials(config)]
 
     def expected_s(self, configs: Sequence[TrainConfig] | None = None) -> float:
         """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several."""
         # With no finalist yet, one as slow as the baseline is assumed.
-        if configs is None:
-            contenders = self.contenders()
-            if contenders == [self.plan.baseline]:
-                contenders *= 2
-            if not self._may_run_in_turn(contenders):
-                return self.plan.budget.final_rounds * sum(self.expected_s([c]) for c in contenders)
-            configs = contenders
         budget, whole_s = self.plan.budget, 0.0
+        if configs is None:
+            configs = self.contenders()
+            if configs == [self.plan.baseline]:
+                configs = [*configs, *configs]
+            if not self._may_run_in_turn(configs):
+                return budget.final_rounds * sum(self.expected_s([c]) for c in configs)
         for measured in filter(None, map(self.state.measured, configs)):
             step_s = statistics.fmean(measured.step_times_s)
-            longest_s = budget.measure_time_s + step_s
             if len(configs) > 1:  # all together eight times as long as one alone
                 whole_s += max(1.0, 8 / len(configs)) * budget.measure_time_s + step_s
             else:
                 steps_s = max(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s / 4)
-                whole_s += min(steps_s, longest_s)
+                whole_s += min(steps_s, budget.measure_time_s + step_s)
         return whole_s + sum(map(self.setup_s, configs))
 
     def setup_s(self, config: TrainConfig) -> float:
@@ -236,9 +236,8 @@ class Finals:
         times, samples = tuple(t for m in measured for t in m.step_times_s), self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
         tokens, later = self.plan.workload.tokens_per_sample, DRIFT[self.plan.hardware.kind]
-        sides = [[m.step_times_s for m in measured]]
-        sides += [[m.step_times_s for m in self._measured(c)] for c in self.contenders() if c != config]
-        sides = [side for side in sides if side]
+        others = filter(None, (self._measured(c) for c in self.contenders() if c != config))
+        sides = [[m.step_times_s for m in side] for side in (measured, *others)]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
         if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
             next_run = next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
@@ -273,7 +272,7 @@ class Finals:
         return ratio_of_means(theirs, ours, others)
 
     def corrections(self) -> dict[TrainConfig, float]:
-        """Return the factor that makes the rate of each configuration that was measured once comparable with finals."""
+        """Return by which factor the rate of each configuration that was measured once compares with finals."""
         # It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_rates`).
         objective, baseline = self.plan.objective, self.plan.baseline
         base, singles = self.merged(baseline), {}

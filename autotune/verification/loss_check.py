@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from enum import StrEnum
 
 from autotune.values.budget import LossCurve, LossVerdict
 from autotune.values.config import Allowance, Precision, deepest_class
@@ -34,31 +33,6 @@ from autotune.values.problem import Change
 # Dropout is off if it moves the loss by a smaller share of it, and as the baseline's within this factor: the standard
 # deviations, from eight draws each, differ by more about once in a thousand times (F distribution, 7 and 7 degrees).
 _NO_SPREAD, _DROPOUT_FACTOR = 1e-6, 5.0
-
-
-class Yardstick(StrEnum):
-    """The criterion for a configuration's losses."""
-
-    SAME_CURVE = "the same curve"
-    NO_WORSE = "no worse a curve"
-    SOUND = "a sound curve"
-
-
-def yardstick(changed: Sequence[Change], facts: ModelFacts) -> Yardstick:
-    deepest = deepest_class(c.allowance for c in changed)
-    # A loss scaler that only one of the two has skips some of the first steps until it has a scale.
-    is_scaled = any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
-    if deepest is Allowance.METHOD:
-        return Yardstick.SOUND
-    if deepest is Allowance.OPTIMIZER or _is_rebatched(changed, facts) or is_scaled:
-        return Yardstick.NO_WORSE
-    return Yardstick.SAME_CURVE
-
-
-def _is_rebatched(changed: Sequence[Change], facts: ModelFacts) -> bool:
-    """Whether batch norm or routers, which depend on whole micro-batches, get other ones."""
-    batches, is_coupled = ("per_device_train_batch_size", "packing"), facts.batch_coupled is not None
-    return is_coupled and any(c.knob in batches or "batch_rebalance" in (c.before, c.after) for c in changed)
 
 
 def compare(
@@ -74,7 +48,14 @@ def compare(
         for c in (curve, reference, again)
     )
     scale, progress = statistics.fmean(map(abs, reference.losses)), theirs[0] - theirs[-1]
-    kind = yardstick(changed, facts)
+    deepest = deepest_class(c.allowance for c in changed)
+    # Batch norm and routers depend on whole micro-batches.
+    sizes, is_coupled = ("per_device_train_batch_size", "packing"), facts.batch_coupled is not None
+    is_rebatched = is_coupled and any(c.knob in sizes or "batch_rebalance" in (c.before, c.after) for c in changed)
+    # A loss scaler that only one of the two has skips some of the first steps until it has a scale.
+    is_scaled = any(c.knob == "precision" and Precision.FP16 in (c.before, c.after) for c in changed)
+    is_other_method = deepest is Allowance.METHOD
+    is_other_path = deepest is Allowance.OPTIMIZER or is_rebatched or is_scaled
     spread, difference = (statistics.fmean(abs(a - b) for a, b in zip(c, theirs, strict=True)) for c in (others, ours))
     # Where there is almost no progress (a warm-up of thousands of steps), differences below these shares of the loss
     # count as rounding: 100 times those measured for exact changes, some 10 times those of bf16. FSDP returns the loss
@@ -82,30 +63,31 @@ def compare(
     floors = {Allowance.EXACT: 1e-5, Allowance.NUMERICS: 2e-4, Allowance.OPTIMIZER: 2e-4, Allowance.METHOD: 1e-3}
     sharded = (c for c in changed if c.knob == "parallelism.sharding" and c.allowance is Allowance.NUMERICS)
     is_short = any(c.after.startswith("fsdp") for c in sharded)
-    floor = max(floors[deepest_class(c.allowance for c in changed)], 2**-9 if is_short else 0.0) * scale
+    floor = max(floors[deepest], 2**-9 if is_short else 0.0) * scale
     wider = 3 * spread  # the distance between two runs is uncertain by about a factor of two
     first, their_first, fault = curve.losses[0], reference.losses[0], None
     if not all(map(math.isfinite, curve.losses)):
         fault, difference = "its loss is not a number", math.inf
-    elif kind is Yardstick.SAME_CURVE:
-        # 5 % of the progress lie between bf16 and a learning rate 1.25 times as high.
-        allowed = wider + max(0.05 * max(progress, 0.0), floor)
-        if difference > allowed:
-            fell = f"where {allowed:.2g} is allowed and the baseline's fell by {progress:.2g}"
-            fault = f"its losses leave the baseline's: {difference:.2g} apart on the mean, {fell}"
-    elif kind is Yardstick.NO_WORSE:
+    elif is_other_method:
+        if ours[-1] > ours[0] + wider + floor:
+            fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}"
+    elif is_other_path:
         # Before any update rounding changes the loss by far less than 1 %, batch norm and routers by less than 10 %, a
         # wrong accumulation by the whole loss and more.
-        share = 0.1 if _is_rebatched(changed, facts) else 0.01
+        share = 0.1 if is_rebatched else 0.01
         if abs(first - their_first) > 3 * abs(their_first - again.losses[0]) + share * scale:
             fault = f"its first loss is {first:.4g}, the baseline's from the same weights {their_first:.4g}"
         elif ours[-1] - theirs[-1] > max(progress, 0.0) / 2 + wider + floor:
             behind = f"its loss ended {ours[-1] - theirs[-1]:.2g} above the baseline's, which fell by {progress:.2g}"
             fault = f"it learns too little: {behind}"
-    elif ours[-1] > ours[0] + wider + floor:
-        fault = f"its loss rises, by {ours[-1] - ours[0]:.2g}"
+    else:
+        # 5 % of the progress lie between bf16 and a learning rate 1.25 times as high.
+        allowed = wider + max(0.05 * max(progress, 0.0), floor)
+        if difference > allowed:
+            fell = f"where {allowed:.2g} is allowed and the baseline's fell by {progress:.2g}"
+            fault = f"its losses leave the baseline's: {difference:.2g} apart on the mean, {fell}"
     mine, known = curve.dropout_spread, [c.dropout_spread for c in (reference, again) if c.dropout_spread is not None]
-    if fault is None and kind is not Yardstick.SOUND and mine is not None and known:
+    if fault is None and not is_other_method and mine is not None and known:
         usual = statistics.fmean(known)
         is_alike = usual / _DROPOUT_FACTOR <= mine <= usual * _DROPOUT_FACTOR
         if max(mine, usual) > _NO_SPREAD * scale and not is_alike:
@@ -115,9 +97,9 @@ def compare(
         learnt = f"{(ours[0] - ours[-1]) / progress:.0%} of what the baseline learnt"
     if fault is not None:
         statement = fault
-    elif kind is Yardstick.SOUND:
+    elif is_other_method:
         statement = f"losses are sound, learnt {learnt}; another method is not held to the baseline's curve"
-    elif kind is Yardstick.NO_WORSE:
+    elif is_other_path:
         statement = f"losses are no worse than the baseline's: learnt {learnt}"
     elif progress <= 0:
         statement = f"losses follow the baseline's: {difference:.2g} apart"

@@ -34,7 +34,7 @@ from autotune.values.result import (
 from autotune.values.statistics import drift
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
-from autotune.verification.checks import ending, largest_default
+from autotune.verification.checks import largest_default
 from autotune.verification.finals import WORTH_DECIDING, Finals
 from autotune.version import __version__
 
@@ -50,19 +50,18 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
     if not finals.contenders():
         return None
     decision = verdict_of(finals)
-    proof, best, speedup = finals.proof, decision.best, decision.speedup
+    proof, best, corrections = finals.proof, decision.best, _corrections(finals, decision)
     soaked = proof.soaked(best)
-    corrections = _corrections(finals, decision)
-    ranked = [r.request.config for r in finals.history.ranking() if not finals.has_failed(r.request.config)]
+    ranked = [c for r in finals.history.ranking() if finals.failure(c := r.request.config) is None]
     contenders = [_contender(finals, c, corrections) for c in ranked]
     contenders.sort(key=lambda c: c.rate(plan.objective), reverse=True)
     others = [c for c in contenders if c.config not in (best, plan.baseline)]
     mapping = training_plan(best, plan.workload, plan.hardware)
     baseline_cause = None  # why it can't be compared with; None too if it hasn't run
     if plan.baseline not in finals.contenders():
-        failures = [r.outcome for r in finals.trials_of(plan.baseline) if r.outcome.kind == "failure"]
-        lines = [f"{failure.status}: {failure.cause}" for failure in failures]
-        baseline_cause = next(iter(lines), None) or proof.refusal(plan.baseline)
+        outcomes = (r.outcome for r in finals.trials_of(plan.baseline))
+        failed = next((f"{o.status}: {o.cause}" for o in outcomes if o.kind == "failure"), None)
+        baseline_cause = failed or proof.refusal(plan.baseline)
     by_allowance: dict[Allowance, Contender] = {}  # the winner, where it belongs to a class, or else the fastest
     for allowance in filter(plan.allowance.admits, Allowance):
         if admitted := [c for c in contenders if allowance.admits(c.allowance)]:
@@ -85,10 +84,10 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         ),
         soaked=soaked,
         loss_check=proof.verdict(best),
-        proof_notes=proof_notes(finals, best),
+        proof_notes=_proof_notes(finals, best),
         objective=plan.objective,
         compilation=compilation,
-        speedup=speedup,
+        speedup=decision.speedup,
         challenger=_challenger(finals) if best == plan.baseline else None,
         kept_because=decision.kept_because,
         others_share=decision.others_share,
@@ -98,7 +97,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
             *trial_rows(finals, corrections),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
-        notes=plan.notes + plain_notes(finals.state),
+        notes=plan.notes + _plain_notes(finals.state),
         disturbances=tuple(filter(None, [disturbance(finals)])),
         outshone=faster_trial(finals, best),
         search_time_s=search_time_s,
@@ -117,28 +116,26 @@ class Decision(NamedTuple):
 
 
 def verdict_of(finals: Finals) -> Decision:
-    """Return the decision by the trials so far, of which one at least has completed and not failed afterwards."""
-    plan = finals.plan
-    contenders = finals.contenders()
+    """Return the decision by the trials so far; a configuration has completed and has not failed afterwards."""
+    plan, contenders = finals.plan, finals.contenders()
     measured = [c for c in contenders if finals.is_measured(c)]
-    ranking = [r.request.config for r in finals.history.ranking()]
-    leader = next(c for c in ranking if c in contenders)
+    ranking = [config for r in finals.history.ranking() if (config := r.request.config) in contenders]
+    leader = ranking[0]
     if plan.baseline not in contenders:
-        roomy = (c for c in ranking if c in contenders and not finals.runs_short(c))
+        roomy = (c for c in ranking if not finals.runs_short(c))
         best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
         return Decision(best, "baseline_failed")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
-            others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
-            if any(status is not TrialStatus.TIMED_OUT for status in others):
+            others = {r.status for r in finals.history.results if r.request.config != plan.baseline}
+            if others - {TrialStatus.TIMED_OUT}:
                 return Decision(leader, "no_clear_winner")
             return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
-        doubts = {c: _doubt(finals, c) for c in ranking if c in contenders and c != plan.baseline}
+        doubts = {c: _doubt(finals, c) for c in ranking if c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(finals, measured)
-    speedup = _speedup(finals, best)
-    if speedup is not None:
+    if (speedup := _speedup(finals, best)) is not None:
         return Decision(best, "faster", speedup)
     # If finals are undecided and other processes took more than a quarter of the machine meanwhile, they are the cause.
     # Finals that ran one after the other don't decide by their intervals then; trials in turn share what others take.
@@ -210,7 +207,7 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
 
 
 def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:
-    """Return the corrections of what was measured once: a single trial is no evidence of more than a decided winner."""
+    """Return the corrections of rates that were measured once; with them none is above the rate of a decided winner."""
     found, objective = finals.corrections(), finals.plan.objective
     measured, base = finals.merged(decision.best), finals.merged(finals.plan.baseline)
     if measured is None or base is None or decision.verdict not in ("faster", "no_clear_winner"):
@@ -225,7 +222,7 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
-        measurement=measurement_of(finals, config),
+        measurement=finals.measurement(config),
         trials=tuple(r.request.number for r in finals.trials_of(config)),
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
@@ -233,15 +230,10 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
     )
 
 
-def measurement_of(finals: Finals, config: TrainConfig) -> Measurement | None:
-    """Return what all outputs state of a configuration: its final trials as one, or else its trial of the search."""
-    return finals.merged(config) or finals.state.measured(config)
-
-
 def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None = None) -> list[TrialRow]:
     """Return the rows of the trials; a loss run that failed the check is marked invalid, although it completed."""
     configs = {r.request.config for r in finals.state.results}
-    measured = {c: m.samples_per_second for c in configs if (m := measurement_of(finals, c)) is not None}
+    measured = {c: m.samples_per_second for c in configs if (m := finals.measurement(c)) is not None}
     rates = {c: rate * (corrections or {}).get(c, 1.0) for c, rate in measured.items()}
     found = []
     for row in rows_of(finals.state.results):
@@ -253,8 +245,8 @@ def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None =
     return found
 
 
-def plain_notes(state: SearchState) -> tuple[str, ...]:
-    """Return the warnings of trials, and the reference in place of a baseline that ran out of memory."""
+def _plain_notes(state: SearchState) -> tuple[str, ...]:
+    """Return the warnings of trials, and which default stands in for a baseline that ran out of memory."""
     plan, history, results = state.plan, state.history, state.results
     notes = tuple(f"trial {r.request.number}: {warning}" for r in results for warning in r.warnings)
     baseline = history.known(plan.baseline)
@@ -271,7 +263,7 @@ def plain_notes(state: SearchState) -> tuple[str, ...]:
     return notes
 
 
-def proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     """Return the configurations that failed a check, and the checks that the winner lacks, a line each."""
     refused = [
         f"refused as the winner: {shown_changes(changes(config, finals.plan))}: {reason}"
@@ -294,7 +286,7 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
         return None
     config, again = fastest.request.config, finals.merged(fastest.request.config)
     latest = again or seen
-    if finals.has_failed(config):
+    if finals.failure(config) is not None:
         why = "it failed when it was measured again or checked"
     elif _is_shown_faster(latest, answer) and plan.objective.rate(latest) < plan.objective.rate(answer):
         why = "what it takes at the start isn't won back in a run of this length"
@@ -314,7 +306,7 @@ def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
 
 
 def disturbance(finals: Finals) -> str | None:
-    """Return in a line by how much the machine was disturbed at the worst; None if it was quiet."""
+    """Return the worst disturbance of the machine in a line; None if it was quiet."""
     # The baseline's work is the same in each of its finals: where it takes longer, the machine has become slower.
     seen = [m.conditions for r in finals.state.results if (m := r.measurement) is not None and m.conditions is not None]
     found = []
@@ -340,10 +332,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     if any(r.measurement is not None and r.request.purpose.explores for r in results):
         finals, causes = Finals(SearchState(plan, results)), []  # the fastest first
         for config in (r.request.config for r in finals.history.ranking()):
-            failed = [r for r in finals.trials(config) if r.has_failed]
-            short = ending(failed[-1]) if failed else "the allocator ran short of memory"
-            named = shown_changes(changes(config, plan)) or "the baseline"
-            causes.append(f"{named}: {finals.proof.refusal(config) or short}")
+            causes.append(f"{shown_changes(changes(config, plan))}: {finals.failure(config)}")
         more = f"; and {len(causes) - 3} more" if len(causes) > 3 else ""
         return NothingPassedError(
             f"nothing passed: what trained failed when measured again or checked ({'; '.join(causes[:3])}{more}); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -37,7 +38,7 @@ class Search:
         self.plan: SearchPlan = make_plan(space=space, memory_bytes=memory_bytes, **fields)
         self.space = self.plan.search_space
         self.model = model or make_model_of()
-        self.candidates = Candidates(self.model, self.plan, self.space)
+        self.candidates = Candidates(self.model, self.plan)
         self.history = History()
 
     def is_open(self, config: TrainConfig) -> bool:
@@ -47,7 +48,6 @@ class Search:
         return self.candidates.next(self.history, self.is_open)
 
     def end(self, config: TrainConfig, outcome: Outcome) -> None:
-        """Take in a trial."""
         limits = make_limits(memory_bytes=self.plan.memory_bytes)
         result = make_result(config, outcome, limits=limits, number=len(self.history))
         self.history.add(result)
@@ -62,7 +62,6 @@ class Search:
         return proposed
 
     def as_predicted(self, config: TrainConfig, *, slower: float = 1.0) -> Outcome:
-        """What the model expected before it learned anything, or slower."""
         estimate = self.model.estimate(config)
         memory = Memory(resident_bytes=estimate.memory.device_peak_bytes)
         return make_measurement(estimate.samples_per_second / slower, memory=memory)
@@ -108,70 +107,58 @@ def test_what_is_predicted_not_to_fit_is_never_proposed():
 
 
 def test_of_two_that_are_as_fast_the_one_that_surely_fits_comes_first():
-    """16 samples need some 17.6 GB: as likely as not more than there is."""
     equal = make_model(PROFILES)  # micro-batches are equally fast, but for the Trainer's own milliseconds
-    needed = equal.predict([BEST]).needed_bytes[0]
-    search = Search(equal, memory_bytes=int(needed))
-    assert search.next().per_device_train_batch_size < 16
+    needed = equal.predict([BEST]).needed_bytes[0]  # 16 samples need some 17.6 GB: as likely as not more than there is
+    assert Search(equal, memory_bytes=int(needed)).next().per_device_train_batch_size < 16
 
 
-def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed():
+def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed_and_is_counted_with_what_is_left():
     needed = make_model_of().predict([BEST]).needed_bytes[0]
     search = Search(memory_bytes=int(0.99 * needed))
     assert search.candidates.refusal(BEST) is None
-    lighter = make_config(8, precision="bf16")
+    lighter = make_config(8, precision="bf16", checkpointing="full")
     search.end(lighter, search.as_predicted(lighter))
     assert BEST not in search.run(search.as_predicted)
+    untried = [c for c in search.candidates.ranked if search.history.known(c) is None]
+    may_fit = sum(search.candidates.refusal(config) is None for config in untried)
+    said = search.candidates.conclusion(search.history, search.is_open)
+    assert sum(map(int, re.findall(r"(\d+) (?:configurations are left|that may be)", said))) == may_fit > 0
+    assert "precision bf16" in said.partition("rather don't fit")[2]
 
 
-def test_it_finds_the_best_of_a_device_that_is_as_predicted_without_trying_all():
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+def test_it_finds_the_best_without_trying_all_even_where_the_device_is_slower_or_faster_all_over(slower):
     search = Search()
-    proposed = search.run(search.as_predicted)
+    proposed = search.run(lambda config: search.as_predicted(config, slower=slower))
     assert search.history.best().request.config == BEST
-    assert len(proposed) <= 3 < len(list(search.space.points()))
+    assert len(proposed) <= (3 if slower == 1.0 else 19) < len(list(search.space.points()))
 
 
-def test_it_stops_when_nothing_untried_has_a_fair_chance_of_a_gain():
+def test_it_stops_when_nothing_untried_has_a_fair_chance_of_a_gain_but_not_by_a_prediction_alone():
     search = Search()
     search.end(BEST, search.as_predicted(BEST))
     left = search.run(search.as_predicted)
+    assert left
     assert all(config.precision == "bf16" and config.checkpointing == "none" for config in left)
-    assert search.next() is None
-
-
-@pytest.mark.parametrize("slower", [0.5, 3.0])
-def test_a_device_that_is_slower_or_faster_all_over_makes_no_difference(slower):
-    search = Search()
-    search.run(lambda config: search.as_predicted(config, slower=slower))
-    assert search.history.best().request.config == BEST
 
 
 def test_it_turns_away_from_a_knob_that_proves_slow():
-    """16 bits that are emulated: ten times as slow as thought."""
     search = Search()
-    baseline = make_config(8)
-    search.end(baseline, search.as_predicted(baseline))
+    search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
     emulated = search.next()
     assert emulated.precision == "bf16"
     search.end(emulated, search.as_predicted(emulated, slower=10))
     assert search.next().precision == "fp32"
 
 
-def test_a_crash_changes_nothing_but_that_it_is_known():
-    search = Search()
-    before = search.candidates.prediction(make_config())
-    search.end(BEST, CRASHED)
-    assert search.candidates.prediction(make_config()) == before
-    assert search.next() != BEST
-
-
-def test_what_is_expected_is_what_the_model_says_now():
-    search = Search()
-    config = make_config(8)
-    estimate = search.model.estimate(config)
-    prediction = search.candidates.prediction(config)
+def test_what_is_expected_is_what_the_model_says_now_to_which_a_crash_makes_no_difference():
+    search, config = Search(), make_config(8)
+    estimate, prediction = search.model.estimate(config), search.candidates.prediction(config)
     assert prediction.samples_per_second == estimate.samples_per_second
     assert prediction.peak_bytes == estimate.memory.device_peak_bytes
+    search.end(BEST, CRASHED)
+    assert search.candidates.prediction(config) == prediction
+    assert search.next() != BEST
     search.end(config, search.as_predicted(config, slower=2.0))
     assert search.candidates.prediction(config).samples_per_second < 0.6 * estimate.samples_per_second
 
@@ -183,32 +170,18 @@ def test_a_refusal_says_how_much_it_would_take():
     assert re.fullmatch(r"predicted to need at least 1\d\.\d+ GiB; the budget is 5\.59 GiB", refusal)
 
 
-class TestWithoutAPredictionForAll:
-    """bf16 couldn't be traced."""
-
-    @pytest.fixture
-    def search(self) -> Search:
-        return Search(make_model_of([p for p in PROFILES if p.family.autocast is None]))
-
-    def test_only_what_is_predicted_is_proposed(self, search):
-        assert search.next() == make_config(16)
-        assert all(config.precision == "fp32" for config in search.run(search.as_predicted))
-
-    def test_the_others_are_neither_refused_nor_predicted(self, search):
-        assert search.candidates.refusal(BEST) is None
-        assert search.candidates.prediction(BEST) is None
-
-    def test_their_trials_teach_nothing_and_are_the_bar_all_the_same(self, search):
-        for size in (1, 2):  # a search isn't ended by predictions alone
-            search.end(BEST.model_copy(update={"per_device_train_batch_size": size}), make_measurement(1.0))
-        search.end(BEST, make_measurement(1e6))
-        assert search.next() is None
-
-
-def test_a_prediction_alone_does_not_end_a_search():
-    search = Search()
-    search.end(BEST, make_measurement(1e6))
-    assert search.next() is not None
+def test_what_has_no_prediction_is_not_proposed_nor_refused_and_its_trials_are_the_bar_all_the_same():
+    without_bf16 = make_model_of([p for p in PROFILES if p.family.autocast is None])
+    search = Search(without_bf16)
+    assert search.next() == make_config(16)
+    assert all(config.precision == "fp32" for config in search.run(search.as_predicted))
+    assert search.candidates.refusal(BEST) is None
+    assert search.candidates.prediction(BEST) is None
+    search = Search(without_bf16)
+    for size, rate in ((1, 1.0), (2, 1.0), (16, 1e6)):  # a search isn't ended by predictions alone
+        assert search.next() is not None
+        search.end(BEST.model_copy(update={"per_device_train_batch_size": size}), make_measurement(rate))
+    assert search.next() is None
 
 
 def over_two(**fields) -> TrainConfig:
@@ -230,11 +203,10 @@ def test_configurations_of_several_devices_are_predicted_and_refused_like_others
 
 
 def test_offload_is_refused_where_the_host_has_not_the_memory():
-    search = Search()
-    config = over_two(sharding="zero_2", offload="optimizer")
+    search, config = Search(), over_two(sharding="zero_2", offload="optimizer")
     assert search.candidates.refusal(config) is None or "host" in search.candidates.refusal(config)
     hardware = search.plan.hardware.model_copy(update={"host_memory_bytes": 1000})
-    small = Candidates(search.model, search.plan.model_copy(update={"hardware": hardware}), search.space)
+    small = Candidates(search.model, search.plan.model_copy(update={"hardware": hardware}))
     assert re.match(r"offload is predicted to take .* of the host's memory; it has", small.refusal(config))
     told = small.refusal(over_two(sharding="fsdp_full"))
     assert re.match(r"the whole weights that each rank begins with are predicted to take .* of the host's", told)
@@ -256,74 +228,64 @@ def proposed(space: SearchSpace, *trials: tuple[TrainConfig, Outcome | float]) -
     history = History()
     for number, (config, outcome) in enumerate(trials):
         history.add(make_result(config, outcome, number=number))
-    return [space.config(point) for point in proposals(space, history)]
+    points = list(proposals(space, history))
+    assert all(space.complete(point) == point for point in points)
+    return [space.config(point) for point in points]
 
 
-def test_neighbours_of_the_leader_come_in_the_order_of_the_space():
-    assert proposed(make_space(PARAMETERS), (make_config(4), 10.0)) == [
-        make_config(4, precision="bf16"),
-        make_config(8),
-        make_config(2),
-        make_config(4, optim="adafactor"),
-    ]
+light = functools.partial(make_config, checkpointing="full")
+CHECKPOINTING, WORKERS = {"checkpointing": ["none", "full"]}, {"dataloader_num_workers": [0, 2]}
+PURE = {**PARAMETERS, **ADAPTERS, "precision": ["fp32", "pure_bf16"]}
+QUANTIZED = {**PURE, "quantization": {"choices": ["nf4"], "when": {"adapter": ["lora"]}}}
+FULL = (make_config(), OUT_OF_MEMORY)
+PROPOSALS = {
+    "neighbours of the leader in the order of the space": (
+        PARAMETERS, [(make_config(4), 10.0)],
+        [make_config(4, precision="bf16"), make_config(8), make_config(2), make_config(4, optim="adafactor")],
+    ),
+    "no checkpointing while memory is no bound": (CHECKPOINTING, [(make_config(), 10.0)], []),
+    "checkpointing where memory is the bound": (
+        CHECKPOINTING, [(make_config(), 10.0), (make_config(16), OUT_OF_MEMORY)], [light()]
+    ),
+    "no workers where a step doesn't wait for data": (
+        WORKERS, [(make_config(), make_measurement(data_wait_share=0.01))], []
+    ),
+    "workers where a step waits for data": (
+        WORKERS, [(make_config(), make_measurement(data_wait_share=0.3))], [make_config(dataloader_num_workers=2)]
+    ),
+    "neighbours in an adapter's fields, and one without": (
+        ADAPTERS, [(make_config(adapter={"rank": 8}), 10.0)], [make_config(), make_config(adapter={"rank": 64})]
+    ),
+    "ever lighter while nothing fits": (
+        PARAMETERS, [FULL], [light(8), light(2), light(1), light(1, optim="adafactor")]
+    ),
+    "at last an adapter, the lightest on 16-bit weights": (
+        PURE, [FULL], [..., light(1, adapter={"rank": 8}), light(1, precision="pure_bf16", adapter={"rank": 8})]
+    ),
+    "at the very last on quantized weights": (
+        QUANTIZED, [FULL], [..., light(1, precision="pure_bf16", adapter={"rank": 8}, quantization="nf4")]
+    ),
+    "16-bit weights without a lighter optimizer": (
+        {"precision": ["pure_bf16"]}, [FULL], [make_config(precision="pure_bf16")]
+    ),
+    "one knob at a time of a baseline that crashes": (
+        {**PARAMETERS, "attn_implementation": ["sdpa", "eager"]}, [(make_config(), CRASHED)],
+        [make_config(precision="bf16"), make_config(16), make_config(optim="adafactor"), light(),
+         make_config(attn_implementation="eager")],
+    ),
+}  # fmt: skip
 
 
-def test_checkpointing_is_not_tried_while_memory_is_no_bound():
-    space = make_space({"checkpointing": ["none", "full"]})
-    assert proposed(space, (make_config(), 10.0)) == []
-    bound = (make_config(16), OUT_OF_MEMORY)
-    assert proposed(space, (make_config(), 10.0), bound) == [make_config(checkpointing="full")]
+@pytest.mark.parametrize(("parameters", "trials", "expected"), PROPOSALS.values(), ids=PROPOSALS)
+def test_without_predictions_proposals_follow_the_leader_or_why_trials_failed(parameters, trials, expected):
+    found = proposed(make_space(parameters), *trials)
+    assert (found[1 - len(expected) :] if ... in expected else found) == [c for c in expected if c is not ...]
 
 
 def test_checkpointing_of_the_users_own_is_taken_away_whatever_memory_says():
     baseline = make_config(checkpointing="full")
     space = make_space({"checkpointing": ["none", "full"]}, baseline=baseline)
     assert proposed(space, (baseline, 10.0)) == [make_config()]
-
-
-def test_workers_are_tried_only_where_a_step_waits_for_data():
-    space = make_space({"dataloader_num_workers": [0, 2]})
-    assert proposed(space, (make_config(), make_measurement(data_wait_share=0.01))) == []
-    waiting = proposed(space, (make_config(), make_measurement(data_wait_share=0.3)))
-    assert waiting == [make_config(dataloader_num_workers=2)]
-
-
-def test_a_leader_with_an_adapter_has_neighbours_in_its_fields_and_one_without():
-    space = make_space(ADAPTERS)
-    assert proposed(space, (make_config(adapter={"rank": 8}), 10.0)) == [
-        make_config(),
-        make_config(adapter={"rank": 64}),
-    ]
-
-
-def test_while_nothing_fits_proposals_get_lighter():
-    space = make_space(PARAMETERS)
-    assert proposed(space, (make_config(), OUT_OF_MEMORY)) == [
-        make_config(8, checkpointing="full"),
-        make_config(2, checkpointing="full"),
-        make_config(1, checkpointing="full"),
-        make_config(1, checkpointing="full", optim="adafactor"),
-    ]
-
-
-def test_the_lightest_of_all_is_an_adapter_on_16_bit_weights():
-    space = make_space({**PARAMETERS, **ADAPTERS, "precision": ["fp32", "pure_bf16"]})
-    found = proposed(space, (make_config(), OUT_OF_MEMORY))
-    assert found[-1] == make_config(1, checkpointing="full", precision="pure_bf16", adapter={"rank": 8})
-    assert found[-2] == make_config(1, checkpointing="full", adapter={"rank": 8})
-
-
-def test_16_bit_weights_are_tried_even_where_no_lighter_optimizer_is():
-    space = make_space({"precision": ["pure_bf16"]})
-    assert proposed(space, (make_config(), OUT_OF_MEMORY)) == [make_config(precision="pure_bf16")]
-
-
-def test_a_baseline_that_crashes_is_changed_one_knob_at_a_time():
-    space = make_space({**PARAMETERS, "attn_implementation": ["sdpa", "eager"]})
-    found = proposed(space, (make_config(), CRASHED))
-    assert make_config(attn_implementation="eager") in found
-    assert make_config(precision="bf16") in found
-    assert len(found) == len(space.dimensions)
 
 
 def test_one_cause_of_many_different_configurations_is_not_theirs_unless_one_completed():
@@ -345,36 +307,6 @@ def test_what_shares_a_knob_with_two_that_crashed_alike_comes_after_what_does_no
         proposed.append(config)
         search.end(config, CRASHED if config.torch_compile_backend else search.as_predicted(config))
     assert [c.torch_compile_backend for c in proposed[:3]] == ["inductor", "inductor", None]
-
-
-def test_what_is_left_untried_is_counted_with_what_rather_does_not_fit():
-    needed = make_model_of().predict([BEST]).needed_bytes[0]
-    search = Search(memory_bytes=int(0.99 * needed))
-    lighter = make_config(8, precision="bf16", checkpointing="full")
-    search.end(lighter, search.as_predicted(lighter))
-    search.run(search.as_predicted)
-    untried = [c for c in search.candidates.ranked if search.history.known(c) is None]
-    may_fit = sum(search.candidates.refusal(config) is None for config in untried)
-    said = search.candidates.conclusion(search.history, search.is_open)
-    assert sum(map(int, re.findall(r"(\d+) (?:configurations are left|that may be)", said))) == may_fit > 0
-    assert "precision bf16" in said.partition("rather don't fit")[2]
-
-
-def test_every_proposal_is_complete():
-    space = make_space({**PARAMETERS, **ADAPTERS})
-    for outcome in (10.0, OUT_OF_MEMORY, CRASHED):
-        history = History()
-        history.add(make_result(make_config(), outcome))
-        found = list(proposals(space, history))
-        assert found
-        assert all(space.complete(point) == point for point in found)
-
-
-def test_at_the_very_end_are_adapters_on_quantized_weights():
-    quantization = {"choices": ["nf4"], "when": {"adapter": ["lora"]}}
-    space = make_space({**PARAMETERS, **ADAPTERS, "precision": ["fp32", "pure_bf16"], "quantization": quantization})
-    last = proposed(space, (make_config(), OUT_OF_MEMORY))[-1]
-    assert (last.adapter.kind, last.quantization, last.precision) == ("lora", "nf4", "pure_bf16")
 
 
 def test_a_search_goes_on_for_longer_where_more_trials_are_left_to_gain_something_together():

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import (
-    CRASHED,
-    make_config,
-    make_facts,
-    make_gpu,
-    make_measurement,
-    make_plan,
-    make_result,
-    make_space_file,
-)
+from factories import CRASHED, make_budget, make_config, make_facts, make_gpu, make_plan, make_result, make_space_file
 from profiles import make_family, make_group, make_model, make_profile, make_storages, make_work
 
 from autotune.cost.rates import OperatorRequest
@@ -30,7 +21,6 @@ from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.conditions import Conditions
 from autotune.values.estimate import Timings
-from autotune.values.trial import Memory
 
 SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
 FP32, BF16 = make_family(), make_family(autocast="bfloat16")
@@ -59,31 +49,24 @@ class Asker:
         self, directory: Path, answer: Traces | str | None, timings: Timings | None = None, fitting: str | None = None
     ) -> None:
         self._directory = directory
-        self._answer = answer
-        self._timings = timings
-        self._fitting = fitting
+        text = None if fitting is None else FitAnswer(text=fitting)
+        self._answers = {TraceRequest: answer, OperatorRequest: timings, FitRequest: text}
         self.asked: list[tuple[str, str, TraceRequest, float]] = []
-        self.measured: list[tuple[OperatorRequest, float]] = []
+        self.measured: list[OperatorRequest] = []
 
     def ask(
         self, name: str, entry: str, request: TraceRequest | OperatorRequest | FitRequest, *, timeout_s: float
     ) -> Path:
-        directory = self._directory / name
+        directory, answer = self._directory / name, self._answers[type(request)]
         directory.mkdir(exist_ok=True)
-        if isinstance(request, FitRequest):
-            if self._fitting is not None:
-                write_value(FitAnswer(text=self._fitting), directory / "answer.json")
-            return directory
         if isinstance(request, OperatorRequest):
-            self.measured.append((request, timeout_s))
-            if self._timings is not None:
-                write_value(self._timings, directory / "answer.json")
-            return directory
-        self.asked.append((name, entry, request, timeout_s))
-        if isinstance(self._answer, Traces):
-            write_value(self._answer, directory / "answer.json")
-        elif self._answer is not None:
-            (directory / "answer.json").write_text(self._answer)
+            self.measured.append(request)
+        elif isinstance(request, TraceRequest):
+            self.asked.append((name, entry, request, timeout_s))
+        if isinstance(answer, str):
+            (directory / "answer.json").write_text(answer)
+        elif answer is not None:
+            write_value(answer, directory / "answer.json")
         return directory
 
     @property
@@ -110,11 +93,6 @@ def predict(tmp_path, notes):
     return make
 
 
-def test_the_child_is_asked_for_the_families_of_the_search_the_baselines_first(predict):
-    _, asker = predict(baseline=make_config(precision="fp32"))
-    assert asker.request.families == (FP32, BF16)
-
-
 @pytest.mark.parametrize(("left_s", "at_most_s"), [(40.0, 10.0), (-5.0, 1.0)])
 def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_most_s):
     asker = Asker(tmp_path, None)
@@ -123,34 +101,27 @@ def test_tracing_leaves_most_of_a_short_time_to_the_trials(tmp_path, left_s, at_
     assert timeout_s == at_most_s
 
 
-def test_the_child_is_told_what_to_trace_and_for_how_long(predict):
-    _, asker = predict()
+def test_the_child_is_told_which_families_to_trace_the_baselines_first_and_for_how_long(predict):
+    _, asker = predict(baseline=make_config(precision="fp32"), budget=make_budget(max_time_s=300.0))
     ((name, entry, request, timeout_s),) = asker.asked
     assert (name, entry) == ("trace", TRACING)
+    assert request.families == (FP32, BF16)
     assert request.parameters == make_plan().facts.parameters
     assert request.workload == make_plan().workload
-    assert request.limit_s < timeout_s
+    assert request.limit_s < min(timeout_s, 0.1 * 300)
 
 
-def test_tracing_takes_a_small_share_of_a_short_search(predict):
-    short = make_plan().budget.model_copy(update={"max_time_s": 300.0})
-    _, asker = predict(budget=short)
-    assert asker.request.limit_s < 0.1 * 300
-
-
-def test_what_an_earlier_search_traced_is_not_traced_again(predict, tmp_path):
+def test_what_this_search_or_an_earlier_one_traced_is_not_traced_again(predict, tmp_path):
     made = make_plan(space=SPACE)
     write_trace(made.workload, made.facts.parameters, make_profile(BF16))
     model, asker = predict()
     assert asker.request.families == (FP32,)
     assert set(model.profiles) == {FP32, BF16}
-    again = tmp_path / "again"
-    again.mkdir()
-    second = Asker(again, None)
-    model = cost_model(made, second, again, lambda event: None)
-    assert second.asked == []
-    assert model is not None
-    assert set(model.profiles) == {FP32, BF16}
+    (again := tmp_path / "again").mkdir()
+    for folder in (tmp_path, again):  # resumed; anew
+        nobody = Asker(folder, None)
+        assert cost_model(made, nobody, folder, print).profiles == model.profiles
+        assert nobody.asked == []
     assert read_value(Traces, again / "trace" / "answer.json").profiles == (make_profile(FP32), make_profile(BF16))
 
 
@@ -187,51 +158,33 @@ def test_a_device_whose_rates_nobody_knows_has_no_model(predict, notes):
     assert "next year" in notes[-1]
 
 
-def test_a_resumed_search_reads_what_was_traced_and_asks_nobody(predict, tmp_path):
-    first, _ = predict()
-    nobody = Asker(tmp_path, None)
-    again = cost_model(make_plan(space=SPACE), nobody, tmp_path, print)
-    assert nobody.asked == []
-    assert again.profiles == first.profiles
-
-
-def finished(model, config=make_config(), *, slower: float = 2.0):  # noqa: B008
-    estimate = model.estimate(config)
-    memory = Memory(resident_bytes=GIB)
-    return make_result(config, make_measurement(estimate.samples_per_second / slower, memory=memory))
-
-
-def test_what_a_search_learned_the_next_one_knows(predict, tmp_path):
+def test_what_a_search_learned_of_its_predictions_the_next_one_knows(predict, tmp_path):
     model, _ = predict()
-    learn(make_plan(), model, [finished(model), make_result(make_config(4), CRASHED)])
-    (observation,) = read_observations(model.hardware, "llama")
-    assert observation == model.observation(finished(model))
+    learn(make_plan(), model, [make_result(make_config(precision="bf16"))])  # which has no prediction
+    assert read_observations(model.hardware, "llama") == ()
+    slow = make_result(outcome=model.estimate(make_config()).samples_per_second / 2)
+    learn(make_plan(), model, [slow, make_result(make_config(4), CRASHED)])
+    assert read_observations(model.hardware, "llama") == (model.observation(slow),)
     again = cost_model(make_plan(space=SPACE), Asker(tmp_path, None), tmp_path, print)
     step_s = [m.estimate(make_config()).step_time_s for m in (model, again)]
     assert step_s[1] == pytest.approx(2 * step_s[0], rel=0.2)
 
 
-def test_a_search_in_which_nothing_was_predicted_keeps_nothing(predict):
-    model, _ = predict()
-    learn(make_plan(), model, [make_result(make_config(precision="bf16"))])
-    assert read_observations(model.hardware, "llama") == ()
-
-
-def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(tmp_path, notes):
-    # 5,000 million parameters: AdamW takes 74.5 GiB for them, and there is no other optimizer.
-    plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
-    with pytest.raises(NothingFitsError, match=r"optimizer states alone take 74\.51 GiB; the budget is 8\.00 GiB"):
-        check_fits(plan, None, Asker(tmp_path, None), notes.append)
+BY_ARITHMETIC = r"nothing fits, by arithmetic .* optimizer states alone take 74\.51 GiB; the budget is 8\.00 GiB"
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
-    [("nothing fits: fp32 comes nearest", "nothing fits: fp32 comes nearest"), (None, "nothing fits, by arithmetic")],
-)
-def test_what_would_fit_is_said_by_a_child_and_if_that_dies_by_arithmetic(tmp_path, notes, answer, said):
+    ("traced", "answer", "said"),
+    [(True, "nothing fits: fp32 comes nearest", "fp32 comes nearest"), (True, None, BY_ARITHMETIC),
+     (False, None, BY_ARITHMETIC)],
+    ids=["by a child", "by a child that dies", "without a model"],
+)  # fmt: skip
+def test_a_search_in_which_nothing_can_fit_ends_before_the_first_trial(tmp_path, notes, traced, answer, said):
+    # 5,000 million parameters: AdamW takes 74.5 GiB for them, and there is no other optimizer.
     plan = make_plan(space=SPACE, facts=make_facts(parameters=5 * 10**9), memory_bytes=8 * GIB)
+    model = make_model([make_profile(FP32)]) if traced else None
     with pytest.raises(NothingFitsError, match=said):
-        check_fits(plan, make_model([make_profile(FP32)]), Asker(tmp_path, None, fitting=answer), notes.append)
+        check_fits(plan, model, Asker(tmp_path, None, fitting=answer), notes.append)
 
 
 def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
@@ -240,7 +193,7 @@ def test_what_only_a_compiler_might_make_fit_is_not_searched(tmp_path, notes):
     needed = int(model.predict([make_config()]).needed_bytes[0])
     check_fits(make_plan(space=space, memory_bytes=needed), model, Asker(tmp_path, None), notes.append)
     plan = make_plan(space=space, memory_bytes=int(0.8 * needed))
-    assert Candidates(model, plan, plan.search_space).refusal(make_config(torch_compile_backend="inductor")) is None
+    assert Candidates(model, plan).refusal(make_config(torch_compile_backend="inductor")) is None
     with pytest.raises(NothingFitsError):
         check_fits(plan, model, Asker(tmp_path, None, fitting="nothing fits"), notes.append)
 
@@ -283,7 +236,7 @@ def searched(directory, timings, **fields):
 def test_operators_are_measured_once_and_decide_what_is_predicted(tmp_path):
     plan = make_plan(space=SPACE)
     first, asker = searched(tmp_path / "one", TIMINGS)
-    ((request, _),) = asker.measured
+    (request,) = asker.measured
     assert set(request.calls) == {"mm [1]", "mm [4]", "mm [16]"}
     assert request.optimizers == ("adamw_torch_fused",)
     expected = plan.workload.global_batch_size * 0.01
@@ -303,13 +256,9 @@ def test_what_was_measured_while_others_took_the_cores_is_not_kept_for_later_sea
     assert read_timings(make_plan().hardware) == TIMINGS
 
 
-def test_where_no_operator_can_be_measured_rates_alone_predict(tmp_path):
-    model, asker = searched(tmp_path / "one", None)
-    assert len(asker.measured) == 1
+@pytest.mark.parametrize(("timings", "left_s", "asked"), [(None, 100.0, 1), (TIMINGS, -5.0, 0)])
+def test_where_no_operator_can_be_measured_or_the_search_is_over_rates_alone_predict(tmp_path, timings, left_s, asked):
+    model, asker = searched(tmp_path / "one", timings, left_s=left_s)
+    assert len(asker.measured) == asked
     assert model.rates.timings is None
     assert model.estimate(make_config(precision="fp32")) is not None
-
-
-def test_nothing_is_measured_of_a_search_that_is_over(tmp_path):
-    _, asker = searched(tmp_path / "one", TIMINGS, left_s=-5.0)
-    assert asker.measured == []

@@ -25,6 +25,7 @@ from factories import (
 )
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 from recorded_searches import DAY, keep, recorded_search, recorded_trial
+from search_events import Heard
 
 from autotune.search.earlier import EarlierSearches
 from autotune.search.tuner import SearchInterrupted, Tuner
@@ -35,7 +36,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
 from autotune.values.config import Allowance, Parallelism, TrainConfig
-from autotune.values.problem import Note, Objective
+from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
 
 PARAMETERS = {
@@ -56,10 +57,8 @@ def kept(*trials, plan=PLAN, **fields):
 
 
 def history_of(*measured: tuple[TrainConfig, object]) -> History:
-    history = History()
-    for number, (config, outcome) in enumerate(measured):
-        history.add(make_result(config, outcome, number=number))
-    return history
+    results = (make_result(config, outcome, number=number) for number, (config, outcome) in enumerate(measured))
+    return History().with_results(results)
 
 
 def after(*searches, plan=PLAN, now=()) -> EarlierSearches:
@@ -108,28 +107,23 @@ def test_a_record_with_any_odd_value_ends_no_search(odd):
         except (ValueError, TypeError):
             continue  # which a reader of the record passes over
         search = search.model_copy(update={"trials": trials})
-        earlier, history = EarlierSearches(PLAN, [search]), History()
-        for number, (config, rate) in enumerate([(BASE, 10.0), (FAST, 20.0)]):
-            earlier.compare(history)
-            history.add(make_result(config, rate, number=number))
-            earlier.refusal(SECOND, history.best())
+        refused(SECOND, search, now=[(BASE, 10.0), (FAST, 20.0)])
         assert search.best_samples_per_second is None or search.best_samples_per_second > 0
 
 
 class TestMemory:
-    @pytest.mark.parametrize(("budget", "refused"), [(4, True), (8, True), (9, False)])
-    def test_within_a_larger_budget_it_may_fit(self, budget, refused):
+    @pytest.mark.parametrize(("budget", "is_refused"), [(4, True), (8, True), (9, False)])
+    def test_within_a_larger_budget_it_may_fit(self, budget, is_refused):
         plan = PLAN.model_copy(update={"memory_bytes": budget * GIB})
-        earlier = EarlierSearches(plan, [kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))])
-        assert (earlier.refusal(FAST, None) is not None) == refused
+        short = kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=8 * GIB))
+        assert (refused(FAST, short, plan=plan) is not None) == is_refused
 
-    def test_so_is_what_is_harder_on_memory_and_not_what_is_easier(self):
-        earlier = EarlierSearches(PLAN, [kept(recorded_trial(SECOND, OUT_OF_MEMORY))])
-        assert earlier.refusal(FAST, None).startswith(
-            "a configuration no harder on memory ran out of memory within 8.00 GiB"
-        )
-        assert earlier.refusal(make_config(4, precision="bf16"), None) is None
-        assert earlier.refusal(make_config(16), None) is None, "of another kind"
+    def test_a_configuration_harder_on_memory_than_one_that_ran_out_is_refused_and_an_easier_one_is_not(self):
+        short = kept(recorded_trial(SECOND, OUT_OF_MEMORY))
+        said = "a configuration no harder on memory ran out of memory within 8.00 GiB"
+        assert refused(FAST, short).startswith(said)
+        assert refused(make_config(4, precision="bf16"), short) is None
+        assert refused(make_config(16), short) is None, "of another kind"
 
     @pytest.mark.parametrize("excuse", ["crowded_out", "device_failed"])
     @pytest.mark.parametrize("outcome", [OUT_OF_MEMORY, CRASHED], ids=["memory", "crash"])
@@ -141,24 +135,23 @@ class TestMemory:
     def test_what_fitted_later_is_not_refused(self):
         shortage = recorded_trial(FAST, OUT_OF_MEMORY, began="2026-11-01T00:00:00+00:00")
         success = recorded_trial(FAST, 20.0, began="2026-11-02T00:00:00+00:00")
-        assert EarlierSearches(PLAN, [kept(success), kept(shortage, id="b")]).refusal(FAST, None) is None
+        assert refused(FAST, kept(success), kept(shortage, id="b")) is None
         again = recorded_trial(FAST, OUT_OF_MEMORY, began="2026-11-03T00:00:00+00:00")
-        assert EarlierSearches(PLAN, [kept(again), kept(success, id="b")]).refusal(FAST, None) is not None
+        assert refused(FAST, kept(again), kept(success, id="b")) is not None
 
-    @pytest.mark.parametrize(("peak", "refused"), [(7.9, False), (8.05, False), (8.2, True)])
-    def test_a_peak_beyond_the_budget_is_refused_where_it_is_beyond_the_noise(self, peak, refused):
+    @pytest.mark.parametrize(("peak", "is_refused"), [(7.9, False), (8.05, False), (8.2, True)])
+    def test_a_peak_beyond_the_budget_is_refused_where_it_is_beyond_the_noise(self, peak, is_refused):
         measured = make_measurement(20.0, memory=Memory(resident_bytes=int(peak * GIB)))
-        earlier = EarlierSearches(PLAN, [kept(recorded_trial(FAST, measured))])
-        expected = f"took {peak:.2f} GiB on {DAY} (record)" if refused else None
-        assert earlier.refusal(FAST, None) == expected
+        said = f"took {peak:.2f} GiB on {DAY} (record)" if is_refused else None
+        assert refused(FAST, kept(recorded_trial(FAST, measured))) == said
 
     def test_of_a_gpu_what_the_allocator_kept_unused_does_not_count(self):
         plan = make_plan(hardware=make_gpu(), space=make_space_file(PARAMETERS))
         memory = Memory(allocated_bytes=7 * GIB, reserved_bytes=9 * GIB, device_bytes=int(9.5 * GIB))
         tight = kept(recorded_trial(FAST, make_measurement(20.0, memory=memory)), plan=plan)
-        assert EarlierSearches(plan, [tight]).refusal(FAST, None) is None
+        assert refused(FAST, tight, plan=plan) is None
         less = plan.model_copy(update={"memory_bytes": 7 * GIB})
-        assert EarlierSearches(less, [tight]).refusal(FAST, None) == f"took 7.50 GiB on {DAY} (record)"
+        assert refused(FAST, tight, plan=less) == f"took 7.50 GiB on {DAY} (record)"
 
 
 class TestTheOldWinner:
@@ -168,20 +161,15 @@ class TestTheOldWinner:
         empty = after(now=[(BASE, 10.0)])
         assert (empty.winner, empty.notes, empty.refusal(SECOND, None)) == (None, [], None)
 
-    def test_it_is_the_answer_where_single_trials_can_not_tell(self):
-        """Answers were measured again, in turn with the baseline."""
-        search = kept(
-            recorded_trial(FAST, 20.0), recorded_trial(SECOND, 19.5),
-            verdict="faster", best_config_id=SECOND.config_id,
-        )  # fmt: skip
-        assert after(search, now=[(BASE, 10.0)]).winner == SECOND
-        unsure = search.model_copy(update={"verdict": "unconfirmed"})
-        assert after(unsure, now=[(BASE, 10.0)]).winner == FAST
-
-    def test_something_clearly_faster_than_the_answer_comes_first(self):
-        search = kept(recorded_trial(SECOND, 15.0), verdict="faster", best_config_id=SECOND.config_id)
-        later = kept(recorded_trial(FAST, 20.0), id="b")
-        assert after(later, search, now=[(BASE, 10.0)]).winner == FAST
+    @pytest.mark.parametrize(
+        ("rate", "verdict", "winner"),
+        [(19.5, "faster", SECOND), (19.5, "unconfirmed", FAST), (15.0, "faster", FAST)],
+        ids=["single trials can't tell", "not measured again", "clearly faster than the answer"],
+    )
+    def test_it_is_the_answer_unless_another_was_clearly_faster(self, rate, verdict, winner):
+        answered = {"verdict": verdict, "best_config_id": SECOND.config_id}
+        search, later = kept(recorded_trial(SECOND, rate), **answered), kept(recorded_trial(FAST, 20.0), id="b")
+        assert after(later, search, now=[(BASE, 10.0)]).winner == winner
 
     def test_where_the_baseline_won_it_is_what_came_next(self):
         search = kept(recorded_trial(SECOND, 9.0), verdict="no_clear_winner", best_config_id=BASE.config_id)
@@ -221,14 +209,14 @@ class TestTheOldWinner:
 
 
 class TestWhatIsNotMeasuredAgain:
-    @pytest.mark.parametrize("drift", [0.5, 1.0, 3.0])
-    def test_what_was_no_faster_than_the_leader_is_at_the_present_speed(self, drift):
-        now = [(BASE, 10.0 * drift), (FAST, 20.0 * drift)]
-        assert refused(SECOND, TYPICAL, now=now) == f"gave 15 samples/s on {DAY} (record)"
-
-    def test_what_was_faster_than_the_present_leader_is(self):
-        assert refused(SECOND, TYPICAL, now=[(BASE, 10.0), (FAST, 13.0)]) is None
-        assert refused(SECOND, TYPICAL, now=[(BASE, 10.0), (FAST, CRASHED)]) is None
+    @pytest.mark.parametrize(
+        ("base", "fast", "is_refused"),
+        [(5.0, 10.0, True), (10.0, 20.0, True), (30.0, 60.0, True), (10.0, 13.0, False), (10.0, CRASHED, False)],
+        ids=str,
+    )
+    def test_what_was_no_faster_than_the_leader_is_at_the_present_speed(self, base, fast, is_refused):
+        said = f"gave 15 samples/s on {DAY} (record)" if is_refused else None
+        assert refused(SECOND, TYPICAL, now=[(BASE, base), (FAST, fast)]) == said
 
     def test_without_a_baseline_in_common_rates_are_compared_as_they_are(self):
         other = make_config(2)
@@ -244,21 +232,17 @@ class TestWhatIsNotMeasuredAgain:
         assert earlier.winner is None
         assert "next is" not in earlier.notes[-1]
 
-
-class TestTime:
-    """A trial may take 60 s, and 40 s beside a leader that took 10 s; what takes longer is ended."""
-
-    PLAN = PLAN.model_copy(update={"budget": make_budget(trial_timeout_s=60.0)})
-    SLOW = make_config(2)
-
     @pytest.mark.parametrize(
         ("took_s", "now", "is_refused"),
         [(41.0, 10.0, True), (39.0, 10.0, False), (59.0, TIMED_OUT, False), (61.0, TIMED_OUT, True)],
+        ids=["beyond", "within", "within the limit alone", "beyond the limit"],
     )
     def test_what_did_not_end_in_the_time_that_a_trial_has_is_not_tried_again(self, took_s, now, is_refused):
-        search = kept(recorded_trial(self.SLOW, TIMED_OUT, duration_s=took_s))
+        """A trial may take 60 s, and 40 s beside a leader that took 10 s; what takes longer is ended."""
+        plan, slow = PLAN.model_copy(update={"budget": make_budget(trial_timeout_s=60.0)}), make_config(2)
+        search = kept(recorded_trial(slow, TIMED_OUT, duration_s=took_s))
         said = f"did not end within {took_s:.0f} s on {DAY} (record)" if is_refused else None
-        assert refused(self.SLOW, search, plan=self.PLAN, now=[(BASE, now)]) == said
+        assert refused(slow, search, plan=plan, now=[(BASE, now)]) == said
 
 
 class TestLessons:
@@ -303,7 +287,6 @@ class Searches:
         self.speed = 1.0
         self.guided = True
         self.bonus: dict[TrainConfig, float] = {}
-        self.notes: list[str] = []
         kinds = itertools.product(("fp32", "bf16"), ("none", "full"))
         self.model = make_model([profile_of(*kind) for kind in kinds], rates=make_rates(launch_s=2e-2))
 
@@ -315,14 +298,12 @@ class Searches:
 
     def remember(self, *configs: TrainConfig, winner: TrainConfig, memory_bytes: int = 8 * GIB) -> None:
         """Keep an earlier search that tried these, at what the machine gives now."""
-        limits = make_limits(memory_bytes=memory_bytes)
-        found = [
-            recorded_trial(config, self.outcome(make_request(config, limits=limits)), memory_bytes=memory_bytes,
-                            purpose=Purpose.BASELINE if config == BASE else Purpose.SEARCH)
-            for config in (BASE, *configs)
-        ]  # fmt: skip
-        search = kept(*found, verdict="faster", best_config_id=winner.config_id)
-        keep(self.database, search)
+        found = []
+        for config in (BASE, *configs):
+            outcome = self.outcome(make_request(config, limits=make_limits(memory_bytes=memory_bytes)))
+            purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
+            found.append(recorded_trial(config, outcome, memory_bytes=memory_bytes, purpose=purpose))
+        keep(self.database, kept(*found, verdict="faster", best_config_id=winner.config_id))
 
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
@@ -336,14 +317,8 @@ class Searches:
                 raise KeyboardInterrupt
             return self.outcome(request)
 
-        runner = ScriptedRunner(directory.path, outcome)
-        self.notes = []
-
-        def listen(event) -> None:
-            if isinstance(event, Note):
-                self.notes.append(event.text)
-
-        writer = RecordWriter(self.database, plan, directory, listen)
+        runner, self.heard = ScriptedRunner(directory.path, outcome), Heard()
+        writer = RecordWriter(self.database, plan, directory, self.heard)
         earlier = EarlierSearches(plan, writer.earlier())
         model = self.model if self.guided else None
         answer = Tuner(plan, directory, runner, writer, model=model, earlier=earlier).run()
@@ -356,13 +331,17 @@ def searches(tmp_path) -> Searches:
     return Searches(tmp_path)
 
 
-def test_a_known_search_is_its_baseline_and_its_old_winner(searches):
+def test_a_known_search_is_its_baseline_and_its_old_winner_even_if_it_is_stopped(searches):
     first, explored = searches.run("first")
     assert len(explored) > 2
+    with pytest.raises(SearchInterrupted):
+        searches.run("second", stop_after=2)
     second, again = searches.run("second")
-    assert again == [BASE, first.best.config]
+    assert again == []
+    measured = RunDirectory(searches.folder / "second").results()
+    assert [r.request.config for r in measured if r.request.purpose.explores] == [BASE, first.best.config]
     assert (second.best.config, second.verdict) == (first.best.config, "faster")
-    assert "are left untried" in searches.notes[-1]
+    assert "are left untried" in searches.heard.notes[-1]
 
 
 def test_the_answer_knows_only_what_was_measured_now(searches):
@@ -402,18 +381,9 @@ def test_a_search_that_is_gone_on_with_does_not_learn_from_itself(searches):
         searches.run("first", stop_after=2)
     assert [len(s.trials) for s in searches.database.searches()] == [2]
     _, explored = searches.run("first")
-    assert not any("record" in note for note in searches.notes)
+    assert not any("record" in note for note in searches.heard.notes)
     assert BASE not in explored
     assert len(searches.database.searches()) == 1
-
-
-def test_a_known_search_that_is_stopped_goes_on_without_confirming_twice(searches):
-    searches.remember(FAST, SECOND, make_config(16), winner=FAST)
-    with pytest.raises(SearchInterrupted):
-        searches.run("second", stop_after=2)
-    answer, explored = searches.run("second")
-    assert explored == []
-    assert answer.best.config == FAST
 
 
 def test_what_is_untried_and_promising_is_tried_all_the_same(searches):

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 from factories import OUT_OF_MEMORY, Clock, ScriptedRunner, make_config, make_hardware
 from finished_searches import BEST, make_search, nothing_helps, outcome, rate, without_memory
+from search_events import Heard
 
 from autotune.errors import InputError, MachineError
-from autotune.planning.plan import SearchPlan
 from autotune.search import explain
 from autotune.search.explain import Explainer
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
-from autotune.tuning_result import TuningResult
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Event, Note, TrialEnded, ignore
+from autotune.values.problem import TrialEnded, ignore
 from autotune.values.trial import Purpose, TrialRequest
 
 PRECISION = make_config(16, optim="adamw_torch")
@@ -28,36 +27,20 @@ class Explained:
     """Explains the winner of a finished search, as often as a test wants."""
 
     def __init__(self, directory: Path, told=outcome, **fields) -> None:
-        self.path = directory
-        self.plan: SearchPlan
-        self.result: TuningResult
+        self.path, self.told, self.clock, self.heard = directory, told, Clock(), Heard()
         self.plan, self.result = make_search(directory, told, **fields)
-        self.told = told
-        self.clock = Clock()
-        self.events: list[Event] = []
 
     def run(self, max_time_s: float | None = None, told=None):
         directory = RunDirectory(self.path)
         folder = directory.explaining()
         self.runner = ScriptedRunner(folder.path, told or self.told, clock=self.clock)
-        explainer = Explainer(
-            self.plan,
-            self.result,
-            directory.results(),
-            folder,
-            self.events.append,
-            max_time_s=max_time_s,
-            clock=self.clock,
-        )
+        limits = {"max_time_s": max_time_s, "clock": self.clock}
+        explainer = Explainer(self.plan, self.result, directory.results(), folder, self.heard, **limits)
         return explainer.run(self.runner)
 
     @property
     def ran(self) -> list[TrainConfig]:
         return [r.config for r in self.runner.requests]
-
-    @property
-    def notes(self) -> list[str]:
-        return [e.text for e in self.events if isinstance(e, Note)]
 
 
 @pytest.fixture
@@ -68,8 +51,8 @@ def explained(tmp_path) -> Explained:
 def test_the_winner_and_each_removal_are_run_in_turn_and_what_a_knob_brought_is_what_its_removal_costs(explained):
     found = explained.run()
     assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER] * 2
-    assert [e.result.request.number for e in explained.events if isinstance(e, TrialEnded)] == list(range(8))
-    assert explained.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
+    assert [e.result.request.number for e in explained.heard if isinstance(e, TrialEnded)] == list(range(8))
+    assert explained.heard.notes[0].startswith("3 of the winner's knobs to take away, 8 trials: roughly 80 s")
     ratios = {c.changes[0].knob: c.ratio for c in found.contributions}
     assert ratios == {
         "precision": pytest.approx(rate(BEST) / rate(PRECISION)),
@@ -96,9 +79,8 @@ def test_trials_lie_apart_from_the_search_which_can_be_gone_on_with(explained):
 def test_where_nothing_has_to_be_run_no_machine_is_needed(explained, monkeypatch):
     known = explained.run()
     monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another CPU"))
-    told = []
-    assert explain.explain(explained.path, observer=told.append) == known
-    assert [e.text for e in told] == ["nothing has to be run: the trials so far explain the answer"]
+    assert explain.explain(explained.path, observer=(heard := Heard())) == known
+    assert heard.notes == ["nothing has to be run: the trials so far explain the answer"]
     (explained.path / "explain" / "trials" / "0007" / "result.json").unlink()
     with pytest.raises(MachineError, match="go on where it ran"):
         explain.explain(explained.path)
@@ -116,32 +98,26 @@ def test_what_was_stopped_goes_on(explained):
     assert explained.ran == [MICRO_BATCH, PRECISION, OPTIMIZER]
 
 
-def test_a_removal_that_is_known_to_fail_is_not_run(tmp_path):
+def test_a_removal_that_fails_is_run_once_and_one_that_is_known_to_fail_is_not_run(explained):
+    for times in (1, 0):
+        found = explained.run(told=lambda r: OUT_OF_MEMORY if r.config == PRECISION else outcome(r))
+        assert explained.ran.count(PRECISION) == times
+        (failed,) = (c for c in found.contributions if c.basis == "fails")
+        assert failed.cause == "out of memory: no memory left (trial explain 2)"
+
+
+def test_a_removal_that_failed_in_the_search_is_not_run(tmp_path):
     explained = Explained(tmp_path / "run", without_memory)
-    tried = {t.request.config: t.status for t in RunDirectory(explained.path).results()}
+    tried = {t.request.config for t in RunDirectory(explained.path).results()}
     found = explained.run()
-    lacking = next(c for c in found.contributions if c.changes[0].knob == "precision")
-    assert lacking.basis == "fails"
-    assert (PRECISION in explained.ran) is (PRECISION not in tried)
-    assert explained.ran.count(PRECISION) <= 1
-
-
-def test_a_removal_that_fails_is_run_once(explained):
-    def failing(request: TrialRequest):
-        return OUT_OF_MEMORY if request.config == PRECISION else outcome(request)
-
-    found = explained.run(told=failing)
-    assert explained.ran.count(PRECISION) == 1
-    assert (
-        next(c for c in found.contributions if c.basis == "fails").cause
-        == "out of memory: no memory left (trial explain 2)"
-    )
+    assert next(c for c in found.contributions if c.changes[0].knob == "precision").basis == "fails"
+    assert explained.ran.count(PRECISION) == (PRECISION not in tried)
 
 
 def test_a_winner_that_fails_ends_it_and_is_tried_again_next_time(explained):
     explained.run(told=lambda request: OUT_OF_MEMORY)
     assert explained.ran == [BEST]
-    assert "the winner itself failed" in explained.notes[-1]
+    assert "the winner itself failed" in explained.heard.notes[-1]
     explained.run()
     assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER] * 2
 
@@ -158,7 +134,7 @@ def test_no_trial_is_begun_that_would_not_end_in_time(explained):
     found = explained.run(max_time_s=45.0)  # trials take 10 s
     assert explained.clock.now_s == 40.0
     assert explained.ran == [BEST, MICRO_BATCH, PRECISION, OPTIMIZER]
-    assert "4 trials were not run" in explained.notes[-1]
+    assert "4 trials were not run" in explained.heard.notes[-1]
     assert found.is_settled  # one round tells, less surely
 
 
@@ -169,14 +145,6 @@ def test_a_search_without_an_answer_or_that_the_baseline_won_is_refused(tmp_path
     (tmp_path / "run" / "best-config.json").unlink()
     with pytest.raises(InputError, match="nothing to explain: no trial has completed"):
         explain.explain(tmp_path / "run")
-
-
-def test_real_data_are_found_beside_the_trials(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "tokens").write_text("rows")
-    folder = RunDirectory(tmp_path).explaining()
-    assert (folder.path / "data" / "tokens").read_text() == "rows"
-    assert RunDirectory(tmp_path).explaining().path == folder.path
 
 
 @pytest.mark.slow

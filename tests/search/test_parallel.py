@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 from factories import SEPARABLE_BEST as BEST
-from factories import make_budget, make_config, make_measurement
+from factories import make_budget, make_config
 from predicted_space import SPACE, make_model_of
 from scripted_searches import Search
 
 from autotune.search.tuner import SearchInterrupted
 from autotune.values.problem import Note, TrialEnded, TrialStarted
-from autotune.values.trial import Purpose, TrialRequest
+from autotune.values.trial import Purpose
 
 BASE = make_config()
 at_four = partial(Search, places=4)
@@ -31,10 +30,6 @@ def done(tmp_path_factory) -> Search:
     return search
 
 
-def test_the_search_ends_with_the_optimum_that_one_place_finds(done):
-    assert done.result.best.config == BEST
-
-
 def test_every_place_is_kept_busy_and_none_runs_two_trials(done):
     begun = [n for n, r in zip(done.runner.together, done.runner.requests, strict=True) if r.purpose.explores]
     assert max(begun) == 4
@@ -48,7 +43,8 @@ def test_results_are_taken_in_as_they_come(done):
     assert sorted(told) == [e.number for e in done.events if isinstance(e, TrialStarted)] == list(range(len(told)))
 
 
-def test_finals_run_one_at_a_time_in_turn(done):
+def test_the_search_ends_with_the_optimum_that_one_place_finds_after_finals_one_at_a_time(done):
+    assert done.result.best.config == BEST
     begun = zip(done.runner.together, done.runner.requests, strict=True)
     finals = [(together, r.config) for together, r in begun if not r.purpose.explores]
     assert finals == [(1, BASE), (1, BEST), (1, BEST), (1, BASE)]  # there and back
@@ -69,13 +65,11 @@ def test_trials_that_run_count_against_the_limit_of_trials(tmp_path, trials):
     assert search.count(Purpose.SEARCH) == trials
 
 
-def guided(directory: Path, **plan) -> Search:
-    """A search whose every point has a prediction."""
-    return at_four(directory, space=SPACE, model=make_model_of(), **plan)
+guided = partial(at_four, space=SPACE, model=make_model_of(), memory_bytes=100 << 30)
 
 
 def test_with_predictions_what_is_predicted_to_be_faster_runs_beside_the_baseline(tmp_path):
-    search = guided(tmp_path, outcome=lambda request: 10.0, memory_bytes=100 << 30, budget=make_budget(max_trials=3))
+    search = guided(tmp_path, lambda request: 10.0, budget=make_budget(max_trials=3))
     search.run()
     assert search.runner.together[:3] == [1, 2, 3]  # what they are expected to reach leaves no fourth a chance
     baseline, *others = search.runner.requests[:3]
@@ -87,11 +81,7 @@ def test_with_predictions_what_is_predicted_to_be_faster_runs_beside_the_baselin
 
 def test_the_guide_ends_the_search_only_when_nothing_runs_any_more(tmp_path):
     model = make_model_of()
-
-    def as_predicted(request: TrialRequest):
-        return make_measurement(model.estimate(request.config).samples_per_second)
-
-    search = guided(tmp_path, outcome=as_predicted, memory_bytes=100 << 30)
+    search = guided(tmp_path, lambda request: model.estimate(request.config).samples_per_second)
     result = search.run()
     notes = [e.text for e in search.events if isinstance(e, Note)]
     assert sum("left untried" in text for text in notes) == 1

@@ -17,7 +17,7 @@ from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import start_of
 from autotune.search.candidates import Candidates
-from autotune.search.run import backend_of, check, deliver, preview, wanted_file
+from autotune.search.run import backend_of, check_fleet, deliver, preview, wanted_file
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
 from autotune.tuning_result import load
@@ -40,7 +40,7 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
 )
 def test_what_can_not_go_together_is_refused(fields, said):
     with pytest.raises(InputError, match=said):
-        check(SearchOptions(model="m", **fields))
+        check_fleet(SearchOptions(model="m", **fields))
 
 
 @pytest.mark.parametrize("workers", [None, 1])
@@ -53,7 +53,7 @@ def test_one_place_is_a_pool_of_one(tmp_path, workers):
 
 
 @two_cores
-def test_several_places_are_a_pool_and_each_trial_has_its_share(tmp_path):
+def test_several_places_are_a_pool_and_each_trial_has_its_share_and_the_same_in_a_search_that_goes_on(tmp_path):
     with backend_of(Fleet(workers=2), tmp_path, device="cpu") as made:
         assert made.pool.free() == 2
         share = made.allotment.hardware
@@ -61,42 +61,24 @@ def test_several_places_are_a_pool_and_each_trial_has_its_share(tmp_path):
         assert share.free_bytes < share.memory_bytes / 2
         assert made.allotment.is_shared
         assert f"the answer is for training on {share.cores} core" in made.allotment.notes[0]
-
-
-@two_cores
-def test_a_search_goes_on_with_what_its_trials_had(tmp_path):
-    with backend_of(Fleet(workers=2), tmp_path, device="cpu") as made:
-        began = made.allotment.hardware
-    with backend_of(Fleet(workers=2), tmp_path, planned=began) as made:
-        assert made.allotment.hardware == began
-    with (
-        pytest.raises(MachineError, match="with 64 cores"),
-        backend_of(Fleet(workers=2), tmp_path, planned=began.model_copy(update={"cores": 64})),
-    ):
+        usual = start_of(SearchOptions(model="gpt2", workers=2), made.allotment)
+        assert usual.memory_bytes < share.free_bytes
+        assert usual.is_shared
+        assert made.allotment.notes[0] in usual.notes
+        with pytest.raises(InputError, match="each of 2 trials at a time can have"):
+            start_of(SearchOptions(model="gpt2", workers=2, memory_bytes=share.free_bytes + GIB), made.allotment)
+    with backend_of(Fleet(workers=2), tmp_path, planned=share) as made:
+        assert made.allotment.hardware == share
+    other = share.model_copy(update={"cores": 64})
+    with pytest.raises(MachineError, match="with 64 cores"), backend_of(Fleet(workers=2), tmp_path, planned=other):
         pass
 
 
-@two_cores
-def test_the_default_memory_is_a_share_and_more_than_that_is_refused(tmp_path):
-    with backend_of(Fleet(workers=2), tmp_path, device="cpu") as made:
-        share = made.allotment
-    usual = start_of(SearchOptions(model="gpt2", workers=2), share)
-    assert usual.memory_bytes < share.hardware.free_bytes
-    assert usual.is_shared
-    assert share.notes[0] in usual.notes
-    with pytest.raises(InputError, match="each of 2 trials at a time can have"):
-        start_of(SearchOptions(model="gpt2", workers=2, memory_bytes=share.hardware.free_bytes + GIB), share)
-
-
-def test_it_is_known_by_its_place_wherever_the_search_is_gone_on_with(tmp_path, monkeypatch):
+def test_an_output_is_known_by_its_place_and_what_it_held_stays_until_there_is_an_answer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert wanted_file("best.json") == str(tmp_path / "best.json")
-    assert not (tmp_path / "best.json").exists()
-    assert wanted_file(None) is None
-
-
-def test_what_it_held_stays_until_there_is_an_answer(tmp_path):
     path = tmp_path / "best.json"
+    assert (wanted_file("best.json"), wanted_file(None)) == (str(path), None)
+    assert not path.exists()
     path.write_text("of yesterday")
     deliver(None, wanted_file(path))
     assert path.read_text() == "of yesterday"
@@ -106,14 +88,14 @@ def test_what_it_held_stays_until_there_is_an_answer(tmp_path):
     deliver(result, None)
 
 
-def test_a_file_that_can_not_be_written_is_refused_before_and_after(tmp_path):
+def test_an_output_that_can_not_be_written_is_refused_before_and_after_and_a_full_disk_is_no_bad_input(
+    tmp_path, monkeypatch
+):
     with pytest.raises(InputError, match="--output no/such/place"):
         wanted_file("no/such/place.json")
     with pytest.raises(InputError, match="can't be written"):
         deliver(answer_of(make_config(16)), str(tmp_path / "gone" / "best.json"))
 
-
-def test_an_answer_that_has_no_room_is_no_bad_input(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -126,19 +108,16 @@ def test_an_answer_that_has_no_room_is_no_bad_input(tmp_path, monkeypatch):
 # What a search would do: its knobs, what is refused and why, and its first trials.
 
 
-def test_what_may_be_tried_is_counted_with_its_knobs():
-    found = preview(make_plan(space=SPACE, memory_bytes=100 * GB), make_model_of())
+def test_what_may_be_tried_is_counted_with_its_knobs_and_the_first_trials_are_predicted():
+    plan, model = make_plan(space=SPACE, memory_bytes=100 * GB), make_model_of()
+    found = preview(plan, model)
     assert found.knobs == {
         "precision": ("fp32", "bf16"),
         "checkpointing": ("none", "full"),
         "micro-batch": ("1", "2", "4", "8", "16"),
     }
     assert (found.configurations, found.refused) == (20, {})
-
-
-def test_the_first_trials_are_those_of_the_search_with_their_predictions():
-    plan, model = make_plan(space=SPACE, memory_bytes=100 * GB), make_model_of()
-    first, second, *others = preview(plan, model).first_trials
+    first, second, *others = found.first_trials
     assert (first.config, first.changes) == (plan.baseline, ())
     assert second.config.precision == "bf16"
     assert second.predicted == CostModelSampler(plan, model).prediction(second.config)
@@ -187,9 +166,9 @@ def test_every_legal_point_is_ranked_and_counted(model, device):
     plan = make_plan(**made, workload=make_workload(global_batch_size=2), baseline=make_config(1))
     model, space = everything_known(plan), plan.search_space
     legal = sum(1 for _ in space.points())
-    ranked = Candidates(model, plan, space)
+    ranked = Candidates(model, plan)
     assert len(ranked.ranked) * len(space.loadings) == legal
-    assert ranked.knows_all
+    assert ranked.has_all_predictions
     assert preview(plan, model).configurations == legal + (space.refusal(plan.baseline) is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +18,9 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSampler
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayClock, ReplayRunner
-from searching.tables import Table, load_table, plan_of
+from searching.tables import load_table, plan_of
 
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import request_of
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import Tuner
@@ -27,13 +28,13 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.problem import ignore
-from autotune.values.trial import Memory, Purpose
+from autotune.values.trial import Measurement, Memory, Purpose
 
 BASE, BEST = make_config(), make_config(16, precision="bf16")
 ROOMY = 100 << 30
 TABLE = Path(__file__).parents[2] / "benchmarks" / "tables" / "llama-1m.jsonl"
 
-Answer = Callable[[TrainConfig], float | None]
+Answer = Callable[[TrainConfig], Measurement | float | None]
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +57,16 @@ def asked(sampler: CostModelSampler, study: optuna.Study) -> tuple[Trial, TrainC
 
 
 def plain_loop(sampler: CostModelSampler, answer: Answer, *, most: int = 100) -> list[TrainConfig]:
-    """Ask and tell until the sampler is done, as anyone would; return what was tried."""
+    """Ask and tell until the sampler is done, as anyone would; return what was tried. None: it ran out of memory."""
     study, tried = study_of(sampler), []
     while len(tried) < most and not sampler.is_done(study):
         trial, config = asked(sampler, study)
-        rate = answer(config)
-        if rate is None:
-            trial.set_constraint("memory", 0.1)
+        rate = measured = answer(config)
+        if isinstance(measured, Measurement):
+            trial.set_constraint("memory", measured.memory.peak_bytes / sampler.state.plan.memory_bytes - 1)
+            rate = measured.samples_per_second
+        elif rate is None:
+            trial.set_constraint("memory", 0.01)
         study.tell(trial, rate, state=TrialState.COMPLETE if rate is not None else TrialState.PRUNED)
         tried.append(config)
     return tried
@@ -70,6 +74,16 @@ def plain_loop(sampler: CostModelSampler, answer: Answer, *, most: int = 100) ->
 
 def predicted(config: TrainConfig) -> float:
     return make_model_of().estimate(config).samples_per_second
+
+
+def run(sampler: CostModelSampler, study: optuna.Study, trials: int) -> list[TrainConfig]:
+    """Run trials that give what is predicted; return what was tried."""
+    tried = []
+    for _ in range(trials):
+        trial, config = asked(sampler, study)
+        study.tell(trial, predicted(config))
+        tried.append(config)
+    return tried
 
 
 def test_a_plain_loop_finds_the_best_and_is_told_when_nothing_is_worth_a_trial():
@@ -83,9 +97,7 @@ def test_a_plain_loop_finds_the_best_and_is_told_when_nothing_is_worth_a_trial()
 def test_whoever_asks_although_it_is_done_gets_a_point_of_the_space():
     sampler = make_sampler()
     study = study_of(sampler)
-    for _ in range(12):
-        trial, config = asked(sampler, study)
-        study.tell(trial, predicted(config))
+    run(sampler, study, 12)
     assert sampler.is_done(study)
 
 
@@ -93,14 +105,10 @@ def test_whoever_asks_although_it_is_done_gets_a_point_of_the_space():
 def test_a_study_that_is_loaded_is_learned_from(guided):
     first, again = make_sampler(guided=guided), make_sampler(guided=guided)
     study = study_of(first)
-    for _ in range(2):
-        trial, config = asked(first, study)
-        study.tell(trial, predicted(config))
+    known = run(first, study, 2)
     study.sampler = again
-    first.learn(study)
-    known = {r.request.config for r in first.state.history.results}
     assert asked(again, study)[1] not in known
-    assert {r.request.config for r in again.state.history.results} == known
+    assert [r.request.config for r in again.state.history.results] == known
 
 
 def test_what_ran_out_of_memory_makes_it_try_less():
@@ -127,31 +135,24 @@ def test_while_the_baseline_runs_nothing_is_proposed_that_nothing_is_known_of():
     assert not sampler.is_done(study)
 
 
-def test_what_runs_is_taken_to_give_what_is_predicted_of_it():
+def test_running_trials_are_taken_to_give_what_is_predicted_and_nothing_is_learned_from_that():
     sampler = make_sampler()
     study = study_of(sampler)
-    running = []
+    expected, running = sampler.prediction(BEST), []
     while not sampler.is_done(study):
         running.append(asked(sampler, study)[1])
     assert running[:2] == [BASE, BEST]
     assert len(set(running)) == len(running) < 8  # of twenty: what these are expected to reach leaves no other a chance
-
-
-def test_what_is_assumed_of_a_running_trial_is_forgotten():
-    sampler = make_sampler()
-    study = study_of(sampler)
-    trial, _ = asked(sampler, study)
-    study.tell(trial, predicted(BASE))
-    sampler.learn(study)
-    expected = sampler.prediction(BEST)
-    asked(sampler, study)
-    asked(sampler, study)
     assert sampler.prediction(BEST) == expected
-    assert len(sampler.state.history) == 1
+    assert len(sampler.state.history) == 0
 
 
-def test_a_whole_result_is_handed_over_and_learned_from():
+def test_a_whole_result_is_handed_over_and_learned_from_and_one_from_elsewhere_does_not_count_as_run():
     sampler = make_sampler()
+    before = sampler.prediction(BEST)
+    sampler.observe(make_result(BASE, predicted(BASE) / 3))
+    assert sampler.prediction(BEST).samples_per_second < 0.6 * before.samples_per_second
+    assert len(sampler.state.history) == 0
     study = study_of(sampler)
     trial, config = asked(sampler, study)
     measured = make_measurement(12.0, memory=Memory(resident_bytes=GIB))
@@ -163,30 +164,11 @@ def test_a_whole_result_is_handed_over_and_learned_from():
     assert sampler.prediction(BASE).samples_per_second == pytest.approx(12.0, rel=0.1)
 
 
-def test_lessons_from_elsewhere_do_not_count_as_run():
-    sampler = make_sampler()
-    before = sampler.prediction(BEST)
-    sampler.observe(make_result(BASE, predicted(BASE) / 3))
-    assert sampler.prediction(BEST).samples_per_second < 0.6 * before.samples_per_second
-    assert len(sampler.state.history) == 0
-
-
-class OptunasTests(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
-    pass
-
-
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-class TestGuided(OptunasTests):
-    @pytest.fixture
-    def sampler(self) -> Callable[[], CostModelSampler]:
-        return make_sampler
-
-
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-class TestUnguided(OptunasTests):
-    @pytest.fixture
-    def sampler(self) -> Callable[[], CostModelSampler]:
-        return partial(make_sampler, guided=False)
+class TestAsOptunaTestsSamplers(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
+    @pytest.fixture(params=[True, False], ids=["guided", "unguided"])
+    def sampler(self, request) -> Callable[[], CostModelSampler]:
+        return partial(make_sampler, guided=request.param)
 
 
 def objective_of(sampler: CostModelSampler, *, pruned: TrainConfig | None = None) -> Callable[[optuna.Trial], float]:
@@ -233,15 +215,18 @@ def test_a_pruned_trial_is_slow_and_rules_out_nothing_else(guided):
     assert study.best_value == predicted(BEST)
 
 
-def test_a_constraint_of_another_name_says_nothing_of_memory():
+@pytest.mark.parametrize(
+    ("value", "constraint", "has_failed"),
+    [(10.0, "loss", False), (10.0, "memory", True), (float("inf"), "loss", True), (-1.0, "loss", True)],
+)
+def test_a_value_that_is_no_rate_is_a_failure_and_so_is_a_constraint_on_memory_alone(value, constraint, has_failed):
     sampler = make_sampler()
     study = study_of(sampler)
-    trial = study.ask()
-    config = sampler.suggest(trial)
-    trial.set_constraint("loss", 0.5)
-    study.tell(trial, predicted(config))
+    trial, config = asked(sampler, study)
+    trial.set_constraint(constraint, 0.5)
+    study.tell(trial, value)
     sampler.learn(study)
-    assert sampler.state.history.best().request.config == config
+    assert sampler.state.history.known(config).has_failed == has_failed
 
 
 @pytest.mark.parametrize(
@@ -265,17 +250,6 @@ def test_trials_with_values_of_another_space_are_passed_over(params, distributio
     assert sampler.space.config(point) == BASE
 
 
-@pytest.mark.parametrize("value", [float("inf"), -1.0])
-def test_a_value_that_is_no_rate_is_a_failure(value):
-    sampler = make_sampler()
-    study = study_of(sampler)
-    trial = study.ask()
-    config = sampler.suggest(trial)
-    study.tell(trial, value)
-    sampler.learn(study)
-    assert sampler.state.history.known(config).has_failed
-
-
 def test_one_sampler_serves_two_studies():
     sampler = make_sampler()
     first, second = study_of(sampler), study_of(sampler)
@@ -289,13 +263,8 @@ def test_one_sampler_serves_two_studies():
 def test_a_trial_that_its_process_left_running_is_tried_again():
     sampler = make_sampler()
     study = study_of(sampler)
-    point = {d.name: d.choices[0] for d in sampler.space.dimensions} | sampler.space.choices_of(BASE)
-    dead = optuna.create_trial(
-        state=TrialState.COMPLETE,
-        value=1.0,
-        params=point,
-        distributions={d.name: CategoricalDistribution(d.choices) for d in sampler.space.dimensions},
-    )
+    of_space = {d.name: CategoricalDistribution(d.choices) for d in sampler.space.dimensions}
+    dead = optuna.create_trial(value=1.0, params=sampler.space.choices_of(BASE), distributions=of_space)
     dead.state, dead.value, dead.datetime_complete = TrialState.RUNNING, None, None
     dead.datetime_start = datetime.datetime.now() - datetime.timedelta(days=1)
     study.add_trial(dead)
@@ -312,39 +281,6 @@ def test_a_study_that_minimises_is_refused_where_configurations_are_asked_for():
 # Beside `autotune find`
 
 
-def found(table: Table, plan: SearchPlan, model, directory: Path) -> list[TrainConfig]:
-    """What `autotune find` tries on a table before its finals."""
-    clock = ReplayClock()
-    tuner = Tuner(
-        plan,
-        RunDirectory(directory),
-        ReplayRunner(table, clock, seed=plan.workload.seed),
-        ignore,
-        clock=clock.now,
-        model=model,
-    )
-    tuner.run()
-    return [r.request.config for r in tuner.study.sampler.state.history.results]
-
-
-def tried_by_a_plain_loop(table: Table, plan: SearchPlan, model) -> list[TrainConfig]:
-    """What the sampler tries on the same table where a study is told samples per second and memory alone."""
-    sampler = CostModelSampler(plan, model)
-    study, runner = study_of(sampler), ReplayRunner(table, ReplayClock(), seed=plan.workload.seed)
-    tried: list[TrainConfig] = []
-    while not sampler.is_done(study) and len(tried) <= plan.budget.max_trials:
-        trial, config = asked(sampler, study)
-        result = runner.run(request_of(plan, config, Purpose.SEARCH, number=len(tried), timeout_s=1e6))
-        tried.append(config)
-        if result.measurement is None:
-            trial.set_constraint("memory", 0.01)
-            study.tell(trial, state=TrialState.PRUNED)
-        else:
-            trial.set_constraint("memory", result.measurement.memory.peak_bytes / plan.memory_bytes - 1)
-            study.tell(trial, result.measurement.samples_per_second)
-    return tried
-
-
 @pytest.mark.parametrize(
     ("seed", "most", "is_guided", "share"),
     [(2, 15, False, 0.8), *(pytest.param(seed, None, True, 0.9, marks=pytest.mark.slow) for seed in (0, 1))],
@@ -353,8 +289,17 @@ def test_a_plain_loop_tries_what_a_search_tries_on_a_recorded_table(tmp_path, se
     table = load_table(TABLE)
     plan = plan_of(table, seed=seed, max_trials=most)
     model = model_by_data_sheet(plan) if is_guided else None
-    tried = tried_by_a_plain_loop(table, plan, model)
-    assert tried == found(table, plan, model, tmp_path)
+    clock, numbers = ReplayClock(), itertools.count()
+    runner, again = (ReplayRunner(table, c, seed=seed) for c in (clock, ReplayClock()))
+    tuner = Tuner(plan, RunDirectory(tmp_path), runner, ignore, clock=clock.now, model=model)
+    tuner.run()
+
+    def measured(config: TrainConfig) -> Measurement | None:
+        request = request_of(plan, config, Purpose.SEARCH, number=next(numbers), timeout_s=1e6)
+        return again.run(request).measurement
+
+    tried = plain_loop(CostModelSampler(plan, model), measured, most=plan.budget.max_trials + 1)
+    assert tried == [r.request.config for r in tuner.study.sampler.state.history.results]
     assert len(tried) > 5
     rates = {point.config: point.samples_per_second or 0.0 for point in table.points}
     assert max(rates[config] for config in tried) > share * max(rates.values())

@@ -1,20 +1,20 @@
 """Whole searches with real trials on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import write_model
+from running import python
 from tiny_models import TINY
 
 import autotune
 from autotune.storage.record import VARIABLE
+from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.time_spent import wall_s
-from autotune.values.trial import TrialResult, TrialStatus
+from autotune.values.trial import TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -30,14 +30,9 @@ def assert_sound(result):
         assert result.best.config == result.baseline.config
 
 
-def trials(run: Path) -> list[TrialResult]:
-    files = sorted(run.glob("trials/*/result.json"))
-    return sorted((TrialResult.model_validate_json(file.read_text()) for file in files), key=lambda r: r.request.number)
-
-
 def assert_kept_to_what_was_left(run: Path, limit_s: float, starting_s: float):
     """No trial was given more time than start and earlier trials had left of the search's; a second is the least."""
-    results = trials(run)
+    results = RunDirectory(run).results()
     assert results
     for result in results:
         first = min(result.request.in_turn_with, default=result.request.number)
@@ -81,7 +76,7 @@ def test_no_trial_outlasts_what_is_left_of_the_search(step_s, limit_s, factor, t
     """bf16 takes `factor` times as long, in the last case an hour for each step."""
     (tmp_path / "loop.py").write_text(STEPS.format(seconds=step_s, factor=factor))
     (tmp_path / "program.py").write_text(COMMAND.format(limit_s=limit_s))
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    done = python("program.py", cwd=tmp_path, timeout=900)
     starting_s = 0.0
     if done.returncode == 0:
         result = autotune.load(tmp_path / "run" / "best-config.json")
@@ -91,7 +86,7 @@ def test_no_trial_outlasts_what_is_left_of_the_search(step_s, limit_s, factor, t
         assert "no trial completed; trial 0 timed out" in done.stderr
     assert_kept_to_what_was_left(tmp_path / "run", limit_s, starting_s)
     if factor > 1000:
-        endless = [r for r in trials(tmp_path / "run") if r.request.config.precision == "bf16"]
+        endless = [r for r in RunDirectory(tmp_path / "run").results() if r.request.config.precision == "bf16"]
         assert {r.status for r in endless} <= {TrialStatus.TIMED_OUT}
 
 

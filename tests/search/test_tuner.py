@@ -14,6 +14,8 @@ from factories import (
     make_facts,
     make_failure,
     make_measurement,
+    make_plan,
+    make_result,
     make_workload,
 )
 from factories import SEPARABLE_BEST as BEST
@@ -25,9 +27,9 @@ from scripted_searches import Search
 from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
-from autotune.planning.plan import SEARCH_ACCUMULATION, reopened
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchState, reopened
 from autotune.search.candidates import SAME_FAILURES
-from autotune.search.tuner import SearchInterrupted
+from autotune.search.tuner import Pace, SearchInterrupted, leader_of
 from autotune.space.file import load_space
 from autotune.space.space import History
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_result
@@ -35,10 +37,14 @@ from autotune.units import GIB
 from autotune.values.budget import Budget, Effort, LossCurve, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, TrialEnded, TrialStarted
-from autotune.values.trial import Measurement, Outcome, Purpose, TrialRequest, TrialStatus
+from autotune.values.trial import Measurement, Memory, Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.values.workload import OwnCode
+from autotune.verification.checks import Check
+from autotune.verification.finals import Finals
+from autotune.verification.verdict import assemble
 
 BASE = make_config()
+SMALL = {"precision": ["fp32", "bf16"]}
 
 
 @pytest.fixture
@@ -75,9 +81,9 @@ def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
     return outcome
 
 
-@pytest.mark.parametrize("trials", [1, 4])
-def test_the_search_ends_at_its_number_of_trials(search, trials):
-    run = search(rate, budget=make_budget(max_trials=trials, finalists=1, final_rounds=2))
+@pytest.mark.parametrize(("parameters", "most", "trials"), [(None, 1, 1), (None, 4, 4), (SMALL, 12, 1)], ids=str)
+def test_the_search_ends_at_its_number_of_trials_or_with_its_space(search, parameters, most, trials):
+    run = search(rate, parameters, budget=make_budget(max_trials=most, finalists=1, final_rounds=2))
     run.run()
     assert run.count(Purpose.SEARCH) == trials
     assert run.count(Purpose.FINAL) == 4
@@ -93,12 +99,6 @@ def test_a_combination_beyond_single_steps_is_the_samplers(search):
     parameters = {"precision": ["fp32", "bf16"], "optim": ["adamw_torch_fused", "adafactor"]}
     result = search(deceptive, parameters, patience=60).run()
     assert result.best.config == make_config(precision="bf16", optim="adafactor")
-
-
-def test_an_exhausted_space_ends_the_search(search):
-    run = search(rate, {"precision": ["fp32", "bf16"]})
-    run.run()
-    assert run.count(Purpose.SEARCH) == 1
 
 
 def memory_bound(request: TrialRequest) -> Outcome | float:
@@ -137,61 +137,39 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
     assert neighbours >= 6
 
 
-def test_nothing_fits_is_an_error_once_the_lightest_was_tried(search):
-    run = search(lambda request: OUT_OF_MEMORY, space=load_space("cpu"))
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_lightest_is_the_answer_if_it_alone_fits_and_if_not_nothing_does(search, fits):
+    lightest = make_config(1, checkpointing="full", precision="pure_bf16", adapter={"kind": "lora"})
+    run = search(lambda r: 10.0 if fits and r.config == lightest else OUT_OF_MEMORY, space=load_space("cpu"))
+    if fits:
+        assert run.run().best.config == lightest
+        return
     with pytest.raises(NothingFitsError):
         run.run()
-    lightest = run.finished[-1].config
-    assert (lightest.per_device_train_batch_size, lightest.checkpointing) == (1, "full")
-    assert (lightest.precision, lightest.adapter.kind) == ("pure_bf16", "lora")
+    assert run.finished[-1].config == lightest
     assert not (run.directory / ANSWER_FILE).exists()
 
 
-def test_crashes_of_one_cause_end_soon_and_blame_the_infrastructure(search):
-    run = search(lambda request: CRASHED, space=load_space("cpu"))
-    with pytest.raises(InfrastructureError, match="trial 0 crashed: it broke"):
+@pytest.mark.parametrize(("told", "cause"), [(lambda request: CRASHED, "it broke"), (only(), "trial 0 broke")])
+def test_crashes_of_one_cause_end_soon_and_of_many_too_and_blame_the_infrastructure(search, told, cause):
+    run = search(told, space=load_space("cpu"))
+    with pytest.raises(InfrastructureError, match=f"trial 0 crashed: {cause}"):
         run.run()
-    assert len(run.finished) == SAME_FAILURES
-
-
-def test_crashes_of_many_causes_end_too(search):
-    run = search(only(), space=load_space("cpu"))
-    with pytest.raises(InfrastructureError):
-        run.run()
-    assert SAME_FAILURES < len(run.finished) <= 1 + len(run.plan.search_space.dimensions)
+    if cause == "it broke":
+        assert len(run.finished) == SAME_FAILURES
+    else:
+        assert SAME_FAILURES < len(run.finished) <= 1 + len(run.plan.search_space.dimensions)
 
 
 @pytest.mark.parametrize(
     "survivor",
     [make_config(attn_implementation="eager"), make_config(precision="bf16"), make_config(optim="adamw_torch")],
+    ids=["attention", "precision", "optimizer"],
 )
 def test_the_one_configuration_that_works_is_the_answer(search, survivor):
-    run = search(only(survivor))
-    result = run.run()
+    result = search(only(survivor)).run()
     assert (result.verdict, result.best.config) == ("baseline_failed", survivor)
     assert result.baseline_cause == "crashed: trial 0 broke"
-    assert len({t.number for t in result.trials if t.status is TrialStatus.COMPLETED}) >= 1
-
-
-def test_the_one_configuration_that_fits_is_the_answer(search):
-    survivor = make_config(1, checkpointing="full", precision="pure_bf16", adapter={"kind": "lora"})
-    run = search(lambda r: 10.0 if r.config == survivor else OUT_OF_MEMORY, space=load_space("cpu"))
-    assert run.run().best.config == survivor
-
-
-def test_finals_run_the_whole_accumulation_measure_more_finely_and_compile_anew_once(search):
-    run = search(rate, budget=make_budget(max_trials=6, finalists=1, final_rounds=2))
-    run.run()
-    for request in run.finished:
-        full = run.plan.workload.accumulation_steps(request.config)
-        wanted = full if request.purpose is Purpose.FINAL else min(full, SEARCH_ACCUMULATION)
-        assert request.accumulation_steps == wanted
-    searched, again = ({r.purpose: r.limits for r in run.finished}[p] for p in (Purpose.SEARCH, Purpose.FINAL))
-    assert again.measure_steps > searched.measure_steps
-    assert again.relative_interval < searched.relative_interval
-    assert again.measure_time_s == searched.measure_time_s
-    assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
-    assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
 
 
 ADAPTERS = {
@@ -267,7 +245,7 @@ def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_
 
 
 def test_a_finished_search_that_finds_nothing_better_keeps_its_finals(search):
-    run = search(rate, {"precision": ["fp32", "bf16"]})
+    run = search(rate, SMALL)
     first = run.run()
     assert first.best.confirmed
     given(run, max_trials=40)
@@ -286,8 +264,12 @@ def test_a_baseline_that_ended_at_a_shorter_limit_is_run_again_with_more_time(se
     assert run.runner.requests[0].purpose is Purpose.BASELINE
 
 
-def test_ctrl_c_writes_and_hands_over_the_best_so_far(search):
+def test_ctrl_c_writes_and_hands_over_the_best_so_far_if_there_is_one(search):
     run = search(rate)
+    with pytest.raises(SearchInterrupted) as stop:
+        run.run(stop_after=0)
+    assert stop.value.result is None
+    assert not stop.value.path.exists()
     with pytest.raises(SearchInterrupted) as stop:
         run.run(stop_after=5)
     rates = {r.config: rate(r) for r in run.finished}
@@ -295,14 +277,6 @@ def test_ctrl_c_writes_and_hands_over_the_best_so_far(search):
     assert result.best.config == max(rates, key=rates.__getitem__)
     assert read_result(stop.value.path) == result
     assert str(run.directory) in str(stop.value)
-
-
-def test_ctrl_c_in_the_first_trial_has_nothing_to_hand_over(search):
-    run = search(rate)
-    with pytest.raises(SearchInterrupted) as stop:
-        run.run(stop_after=0)
-    assert stop.value.result is None
-    assert not stop.value.path.exists()
 
 
 def test_ctrl_c_in_the_finals_does_not_make_the_baseline_the_winner(search):
@@ -346,9 +320,13 @@ def steady(request: TrialRequest) -> Outcome:
     return make_measurement(rate(request), startup_s=9.0, first_step_s=1.0, samples=4)
 
 
+def within(max_time_s: float, trial_timeout_s: float | None = None, **fields) -> Budget:
+    limits = {"max_time_s": max_time_s, "trial_timeout_s": trial_timeout_s or max_time_s}
+    return make_budget(**{"finalists": 1, "final_rounds": 2, **limits, **fields})
+
+
 def test_a_baseline_beyond_the_usual_limit_takes_what_is_left_if_no_other_trial_could_follow(search):
-    budget = make_budget(max_time_s=160.0, trial_timeout_s=120.0)
-    run = search(rate, duration_s=lambda request: 140.0, budget=budget)
+    run = search(rate, duration_s=lambda request: 140.0, budget=within(160.0, 120.0))
     assert run.run().verdict == "unconfirmed"
     assert run.finished[0].limits.timeout_s > 140.0
 
@@ -356,9 +334,7 @@ def test_a_baseline_beyond_the_usual_limit_takes_what_is_left_if_no_other_trial_
 @pytest.mark.parametrize(("max_time_s", "finalists"), [(300.0, 3), (150.0, 2), (110.0, 1)])
 def test_as_many_finalists_are_measured_again_as_there_is_time_for(search, max_time_s, finalists):
     """Two rounds of each take 20 to 40 s; the three fastest are within a tenth of each other."""
-    budget = make_budget(
-        max_trials=3, max_time_s=max_time_s, trial_timeout_s=60.0, finalists=3, final_rounds=2, measure_time_s=4.0
-    )
+    budget = within(max_time_s, 60.0, max_trials=3, finalists=3, measure_time_s=4.0)
     run = search(
         lambda request: make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4),
         budget=budget,
@@ -372,8 +348,8 @@ def test_as_many_finalists_are_measured_again_as_there_is_time_for(search, max_t
 @pytest.mark.parametrize("trial_s", [3.0, 10.0, 40.0, 1e6])
 @pytest.mark.parametrize("starting_s", [0.0, 50.0, 150.0])
 def test_the_seconds_before_the_first_trial_count_and_no_trial_outlasts_the_limit(search, trial_s, starting_s):
-    budget = make_budget(max_trials=15, max_time_s=200.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
-    run = search(steady, duration_s=lambda request: trial_s, budget=budget, starting={"launching": starting_s})
+    budget, starting = within(200.0, max_trials=15), {"launching": starting_s}
+    run = search(steady, duration_s=lambda request: trial_s, budget=budget, starting=starting)
     if trial_s > 200.0 - starting_s:
         with pytest.raises(InfrastructureError, match="no trial completed"):
             run.run()
@@ -387,8 +363,8 @@ def test_a_trial_that_hangs_does_not_take_the_time_of_the_finals(search):
     def hangs_sometimes(request: TrialRequest) -> float:
         return 1e6 if request.config.precision == "pure_bf16" else 15.0
 
-    budget = make_budget(max_time_s=200.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
-    run = search(steady, {"precision": ["fp32", "bf16", "pure_bf16"]}, duration_s=hangs_sometimes, budget=budget)
+    precisions = {"precision": ["fp32", "bf16", "pure_bf16"]}
+    run = search(steady, precisions, duration_s=hangs_sometimes, budget=within(200.0))
     result = run.run()
     assert any(t.status is TrialStatus.TIMED_OUT for t in result.trials)
     assert run.clock.now_s <= 200.0
@@ -402,8 +378,7 @@ def test_where_time_is_short_one_trial_comes_before_the_finals(search, max_time_
     def slow(request: TrialRequest) -> Outcome:
         return make_measurement(rate(request), startup_s=15.0, first_step_s=2.0, samples=4)
 
-    budget = make_budget(max_time_s=max_time_s, trial_timeout_s=max_time_s, finalists=1, final_rounds=2)
-    run = search(slow, duration_s=lambda request: 25.0, budget=budget)
+    run = search(slow, duration_s=lambda request: 25.0, budget=within(max_time_s))
     run.run()
     assert (run.count(Purpose.SEARCH), run.count(Purpose.FINAL)) == (searched, finals)
     assert run.clock.now_s <= max_time_s
@@ -413,16 +388,14 @@ def test_a_final_that_there_is_no_time_for_is_not_begun(search):
     def slow_at_last(request: TrialRequest) -> float:
         return 150.0 if request.purpose is Purpose.FINAL else 10.0
 
-    budget = make_budget(max_time_s=300.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
-    run = search(steady, {"precision": ["fp32", "bf16"]}, duration_s=slow_at_last, budget=budget)
+    run = search(steady, SMALL, duration_s=slow_at_last, budget=within(300.0, 200.0))
     run.run()
     assert run.count(Purpose.FINAL) == 2
     assert run.clock.now_s <= 320.0
 
 
 def test_time_that_was_spent_before_a_stop_counts(search):
-    budget = make_budget(max_time_s=200.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
-    run = search(steady, budget=budget)
+    run = search(steady, budget=within(200.0, 100.0))
     with pytest.raises(SearchInterrupted):
         run.run(stop_after=6)
     run.clock = Clock()
@@ -444,7 +417,6 @@ def test_a_listener_hears_of_each_trial_before_and_after_it(search):
 
 
 SECOND = make_config(16, precision="bf16", optim="adamw_torch_fused")
-SMALL = {"precision": ["fp32", "bf16"]}
 PROVEN = {"soak": True, "loss_steps": 20, "loss_insisted": True, "budget": make_budget(finalists=1, max_trials=20)}
 
 
@@ -485,7 +457,7 @@ def test_where_all_fail_their_soak_nothing_is_handed_out(search):
     def unfit(request: TrialRequest) -> Outcome | float:
         return OUT_OF_MEMORY if request.purpose is Purpose.SOAK else rate(request)
 
-    run = search(unfit, {"precision": ["fp32", "bf16"]}, **PROVEN)
+    run = search(unfit, SMALL, **PROVEN)
     with pytest.raises(NothingPassedError, match=r"precision bf16: soak, trial \d+: out of memory.*the baseline: soak"):
         run.run()
     assert not (run.directory / ANSWER_FILE).exists()
@@ -493,30 +465,26 @@ def test_where_all_fail_their_soak_nothing_is_handed_out(search):
     assert gather(run.directory).nothing.startswith("nothing passed: ")
 
 
-def test_a_loss_check_runs_the_true_accumulation_for_all_its_steps_and_a_soak_two_micro_steps(search):
+def test_finals_measure_more_finely_checks_run_all_their_steps_and_trials_of_the_search_race_the_leader(search):
     run = search(checked(), SMALL, **{**PROVEN, "workload": make_workload(global_batch_size=32)})
-    run.run()
-    for request in run.finished:
-        full = run.plan.workload.accumulation_steps(request.config)
-        if request.purpose is Purpose.LOSS_CHECK:
-            assert request.accumulation_steps == full
-            assert request.limits.measure_steps == request.task.steps == 20
-            assert request.limits.discarded_steps == 1
-        elif request.purpose is Purpose.SOAK:
-            assert request.accumulation_steps == min(full, SEARCH_ACCUMULATION)
-
-
-def test_a_trial_of_the_search_races_the_leader_and_no_other_does(search):
-    run = search(checked(), SMALL, **PROVEN)
     run.run()
     best = 0.0
     for request in run.finished:
-        samples = run.plan.workload.samples_per_step(request.config)
-        if request.purpose is Purpose.SEARCH:
-            assert request.limits.beaten_step_s == pytest.approx(samples / (0.9 * best))
-        else:
-            assert request.limits.beaten_step_s is None
-        best = max(best, rate(request)) if request.purpose.explores else best
+        full, purpose = run.plan.workload.accumulation_steps(request.config), request.purpose
+        whole = purpose in (Purpose.FINAL, Purpose.LOSS_CHECK)
+        assert request.accumulation_steps == (full if whole else min(full, SEARCH_ACCUMULATION))
+        if purpose is Purpose.LOSS_CHECK:
+            assert request.limits.measure_steps == request.task.steps == 20
+            assert request.limits.discarded_steps == 1
+        races = 32 / (0.9 * best) if purpose is Purpose.SEARCH else None
+        assert request.limits.beaten_step_s == pytest.approx(races)
+        best = max(best, rate(request)) if purpose.explores else best
+    searched, again = ({r.purpose: r.limits for r in run.finished}[p] for p in (Purpose.SEARCH, Purpose.FINAL))
+    assert again.measure_steps > searched.measure_steps
+    assert again.relative_interval < searched.relative_interval
+    assert again.measure_time_s == searched.measure_time_s
+    assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
+    assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
 
 
 @pytest.mark.parametrize("fault", ["unfit", "diverging"])
@@ -531,8 +499,8 @@ def test_a_winner_that_fails_a_check_is_refused_with_its_reason_and_the_next_is_
     assert result.proof_notes[0].startswith("refused as the winner: micro-batch 16, precision bf16")
     assert reason in result.proof_notes[0]
     assert BEST not in [c.config for c in (*result.runners_up, *result.best_by_allowance.values())]
-    line = next(t for t in result.trials if t.config == BEST and t.purpose in (Purpose.SOAK, Purpose.LOSS_CHECK)
-                and t.status is not TrialStatus.COMPLETED)  # fmt: skip
+    purpose = {"unfit": Purpose.SOAK, "diverging": Purpose.LOSS_CHECK}[fault]
+    line = next(t for t in result.trials if t.config == BEST and t.purpose is purpose)
     assert line.cause
     assert line.status is {"unfit": TrialStatus.OUT_OF_MEMORY, "diverging": TrialStatus.INVALID}[fault]
     finals = [r.config for r in run.finished if r.purpose is Purpose.FINAL]
@@ -570,8 +538,7 @@ def test_time_is_kept_for_the_checks(search):
     def duration_s(request: TrialRequest) -> float:
         return 15.0 if request.purpose is Purpose.LOSS_CHECK else 10.0
 
-    budget = make_budget(max_time_s=300.0, trial_timeout_s=100.0, finalists=1, final_rounds=2)
-    run = search(timed, SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    run = search(timed, SMALL, duration_s=duration_s, **{**PROVEN, "budget": within(300.0, 100.0)})
     result = run.run()
     assert run.clock.now_s <= 300.0
     assert run.count(Purpose.SOAK) == 1
@@ -583,8 +550,7 @@ def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search)
     def duration_s(request: TrialRequest) -> float:
         return 60.0 if request.purpose is Purpose.FINAL else 10.0
 
-    budget = make_budget(max_time_s=300.0, trial_timeout_s=200.0, finalists=1, final_rounds=2)
-    run = search(checked(), SMALL, duration_s=duration_s, **{**PROVEN, "budget": budget})
+    run = search(checked(), SMALL, duration_s=duration_s, **{**PROVEN, "budget": within(300.0, 200.0)})
     result = run.run()
     assert run.count(Purpose.LOSS_CHECK) < 3
     assert result.loss_check is None
@@ -602,12 +568,8 @@ def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):
     model = make_model([profile_of(*kind) for kind in itertools.product(("sdpa", "eager"), ("fp32", "bf16"))])
     own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
     knobs = {"attn_implementation": ["sdpa", "eager"], "precision": ["fp32", "bf16"]}
-    run = search(
-        lambda request: model.estimate(request.config).samples_per_second,
-        knobs,
-        model=model,
-        workload=make_workload(own_code=own),
-    )
+    plan = {"model": model, "workload": make_workload(own_code=own)}
+    run = search(lambda request: model.estimate(request.config).samples_per_second, knobs, **plan)
     result = run.run()
     leader, flags_alone = make_config(attn_implementation="eager", precision="bf16"), make_config(precision="bf16")
     assert result.best.config == leader
@@ -615,3 +577,46 @@ def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):
     finals = [r.config for r in run.runner.requests if r.purpose is Purpose.FINAL]
     assert {BASE, leader, flags_alone} <= set(finals)
     assert gain_of_flags(result).startswith("the flags alone have ")
+
+
+# The leader that is told, and how long a trial may take.
+
+
+def after(*trials, finals=(), **budget) -> Finals:
+    """Return a search in which these trials and finals have ended."""
+    plan = make_plan(baseline=BASE, budget=make_budget(**{"finalists": 1, "final_rounds": 2, **budget}))
+    every = [*((*trial, Purpose.SEARCH) for trial in trials), *((*trial, Purpose.FINAL) for trial in finals)]
+    return Finals(SearchState(plan, (make_result(c, r, purpose=p, number=n) for n, (c, r, p) in enumerate(every))))
+
+
+LARGE, SMALLER = make_config(16), make_config(4)
+
+
+@pytest.mark.parametrize(
+    ("trials", "failed", "changed", "fastest", "speedup"),
+    [
+        ([(BASE, 10.0), (LARGE, 25.0), (SMALLER, 20.0)], [], "16", 25.0, 2.5),
+        ([(BASE, OUT_OF_MEMORY), (LARGE, 25.0)], [], "16", 25.0, None),
+        ([(BASE, 10.0), (SMALLER, 20.0), (LARGE, 25.0)], [(LARGE, OUT_OF_MEMORY)], "4", 20.0, 2.0),
+    ],
+    ids=["the fastest", "without a baseline", "without one that failed its final"],
+)
+def test_the_leader_is_the_fastest_of_the_search_beside_the_baseline(trials, failed, changed, fastest, speedup):
+    leader = leader_of(after(*trials, finals=failed))
+    assert [(c.knob, c.after) for c in leader.changes] == [("per_device_train_batch_size", changed)]
+    assert (leader.samples_per_second, leader.speedup) == (fastest, speedup)
+    assert leader_of(after((BASE, OUT_OF_MEMORY))) is None
+
+
+def test_the_leader_is_revised_when_the_finals_put_it_lower():
+    finals = after((BASE, 20.0), (LARGE, 80.0), finals=[(BASE, 21.0), (LARGE, 21.7)] * 2)
+    answer = assemble(finals, 60.0)
+    assert leader_of(finals).samples_per_second == answer.best.measurement.samples_per_second < 22.0
+
+
+def test_a_soak_has_time_to_write_what_the_training_holds_to_a_slow_disk():
+    large = make_measurement(memory=Memory(resident_bytes=30 * 10**9))
+    pace = Pace(after((BASE, large), trial_timeout_s=100.0, max_time_s=3600.0), Clock())
+    check = Check(BASE, Purpose.SOAK, None, 10.0)
+    assert pace.timeout_s(BASE, Purpose.FINAL, check) == 100.0
+    assert pace.timeout_s(BASE, Purpose.SOAK, check) == pytest.approx(400.0)

@@ -27,11 +27,6 @@ def path(tmp_path) -> Path:
     return tmp_path / "record.journal"
 
 
-@pytest.fixture
-def database(path) -> Record:
-    return Record(path)
-
-
 @pytest.fixture(params=["journal", "sqlite"])
 def place(request, tmp_path) -> Path | str:
     """A file, or the URL of a database without our tables."""
@@ -44,49 +39,34 @@ def either(place) -> Record:
 
 
 def test_what_was_kept_is_read_again_to_the_last_digit(either, place):
-    search = recorded_search(
-        recorded_trial(make_config(16), 1 / 3), recorded_trial(make_config(4), OUT_OF_MEMORY), model="modèle 💾"
-    )
-    large = search.trials[1].model_copy(update={"warnings": ("ünïcödé 💾 " * 20_000,)})
-    search = search.model_copy(update={"trials": (search.trials[0], large, search.trials[2])})
+    large = recorded_trial(make_config(16), 1 / 3).model_copy(update={"warnings": ("ünïcödé 💾 " * 20_000,)})
+    search = recorded_search(large, recorded_trial(make_config(4), OUT_OF_MEMORY), model="modèle 💾")
     keep(either, search)
     assert Record(place).searches() == [search]
 
 
-def test_a_trial_is_there_once_however_often_it_is_kept(either):
+def test_a_trial_is_there_once_and_one_that_ran_again_under_its_number_replaces_the_earlier_one(either):
     search = recorded_search(recorded_trial(), recorded_trial())
     for count in (1, 3, 3):
         either.write(search, stored(*search.trials[:count]))
     assert either.searches() == [search]
+    again = search.trials[2].model_copy(update={"duration_s": 99.0})
+    trials = (*search.trials[:2], again)
+    answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x", "trials": trials})
+    keep(either, answered)
+    assert either.searches() == [answered]
     (name,) = optuna.get_all_study_names(either.storage)
     assert len(optuna.load_study(study_name=name, storage=either.storage).trials) == 3
-    answered = search.model_copy(update={"verdict": "faster", "best_config_id": "x"})
-    either.write(answered, stored(*search.trials))
-    assert either.searches() == [answered]
 
 
-def test_a_trial_that_ran_again_under_its_number_replaces_the_earlier_one(either):
-    search = recorded_search(recorded_trial())
-    keep(either, search)
-    again = search.trials[1].model_copy(update={"duration_s": 99.0})
-    either.write(search, stored(search.trials[0], again))
-    assert either.searches() == [search.model_copy(update={"trials": (search.trials[0], again)})]
-    (name,) = optuna.get_all_study_names(either.storage)
-    assert len(optuna.load_study(study_name=name, storage=either.storage).trials) == 2
-
-
-def test_the_latest_search_comes_first(database):
-    keep(database, *(recorded_search(id=str(day), started=f"2026-11-0{day}T00:00:00+00:00") for day in (2, 3, 1)))
-    assert [search.id for search in database.searches()] == ["3", "2", "1"]
-    assert [search.id for search in database.searches(latest=1)] == ["3"]
-
-
-def test_searches_are_found_by_their_key_and_forgotten(either):
-    mine, other = recorded_search(), recorded_search(id="b", key="another")
-    keep(either, mine, other)
-    assert either.searches(key=mine.key) == [mine]
-    assert either.searches(key="another") == [other]
-    either.forget([mine])
+def test_searches_are_found_by_their_key_the_latest_first_and_forgotten(either):
+    mine, other = recorded_search(), recorded_search(id="b", key="another", started="2026-11-19T00:00:00+00:00")
+    latest = recorded_search(id="c", started="2026-11-21T00:00:00+00:00")
+    keep(either, mine, other, latest)
+    assert either.searches() == [latest, mine, other]
+    assert either.searches(latest=1) == [latest]
+    assert either.searches(key=mine.key) == [latest, mine]
+    either.forget([mine, latest])
     assert either.searches() == [other]
 
 
@@ -114,9 +94,9 @@ def test_processes_write_at_once_the_same_search_too_into_a_record_that_none_has
     assert found == dict.fromkeys([*"abc", "ours"], 11)
 
 
-def test_a_line_that_was_cut_short_costs_what_was_in_it_alone(path, database):
+def test_a_line_that_was_cut_short_costs_nothing_else(path):
     search = recorded_search(recorded_trial())
-    keep(database, search)
+    keep(Record(path), search)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     keep(Record(path), recorded_search(id="b"))
@@ -126,20 +106,15 @@ def test_a_line_that_was_cut_short_costs_what_was_in_it_alone(path, database):
     assert len(optuna.get_all_study_names(JournalStorage(JournalFileBackend(str(path))))) == 2
 
 
-def test_one_that_is_held_for_too_long_is_given_up_in_a_line(path, database, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+def test_a_record_that_another_process_holds_is_waited_for_but_not_for_too_long(path, monkeypatch):
+    database = Record(path)
     keep(database, recorded_search())
     with path.open("a") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        with pytest.raises(RecordError, match=r"record\.journal: can't be used: timed out"):
-            keep(database, recorded_search(id="b"))
-    keep(database, recorded_search(id="b"))
-
-
-def test_one_that_is_held_is_waited_for(path, database):
-    keep(database, recorded_search())
-    with path.open("a") as holder:
-        fcntl.flock(holder, fcntl.LOCK_EX)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(module, "PATIENCE_S", 0.1)
+            with pytest.raises(RecordError, match=r"record\.journal: can't be used: timed out"):
+                keep(database, recorded_search(id="b"))
         writing = threading.Thread(target=keep, args=(database, recorded_search(id="b")))
         writing.start()
         time.sleep(0.1)
@@ -181,22 +156,19 @@ def test_odd_rows_are_passed_over_with_a_warning(either, odd, caplog):
     keep(either, searches[0])
 
 
-@pytest.mark.parametrize("place", ["nowhere/record.journal", "folder"])
-def test_a_place_that_can_not_be_written_is_one_line(tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "said"), [("nowhere/x", "can't be used"), ("folder", "can.t be used"), ("link", "is a link")]
+)
+def test_a_place_that_can_not_be_written_is_one_line_and_a_link_is_not_followed(tmp_path, place, said):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(RecordError, match=f"{place}: can't be used: "):
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(RecordError, match=f"{place}: {said}"):
         keep(Record(tmp_path / place), recorded_search())
-
-
-def test_a_link_is_not_followed(tmp_path):
-    (tmp_path / "study.journal").symlink_to(tmp_path / "theirs")
-    with pytest.raises(RecordError, match="is a link"):
-        keep(Record(tmp_path / "study.journal"), recorded_search())
     assert not (tmp_path / "theirs").exists()
 
 
 class TestWhereItIs:
-    def test_by_default_in_the_home(self, monkeypatch, tmp_path):
+    def test_by_default_in_the_home_if_that_can_be_written(self, monkeypatch, tmp_path):
         monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "new"))
         database = record()
@@ -205,9 +177,7 @@ class TestWhereItIs:
         keep(database, recorded_search())
         assert (tmp_path / "new" / RECORD_FILE).stat().st_mode & 0o777 == 0o600
 
-    def test_a_home_that_can_not_be_written_is_one_line(self, monkeypatch, tmp_path):
         (tmp_path / "file").touch()
-        monkeypatch.delenv(VARIABLE, raising=False)
         monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "file"))
         with pytest.raises(RecordError, match=r"can't be written"):
             keep(record(), recorded_search())

@@ -27,9 +27,8 @@ LENGTHS = LengthProfile(samples=9, mean=20, minimum=1, median=20, p95=40, maximu
 VERSIONS = make_hardware().versions
 
 
-def key(workload=None, facts=None, hardware=None) -> str:
-    fields = {"workload": workload, "facts": facts or make_facts(architecture="abc"), "hardware": hardware}
-    return key_of(make_problem(**{name: value for name, value in fields.items() if value is not None}))
+def key(**fields) -> str:
+    return key_of(make_problem(**{"facts": make_facts(architecture="abc"), **fields}))
 
 
 WORKLOADS = {
@@ -51,20 +50,18 @@ CHANGES = {
     "cores": ({"hardware": make_hardware(cores=8)}, False),
     "memory": ({"hardware": make_hardware(memory_bytes=1 << 30)}, False),
     "torch": ({"hardware": make_hardware(versions={**VERSIONS, "torch": "2.14.0"})}, False),
-    "name and path": (
-        {
-            "workload": make_workload(
-                model=make_spec(name="another", reference="./another", source="directory", path="/another")
-            )
-        },
-        True,
-    ),
-    "revision": ({"workload": make_workload(model=make_spec(revision="v2"))}, True),
-    "how its figures were written": ({"workload": make_workload(model=make_spec(config={"hidden_size": 64}))}, True),
-    "seed": ({"workload": make_workload(seed=7)}, True),
-    "learning rate": ({"workload": make_workload(fixed_arguments={"learning_rate": 1e-3, "seed": 3})}, True),
     "what doesn't train": ({"hardware": make_hardware(versions={**VERSIONS, "optuna": "6.0.0"})}, True),
+    "what is free now": ({"hardware": make_hardware(free_bytes=1)}, True),
 }
+ELSEWHERE = {"name": "another", "reference": "./another", "source": "directory", "path": "/another"}
+NOT_STEPS = {
+    "name and path": {"model": make_spec(**ELSEWHERE)},
+    "revision": {"model": make_spec(revision="v2")},
+    "how its figures were written": {"model": make_spec(config={"hidden_size": 64})},
+    "seed": {"seed": 7},
+    "learning rate": {"fixed_arguments": {"learning_rate": 1e-3, "seed": 3}},
+}
+CHANGES |= {name: ({"workload": make_workload(**fields)}, True) for name, fields in NOT_STEPS.items()}
 
 
 @pytest.mark.parametrize(("change", "is_same"), CHANGES.values(), ids=CHANGES)
@@ -72,18 +69,12 @@ def test_another_step_architecture_device_or_version_has_another_key(change, is_
     assert (key(**change) == key()) == is_same
 
 
-def test_without_a_digest_of_the_architecture_the_figures_as_written_count():
-    small, large = (make_workload(model=make_spec(config={"hidden_size": size})) for size in (64, 128))
-    assert key(small, make_facts()) == key(small, make_facts()) != key(large, make_facts())
-
-
-def test_code_of_its_own_is_known_by_name_and_revision():
+def test_code_of_its_own_is_known_by_revision_an_unknown_architecture_by_its_figures_and_no_device_by_its_number():
     own = [make_workload(model=make_spec(trust_remote_code=True, revision=r)) for r in ("v1", "v2")]
-    assert key(own[0]) != key(own[1])
-
-
-def test_what_is_free_now_and_the_number_of_the_device_make_no_other_key():
-    assert key(hardware=make_gpu()) == key(hardware=make_gpu(free_bytes=1, device="cuda:3"))
+    assert key(workload=own[0]) != key(workload=own[1])
+    small, large = (make_workload(model=make_spec(config={"hidden_size": size})) for size in (64, 128))
+    assert key(workload=small, facts=make_facts()) != key(workload=large, facts=make_facts())
+    assert key(hardware=make_gpu()) == key(hardware=make_gpu(device="cuda:3"))
 
 
 def test_others_read_the_whole_outcome_but_neither_its_log_nor_where_anything_lies():
@@ -98,9 +89,8 @@ def test_others_read_the_whole_outcome_but_neither_its_log_nor_where_anything_li
     measured = make_measurement(12.0, memory=Memory(resident_bytes=5), loss=math.nan)
     failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail=secret)
     for outcome in (measured, failure):
-        result = make_result(outcome=outcome, workload=workload).model_copy(
-            update={"warnings": (secret,), "place": secret}
-        )
+        result = make_result(outcome=outcome, workload=workload)
+        result = result.model_copy(update={"warnings": (secret,), "place": secret})
         text = without_places(result).model_dump_json()
         assert secret not in text
         kept = read_recorded(text)

@@ -1,6 +1,7 @@
 """The lock of a run directory: one search at a time, from its first moment on."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -71,13 +72,6 @@ def hold():
         process.communicate()
 
 
-def test_a_new_directory_is_held_before_it_holds_a_search(tmp_path, hold):
-    hold(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
-        pass
-    assert (tmp_path / "run" / "lock").exists()
-
-
 @pytest.mark.parametrize("attempt", range(2))
 def test_of_two_at_once_exactly_one_gets_it(tmp_path, attempt):
     ended = run_at_once(RACE, str(tmp_path), ["1", "2"])
@@ -86,8 +80,11 @@ def test_of_two_at_once_exactly_one_gets_it(tmp_path, attempt):
     assert (tmp_path / "run" / "search.json").exists()
 
 
-def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, hold):
+def test_a_new_directory_is_held_at_once_and_removed_and_free_again_if_it_came_to_nothing(tmp_path, hold):
     first = hold(tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "lock").exists()
     first.communicate("\n", timeout=60)
     assert not (tmp_path / "run").exists()
     with RunDirectory.create(tmp_path / "run"):
@@ -95,23 +92,20 @@ def test_a_directory_that_came_to_nothing_is_removed_and_free_again(tmp_path, ho
 
 
 def test_a_directory_that_an_error_names_is_left_there(tmp_path):
-    path = tmp_path / "run"
-    log = path / "log.txt"
+    log = tmp_path / "run" / "log.txt"
 
     def fail():
         log.write_text("why")
         raise InputError(f"it failed (its output: {log})")
 
-    with pytest.raises(InputError), RunDirectory.create(path):
+    with pytest.raises(InputError), RunDirectory.create(tmp_path / "run"):
         fail()
     assert log.read_text() == "why"
-    with RunDirectory.create(path):
+    with RunDirectory.create(tmp_path / "run"):
         pass
 
 
 def test_a_directory_removed_between_opening_and_locking_is_made_anew(tmp_path, monkeypatch):
-    import fcntl
-
     flock, path = fcntl.flock, tmp_path / "run"
     opened = []
 
@@ -148,7 +142,7 @@ def test_a_search_that_came_to_its_end_meanwhile_is_not_begun_again(tmp_path, ho
 
 
 def test_what_can_not_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="can't be written: File exists"):
         RunDirectory.create(tmp_path / "file")
     (tmp_path / "run").mkdir()
@@ -193,17 +187,7 @@ def test_temporary_files_of_a_search_that_was_killed_are_removed_and_others_stay
         assert names == {"lock", ".report.html.4f2a.tmp", ".gitignore", "trials/0003/log.txt"}
 
 
-def full(path=None):
-    return OSError(errno.ENOSPC, "No space left on device", path)
-
-
-def search_in(path, what):
-    """Begin a search in `path` that has one trial; then `what` happens."""
-    with RunDirectory.create(path) as directory:
-        directory.write_plan(make_plan())
-        (path / "trials" / "0000").mkdir(parents=True)
-        (path / "trials" / "0000" / "result.json").write_text("{}")
-        what()
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def fails(error):
@@ -213,12 +197,12 @@ def fails(error):
 def test_a_disk_that_is_full_before_the_first_trial_leaves_no_directory(tmp_path):
     said = r"run: the disk is full \(\d+ KiB are free\): make room$"
     with pytest.raises(InfrastructureError, match=said), RunDirectory.create(tmp_path / "run"):
-        fails(full())
+        fails(FULL)
     assert not list(tmp_path.iterdir())
 
 
 FAULTS = {
-    "full": (lambda run: fails(full()), "finished trials are kept: `autotune resume"),
+    "full": (lambda run: fails(FULL), "finished trials are kept: `autotune resume"),
     "moved": (
         lambda run: run.rename(run.with_name("else where")),
         "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
@@ -237,15 +221,19 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS.values(), ids=FAULTS)
 def test_what_happens_to_a_directory_while_a_search_runs_is_said(tmp_path, fault, said):
+    def search():
+        with RunDirectory.create(tmp_path / "run") as directory:
+            directory.write_plan(make_plan())
+            directory.write_result(make_result())
+            fault(directory.path)
+
     with pytest.raises(InfrastructureError, match=re.escape(said.format(tmp_path))):
-        search_in(tmp_path / "run", lambda: fault(tmp_path / "run"))
+        search()
     kept = list(tmp_path.glob("*/trials/0000/result.json"))
     assert bool(kept) == ("removed" not in said)
 
 
 def test_who_only_looks_whether_a_search_runs_keeps_none_from_it(tmp_path, monkeypatch):
-    import fcntl
-
     directory, flock = RunDirectory.create(tmp_path / "run"), fcntl.flock
     looking = (tmp_path / "run" / "lock").open()
     flock(looking, fcntl.LOCK_SH)
@@ -283,37 +271,26 @@ def test_a_directory_is_private_and_so_is_what_is_written_there(tmp_path):
     assert modes == {"runs": 0o755, "one": 0o700, "lock": 0o600, "search.json": 0o600}
 
 
-def planted(name):
-    """Return what makes of a name in a run directory something that leads elsewhere."""
-    return lambda run, target: (run / name).symlink_to(target)
-
-
 @pytest.mark.parametrize(
-    "plant",
+    ("name", "to"),
     [
-        planted("lock"),
-        planted("launcher.log"),
-        planted("trials"),
-        planted("trials/0000"),
-        planted("trials/0001/log.txt"),
-        planted("data"),
-        lambda run, target: os.mkfifo(run / "table.jsonl"),
-        lambda run, target: (run / "report.html").symlink_to("../new"),
+        *((name, "../target") for name in ("lock", "launcher.log", "trials", "data")),
+        *((f"trials/{name}", f"../../{up}target") for name, up in (("0000", ""), ("0001/log.txt", "../"))),
+        ("report.html", "../new"),
+        ("table.jsonl", None),
     ],
 )
 @pytest.mark.parametrize("command", ["resume", "explain", "report", "find"])
-def test_a_link_out_of_the_directory_is_refused(tmp_path, command, plant):
+def test_a_link_out_of_the_directory_or_a_pipe_is_refused(tmp_path, command, name, to):
     directory = RunDirectory.create(tmp_path / "run")
     if command != "find":
         directory.write_plan(make_plan())
     directory.path.joinpath("lock").unlink()
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "file").write_text("mine")
-    try:
-        plant(directory.path, tmp_path / "target")
-    except FileNotFoundError:
-        (directory.path / "trials" / "0001").mkdir(parents=True)
-        plant(directory.path, tmp_path / "target")
+    path = directory.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(to) if to is not None else os.mkfifo(path)
     words = ["--run-dir", str(directory.path), "--model", "gpt2"] if command == "find" else [str(directory.path)]
     done = CliRunner().invoke(app, [command, *words])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -325,11 +302,13 @@ def test_links_within_the_directory_stay(tmp_path):
     directory = RunDirectory.create(tmp_path / "run")
     directory.write_plan(make_plan())
     (directory.path / "data").mkdir()
+    (directory.path / "data" / "tokens").write_text("rows")
     explaining = directory.explaining()
+    assert (explaining.path / "data" / "tokens").read_text() == "rows"
     (directory.path / "wandb").mkdir()
     (directory.path / "wandb" / "core.log").symlink_to(tmp_path / "cache.log")  # as its library has it
     with RunDirectory.existing(directory.path), explaining:
-        assert (explaining.path / "data").is_symlink()
+        assert directory.explaining().path == explaining.path
 
 
 PLAN = json.loads(make_plan().model_dump_json())

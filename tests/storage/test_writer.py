@@ -26,7 +26,6 @@ from autotune.storage.record import VARIABLE, Record
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import MEMORY, RecordWriter, TrialConverter, record_writer
 from autotune.units import GIB
-from autotune.value import write_value
 from autotune.values.budget import SoakTask
 from autotune.values.problem import TrialEnded
 from autotune.values.trial import Memory, Purpose, TrialResult, TrialStatus
@@ -64,50 +63,34 @@ def load(directory: RunDirectory) -> optuna.Study:
     return optuna.load_study(study_name=None, storage=storage)
 
 
-def test_a_trial_is_kept_when_it_ends_and_passed_on(database, directory, heard):
+def numbers_in(directory: RunDirectory) -> list[int]:
+    return [trial.user_attrs["trial"] for trial in load(directory).trials]
+
+
+def test_a_trial_that_is_no_check_is_kept_when_it_ends_and_passed_on_with_what_a_user_knows_the_search_by(
+    database, directory, heard
+):
     recording = RecordWriter(database, PLAN, directory, heard)
-    for number in range(2):
-        recording(ended(number))
-        assert numbers(database) == [t.user_attrs["trial"] for t in load(directory).trials] == [*range(number + 1)]
-    assert [event.result.request.number for event in heard] == [0, 1]
-
-
-def test_a_search_is_described_by_what_a_user_knows_it_by(database, directory, heard):
-    RecordWriter(database, PLAN, directory, heard)(ended())
+    for number, purpose in enumerate((Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)):
+        recording(ended(number, purpose=purpose))
+        assert numbers(database) == numbers_in(directory) == [*range(number + 1)]
+    recording(ended(3, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(8,))))
+    assert numbers(database) == numbers_in(directory) == [0, 1, 2]
+    assert [event.result.request.number for event in heard] == [0, 1, 2, 3]
     (search,) = database.searches()
     assert (search.model, search.shape, search.device) == ("tiny", "causal-lm, sequence 128, batch 16", "a CPU")
-    assert search.run_directory == str(directory.path)
-    assert search.verdict is None
-
-
-@pytest.mark.parametrize(
-    ("purpose", "task", "is_kept"),
-    [
-        (Purpose.BASELINE, None, True),
-        (Purpose.SEARCH, None, True),
-        (Purpose.FINAL, None, True),
-        (Purpose.SOAK, SoakTask(eval_batch_sizes=(8,)), False),
-    ],
-)
-def test_checks_are_not_kept(database, directory, heard, purpose, task, is_kept):
-    RecordWriter(database, PLAN, directory, heard)(ended(purpose=purpose, task=task))
-    assert bool(numbers(database)) == is_kept
-    assert len(heard) == 1
+    assert (search.run_directory, search.verdict) == (str(directory.path), None)
 
 
 def test_all_that_was_measured_is_there_before_the_next_trial_begins_and_the_answer_in_the_end(
     database, directory, heard
 ):
-    plan = make_plan(
-        record=True,
-        space=make_space_file({"precision": ["fp32", "bf16"]}),
-        budget=make_budget(finalists=1, max_trials=1),
-    )
+    space = make_space_file({"precision": ["fp32", "bf16"]})
+    plan = make_plan(record=True, space=space, budget=make_budget(finalists=1, max_trials=1))
     seen = []
 
     def answer(request):
-        assert numbers(database) == seen[: request.number]
-        assert [t.user_attrs["trial"] for t in (load(directory).trials if seen else ())] == seen[: request.number]
+        assert numbers(database) == (numbers_in(directory) if seen else []) == seen[: request.number]
         seen.append(request.number)
         return 20.0 if request.config.precision == "bf16" else 10.0
 
@@ -125,18 +108,12 @@ def test_all_that_was_measured_is_there_before_the_next_trial_begins_and_the_ans
     ]
 
 
-def leave(directory: RunDirectory, result: TrialResult) -> None:
-    folder = directory.path / "trials" / f"{result.request.number:04d}"
-    folder.mkdir(parents=True)
-    write_value(result, folder / "result.json")
-
-
 def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed(database, directory, heard):
     RecordWriter(database, PLAN, directory, heard)(ended(0))
-    leave(directory, make_result(number=0))
-    leave(directory, make_result(number=1))  # killed before it was kept
+    for number in (0, 1):  # it was killed before the second was kept
+        directory.write_result(make_result(number=number))
     RecordWriter(database, PLAN, directory, heard)(ended(2))
-    assert numbers(database) == [t.user_attrs["trial"] for t in load(directory).trials] == [0, 1, 2]
+    assert numbers(database) == numbers_in(directory) == [0, 1, 2]
     assert len(database.searches()) == 1
 
 
@@ -155,7 +132,9 @@ def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_p
     assert other.earlier() == []
 
 
-def test_one_that_is_away_is_told_once_and_has_all_when_the_search_goes_on(database, directory, heard, monkeypatch):
+def test_a_record_that_can_not_be_reached_is_told_once_and_has_all_when_the_search_goes_on(
+    database, directory, heard, monkeypatch
+):
     tries = []
 
     def away(*of) -> None:
@@ -166,24 +145,27 @@ def test_one_that_is_away_is_told_once_and_has_all_when_the_search_goes_on(datab
         fault.setattr(database, "write", away)
         recording = RecordWriter(database, PLAN, directory, heard)
         for number in range(3):
-            leave(directory, make_result(number=number))
+            directory.write_result(make_result(number=number))
             recording(ended(number))
     assert len(tries) == 1
     (note,) = heard.notes
     assert note.startswith("the lasting record: db: can't be used: connection refused; the search goes on without it")
     assert note.endswith(f"`autotune resume {directory.path}` writes what is missing")
-    assert [t.user_attrs["trial"] for t in load(directory).trials] == [0, 1, 2]
+    assert numbers_in(directory) == [0, 1, 2]
     RecordWriter(database, PLAN, directory, heard)
     assert numbers(database) == [0, 1, 2]
 
 
-def test_one_that_is_damaged_is_told_when_it_is_read(tmp_path, directory, heard):
+def test_a_damaged_record_and_a_study_that_can_not_be_written_cost_a_line_each(tmp_path, directory, heard):
     (tmp_path / "record.journal").write_bytes(b"no journal\n" * 200)
+    (directory.path / "study.journal").mkdir()
     recording = RecordWriter(Record(tmp_path / "record.journal"), PLAN, directory, heard)
     assert recording.earlier() == []
-    recording(ended())
-    (note,) = heard.notes
-    assert "damaged" in note
+    for number in range(2):
+        recording(ended(number))
+    of_record, of_study = heard.notes
+    assert "damaged" in of_record
+    assert of_study.startswith("the study: ")
 
 
 def test_a_mistake_of_ours_is_not_passed_over(database, directory, heard, monkeypatch):
@@ -192,22 +174,13 @@ def test_a_mistake_of_ours_is_not_passed_over(database, directory, heard, monkey
         RecordWriter(database, PLAN, directory, heard)(ended())
 
 
-def test_a_study_that_can_not_be_written_costs_a_line(directory, heard):
-    (directory.path / "study.journal").mkdir()
-    recording = RecordWriter(None, PLAN, directory, heard)
-    for number in range(2):
-        recording(ended(number))
-    (note,) = heard.notes
-    assert note.startswith("the study: ")
-
-
 @pytest.mark.parametrize(
     ("url", "record", "said", "is_made"),
     [
-        ("sqlite:///{}/record.db", False, [], False),
-        ("off", True, [], False),
-        ("nosuch://host/db", True, [f"{VARIABLE}: no URL"], False),
-        ("sqlite:///{}/record.db", True, [], True),
+        ("sqlite:///{}/record.db", False, "", False),
+        ("off", True, "", False),
+        ("nosuch://host/db", True, f"the lasting record: {VARIABLE}: no URL", False),
+        ("sqlite:///{}/record.db", True, "", True),
     ],
     ids=["by the user", "by the environment", "by a setting that can't be used", "on"],
 )
@@ -217,8 +190,8 @@ def test_the_record_is_switched_off(directory, heard, monkeypatch, tmp_path, url
     recording(ended())
     assert recording.earlier() == []
     assert any(isinstance(event, TrialEnded) for event in heard)
-    assert [part for part in said for note in heard.notes if part in note] == said
-    assert len(heard.notes) == len(said)
+    assert len(heard.notes) == bool(said)
+    assert "".join(heard.notes).startswith(said)
     assert (tmp_path / "record.db").exists() == is_made
 
 
@@ -243,8 +216,8 @@ def trials() -> TrialConverter:
 
 
 def test_every_legal_configuration_is_that_of_its_parameters(trials):
-    for config in SPACE_PLAN.every_config():
-        assert trials.config(PARAMS(config)) == config
+    every = SPACE_PLAN.every_config()
+    assert [trials.config(PARAMS(config)) for config in every] == every
 
 
 @pytest.mark.parametrize(
@@ -266,21 +239,20 @@ def told(trials: TrialConverter, state: TrialState, value: float | None = None, 
     """A finished trial of a study that knows nothing of autotune."""
     params = PARAMS(config)
     distributions = {name: trials.distributions[name] for name in params}
-    study = optuna.create_study(direction="maximize")
-    study.add_trial(
-        optuna.create_trial(
-            state=state, value=value, params=params, distributions=distributions, constraints=constraints
-        )
-    )
-    return study.trials[0]
+    known = {"state": state, "value": value, "constraints": constraints}
+    trial = optuna.create_trial(params=params, distributions=distributions, **known)
+    trial.number = 0
+    return trial
 
 
 def test_value_and_constraint_are_samples_per_second_and_peak_memory(trials):
     result = trials.result(told(trials, TrialState.COMPLETE, 8.0, **{MEMORY: -0.25}))
-    assert result.request.config == CONFIG
+    assert (result.request.config, result.request.purpose) == (CONFIG, Purpose.SEARCH)
     assert result.measurement.samples_per_second == 8.0
     assert result.measurement.step_times_s == (2.0,)  # 16 samples
     assert result.measurement.memory.peak_bytes == 1.5 * GIB
+    of_baseline = trials.result(told(trials, TrialState.COMPLETE, 8.0, make_config()))
+    assert of_baseline.request.purpose is Purpose.BASELINE
 
 
 @pytest.mark.parametrize(
@@ -295,11 +267,6 @@ def test_value_and_constraint_are_samples_per_second_and_peak_memory(trials):
 )
 def test_what_did_not_run_or_broke_a_constraint_has_failed(trials, state, value, constraints, status):
     assert trials.result(told(trials, state, value, **constraints)).status is status
-
-
-def test_the_baseline_is_known_by_its_parameters(trials):
-    results = [trials.result(told(trials, TrialState.COMPLETE, 8.0, config)) for config in (make_config(), CONFIG)]
-    assert [result.request.purpose for result in results] == [Purpose.BASELINE, Purpose.SEARCH]
 
 
 def test_a_trial_without_a_parameter_of_the_space_is_not_ours(trials):

@@ -6,9 +6,8 @@ import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 
 from autotune.planning.plan import SearchState
-from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
-from autotune.values.result import Contribution, Explanation
+from autotune.values.result import Contribution, Explanation, ResultData
 from autotune.values.trial import Outcome, Purpose, TrialResult, TrialStatus
 from autotune.verification.attribution import explanation_of, removals
 from autotune.verification.finals import Finals
@@ -36,16 +35,12 @@ class Search:
             for config, rate in configs:
                 self.run(config, rate, purpose)
 
-    def answer(self, refused: dict[TrainConfig, str] | None = None) -> TuningResult:
+    def answer(self, refused: dict[TrainConfig, str] | None = None) -> ResultData:
         trials = [t for t in self.trials if t.request.purpose is not Purpose.EXPLAIN]
-        found = assemble(Finals(SearchState(self._plan, trials, refused)), 100.0)
-        assert found is not None
-        return found
+        return assemble(Finals(SearchState(self._plan, trials, refused)), 100.0)
 
-    def explain(self, refused: dict[TrainConfig, str] | None = None) -> Explanation:
-        found = explanation_of(self.answer(), self.trials, refused)
-        assert found is not None
-        return found
+    def explain(self) -> Explanation:
+        return explanation_of(self.answer(), self.trials)
 
 
 def of(found: Explanation, knob: str) -> Contribution:
@@ -84,6 +79,8 @@ def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
 def test_finals_beside_the_winner_tell_most_and_trials_of_explain_more():
     search = Search()
     search.run(PLAIN, 5.0)
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.ratio, told.trials) == ("once", pytest.approx(6.0), ("1", "2"))
     search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0))
     told = of(search.explain(), "precision")
     assert (told.basis, told.ratio) == ("in turn", pytest.approx(1.5))
@@ -96,18 +93,13 @@ def test_finals_beside_the_winner_tell_most_and_trials_of_explain_more():
     assert all(label.startswith("explain ") for label in told.trials)
 
 
-def test_two_others_tell_what_the_winner_does_not():
-    search = Search(best=make_config(16, precision="bf16", optim="adafactor"))
-    search.run(make_config(optim="adafactor"), 12.0)
+def test_two_others_tell_what_the_winner_does_not_and_of_such_pairs_the_one_nearest_to_it():
+    search = Search(best=make_config(16, precision="bf16", optim="adafactor", checkpointing="full"))
+    search.run(make_config(optim="adafactor"), 12.0)  # three knobs away, beside the baseline
     found = search.explain()
     told = of(found, "optim")
     assert (told.basis, told.ratio, told.samples_per_second) == ("elsewhere", pytest.approx(1.2), None)
     assert of(found, "precision").basis == "unknown"
-
-
-def test_of_pairs_the_one_nearest_to_the_winner_counts():
-    search = Search(best=make_config(16, precision="bf16", optim="adafactor", checkpointing="full"))
-    search.run(make_config(optim="adafactor"), 12.0)  # three knobs away, beside the baseline
     search.run(make_config(16, optim="adafactor"), 26.0)  # two, beside the next
     search.run(make_config(16), 20.0)
     assert of(search.explain(), "optim").ratio == pytest.approx(1.3)
@@ -160,18 +152,15 @@ def test_a_part_without_an_end_leaves_the_rest_without_one():
     assert found.together_interval is None
 
 
-def test_a_single_knob_is_the_whole_and_a_baseline_that_won_has_none():
+def test_a_single_knob_is_the_whole_a_baseline_that_won_has_none_and_without_a_baseline_there_is_no_total():
     won = Search(best=BASE, rate=11.0)
     assert explanation_of(won.answer(), won.trials) is None
-    search = Search(best=PLAIN, rate=20.0)
-    search.finals((BASE, 10.0), (PLAIN, 20.0))
-    found = search.explain()
+    single = Search(best=PLAIN, rate=20.0)
+    single.finals((BASE, 10.0), (PLAIN, 20.0))
+    found = single.explain()
     assert [c.basis for c in found.contributions] == ["in turn"]  # what is left without it is the baseline
     assert found.contributions[0].ratio == pytest.approx(found.total)
     assert found.together is None
-
-
-def test_without_a_baseline_there_is_no_total():
     search = Search()
     search.trials[0] = make_result(BASE, OUT_OF_MEMORY, purpose=Purpose.BASELINE)
     search.finals((BEST, 30.0), (PLAIN, 20.0))

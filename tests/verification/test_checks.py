@@ -44,13 +44,10 @@ class Search:
     def answer(self, *outcomes: Outcome | float, winner: TrainConfig = FAST) -> list[tuple[TrainConfig, Purpose]]:
         """Run the checks that come next, one for each outcome; return what they were."""
         asked = []
-        for outcome in outcomes:
-            check = self.proof.next(winner)
-            asked.append((check.config, check.purpose))
-            number = len(self.results)
-            self.results.append(
-                make_result(check.config, outcome, purpose=check.purpose, task=check.task, number=number)
-            )
+        for number, outcome in enumerate(outcomes, len(self.results)):
+            config, purpose, task, _ = self.proof.next(winner)
+            asked.append((config, purpose))
+            self.results.append(make_result(config, outcome, purpose=purpose, task=task, number=number))
         return asked
 
 
@@ -86,19 +83,17 @@ def test_the_baseline_as_the_answer_is_soaked_and_compared_with_nothing():
     assert search.proof.gaps(BASE) == ()
 
 
+POWERS = (128, 64, 32, 16, 8, 4, 2, 1)
+
+
 @pytest.mark.parametrize(
     ("own", "sizes"),
-    [
-        ({}, (128, 64, 32, 16, 8, 4, 2, 1)),
-        *(
-            ({"per_device_eval_batch_size": sizes[0]}, sizes)
-            for sizes in ((64, 32, 16, 8, 4, 2, 1), (48, 32, 16, 8, 4, 2, 1), (1,), (500, 128, 64, 32, 16, 8, 4, 2, 1))
-        ),
-    ],
+    [(None, POWERS), (64, POWERS[1:]), (48, (48, *POWERS[2:])), (1, (1,)), (500, (500, *POWERS))],
     ids=str,
 )
 def test_evaluation_is_tried_with_the_largest_batch_first_and_with_none_above_the_users_own(own, sizes):
-    search = Search(workload=make_workload(fixed_arguments=own))
+    fixed = {} if own is None else {"per_device_eval_batch_size": own}
+    search = Search(workload=make_workload(fixed_arguments=fixed))
     assert search.proof.next(FAST).task == SoakTask(eval_batch_sizes=sizes)
 
 
@@ -122,13 +117,10 @@ def test_a_soak_that_fails_is_tried_again_from_the_micro_batch_down_and_then_wit
     search.answer(failure)
     assert search.proof.next(FAST) is None
     assert search.proof.refusal(FAST) == f"soak, trial 4: {failure.status}: {failure.cause}"
-
-
-def test_a_soak_that_passes_the_second_time_counts():
-    search = Search(loss_steps=0)
-    search.answer(OUT_OF_MEMORY, FITS)
-    assert search.proof.refusal(FAST) is None
-    assert search.proof.soaked(FAST) is not None
+    passed = Search(loss_steps=0)
+    passed.answer(failure, FITS)
+    assert passed.proof.refusal(FAST) is None
+    assert passed.proof.soaked(FAST) is not None
 
 
 ENDED = "the search ended first (its time was up, or it was stopped)"

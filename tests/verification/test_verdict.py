@@ -6,35 +6,48 @@ import statistics
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, COMPILED, LORA, TIMED_OUT, Trials, answer, compiled, noisy
-from factories import CRASHED, OUT_OF_MEMORY, make_budget, make_config, make_measurement, make_workload
+from factories import (
+    CRASHED,
+    OUT_OF_MEMORY,
+    make_budget,
+    make_config,
+    make_failure,
+    make_measurement,
+    make_plan,
+    make_result,
+    make_workload,
+)
 
+from autotune.errors import InfrastructureError, InputError, NothingFitsError
 from autotune.output.table import verdict_line
+from autotune.planning.plan import SearchState
 from autotune.training.arguments import plan as training_plan
-from autotune.tuning_result import TuningResult
+from autotune.tuning_result import TuningResult, with_methods
+from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance
 from autotune.values.problem import Objective
 from autotune.values.result import Speedup
-from autotune.values.trial import Interval, Outcome, TrialStatus
+from autotune.values.trial import Interval, Memory, Outcome, Phases, Purpose, TrialStatus
 from autotune.values.workload import OwnCode
-from autotune.verification.verdict import RUNNERS_UP
+from autotune.verification.finals import Finals
+from autotune.verification.verdict import RUNNERS_UP, disturbance, nothing_found
 
 
 def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
     assert (result.verdict, result.best.config) == ("faster", BIG)
-    assert result.speedup.ratio == pytest.approx(1.5)
+    assert (result.speedup.ratio, result.speedup.reference) == (pytest.approx(1.5), "the baseline")
     assert 1.0 < result.speedup.interval.low < 1.5 < result.speedup.interval.high
-    assert result.speedup.reference == "the baseline"
-    assert result.best.confirmed
-    assert result.best.trials == (1, 3, 5)
+    assert (result.best.confirmed, result.best.trials) == (True, (1, 3, 5))
 
 
 def near(rate: float, spread: float = 0.05) -> Outcome:
     return make_measurement(rate, spread=spread)
 
 
+SCRIPT = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
 FP16 = make_config(16, precision="fp16")
 MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
 LEADERS: Trials = [(BASE, 10.0), (BIG, 15.0)]
@@ -94,43 +107,42 @@ def test_compiling_wins_where_the_run_is_long_enough(run_samples, winner):
     trials = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
     result = answer(trials, trials * 2, objective=Objective(run_samples=run_samples))
     assert result.best.config.torch_compile_backend == winner
-    assert (result.compilation is None) == (winner is None)
     if winner is not None:
         assert result.compilation.cold_start_s == pytest.approx(40.0, rel=0.02)
         assert result.compilation.break_even_steps == pytest.approx(40.0 / (1.6 - 16 / 15), rel=0.05)
+    else:
+        assert result.compilation is None
+        assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
 
 
-def beside_others(rate: float, share: float) -> Outcome:
-    return make_measurement(rate, spread=0.05, conditions=Conditions(others_share=share))
-
-
-@pytest.mark.parametrize(("share", "verdict"), [(0.0, "no_clear_winner"), (0.2, "no_clear_winner"), (0.3, "undecided")])
-def test_finals_that_are_undecided_beside_other_processes_can_not_tell(share, verdict):
-    finals = [(BASE, beside_others(10.0, share)), (BIG, beside_others(10.5, share))] * 2
+@pytest.mark.parametrize(
+    ("rate", "spread", "share", "verdict"),
+    [
+        (10.5, 0.05, 0.0, "no_clear_winner"),
+        (10.5, 0.05, 0.2, "no_clear_winner"),
+        (10.5, 0.05, 0.3, "undecided"),
+        (5.0, 0.01, 0.6, "no_clear_winner"),
+        (15.0, 0.01, 0.6, "faster"),
+    ],
+)
+def test_only_finals_that_are_undecided_beside_other_processes_can_not_tell(rate, spread, share, verdict):
+    beside = {"spread": spread, "conditions": Conditions(others_share=share)}
+    finals = [(BASE, make_measurement(10.0, **beside)), (BIG, make_measurement(rate, **beside))] * 2
     result = answer([(BASE, 10.0), (BIG, 15.0)], finals)
-    assert (result.verdict, result.best.config) == (verdict, BASE)
+    assert (result.verdict, result.best.config) == (verdict, BIG if verdict == "faster" else BASE)
     if verdict == "undecided":
         assert verdict_line(result).startswith("couldn't tell: other processes took 30% of the machine")
     else:
         assert result.others_share is None
 
 
-@pytest.mark.parametrize("rate", [5.0, 15.0])
-def test_finals_that_are_decided_tell_whatever_others_took(rate):
-    def steady(rate: float) -> Outcome:
-        return make_measurement(rate).model_copy(update={"conditions": Conditions(others_share=0.6)})
-
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, steady(10.0)), (BIG, steady(rate))] * 2)
-    assert result.verdict == ("faster" if rate > 10 else "no_clear_winner")
-
-
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_users_script_gets_what_flags_can_say_among_those_that_can_not_be_told_apart(is_own):
-    own = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/") if is_own else None
     in_code = make_config(16, attn_implementation="eager")
     said = make_config(16, optim="adamw_torch", checkpointing="full")
     finals = [(BASE, 10.0), (in_code, noisy(20.2)), (said, noisy(20.0))] * 2
-    result = answer([(BASE, 10.0), (in_code, 20.2), (said, 20.0)], finals, workload=make_workload(own_code=own))
+    workload = make_workload(own_code=SCRIPT if is_own else None)
+    result = answer([(BASE, 10.0), (in_code, 20.2), (said, 20.0)], finals, workload=workload)
     assert (result.verdict, result.best.config) == ("faster", said if is_own else in_code)
 
 
@@ -165,7 +177,9 @@ def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommend
     assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
 
 
-@pytest.mark.parametrize(("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no_clear_winner")])
+@pytest.mark.parametrize(
+    ("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no_clear_winner")], ids=["time", "memory"]
+)
 def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdict):
     result = answer([(BASE, 10.0), (BIG, outcome)])
     assert (result.verdict, result.best.config) == (verdict, BASE)
@@ -173,13 +187,15 @@ def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdi
         assert verdict_line(result).endswith("the baseline is kept: every other trial timed out")
 
 
-def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits():
+def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits_and_the_arguments_are_the_winners():
     searched = [(BASE, 10.0), (BIG, 12.0), (BF16, 15.0), (ADAFACTOR, 14.0), (LORA, 30.0)]
-    by_class = answer(searched).best_by_allowance
-    assert {str(a): c.config for a, c in by_class.items()} == {
-        "exact": BIG, "numerics": BF16, "optimizer": BF16, "method": LORA,
-    }  # fmt: skip
+    by_class = {str(a): c.config for a, c in answer(searched).best_by_allowance.items()}
+    assert by_class == {"exact": BIG, "numerics": BF16, "optimizer": BF16, "method": LORA}
     assert set(answer(searched[:3], allowance=Allowance.NUMERICS).best_by_allowance) == {"exact", "numerics"}
+    result = answer(searched)
+    mapping = training_plan(LORA, result.workload, result.hardware)
+    assert result.arguments.training_arguments == mapping.tuned
+    assert (result.arguments.model, result.arguments.adapter) == (mapping.model, mapping.adapter)
 
 
 def luck_of_the_fastest(seed: int) -> tuple[TuningResult, list[float]]:
@@ -246,13 +262,6 @@ def test_the_story_has_every_trial_and_every_refusal():
     assert [t.cause for t in result.trials] == [None, "no memory left", None, "hopeless"]
 
 
-def test_arguments_are_those_of_the_one_mapping():
-    result = answer([(BASE, 10.0), (LORA, 15.0)])
-    mapping = training_plan(LORA, result.workload, result.hardware)
-    assert result.arguments.training_arguments == mapping.tuned
-    assert (result.arguments.model, result.arguments.adapter) == (mapping.model, mapping.adapter)
-
-
 def short(rate: float) -> Outcome:
     return make_measurement(rate, alloc_retries=2)
 
@@ -274,3 +283,116 @@ def test_who_ran_short_in_the_search_may_win_and_it_is_said_unless_it_is_settled
     result = answer([(BASE, base), (BIG, short(15.0))], finals)
     assert result.best.config == BIG
     assert any("the allocator ran short while the winner was measured" in note for note in result.proof_notes) == said
+
+
+# What is told beside an answer, and when nothing completed.
+
+STEADY = (1.0, 1.01, 0.99)
+SLOWER = (1.12, 1.13, 1.11)
+
+
+@pytest.mark.parametrize(
+    ("trials", "said"),
+    [
+        ([(STEADY, None)], None),
+        ([(STEADY, Conditions(others_share=0.01, stolen_share=0.0))] * 3, None),
+        (
+            [(STEADY, Conditions(others_share=s)) for s in (0.02, 0.6, 0.3)],
+            "other processes took 60% of the cores' time",
+        ),
+        ([(STEADY, Conditions(stolen_share=0.1, throttled={"heat": 0.5}))], "the GPU was slowed down by heat"),
+        ([(STEADY, Conditions(throttled={"power cap": 1.0}))] * 3, None),
+        ([(STEADY, Conditions(others_share=0.9, idle_share=0.01))] * 3, None),
+        ([(STEADY, None), (SLOWER, None)], "its speed drifted by 12% between trials of the baseline"),
+        ([(STEADY, Conditions(others_share=0.06)), (SLOWER, None)], "its speed drifted by 12% between trials of the"),
+    ],
+    ids=[
+        "unknown",
+        "quiet",
+        "others",
+        "heat",
+        "power cap",
+        "a GPU that hardly waits for its host",
+        "drift",
+        "the worst",
+    ],
+)
+def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
+    seen = [make_measurement(conditions=conditions, step_times_s=times) for times, conditions in trials]
+    results = [make_result(BASE, each, number=n, purpose=Purpose.FINAL) for n, each in enumerate(seen)]
+    found = disturbance(Finals(SearchState(make_plan(baseline=BASE), results)))
+    assert found is None if said is None else f"noise: the machine was disturbed: {said}" in found
+
+
+def test_a_power_limit_is_told_once():
+    seen = [Conditions(throttled={"power cap": share}) for share in (1.0, 0.9, 0.1)]
+    result = answer([(BASE, make_measurement(conditions=conditions)) for conditions in seen])
+    assert sum("at its power limit in 2 of 3 trials" in note for note in result.notes) == 1
+
+
+OUTSHONE = {
+    "measured again": (
+        [(BASE, 10.0), (BIG, 20.0), (BF16, 19.0)],
+        [(BASE, 10.0), (BIG, 15.0), (BF16, 17.0)] * 2,
+        "trial 1 (micro-batch 16) gave 20 samples/s in the search, more than the winner: "
+        "measured again in turn it gave 15",
+    ),
+    "not clearly more": (
+        [(BASE, 10.0), (BIG, noisy(12.0))],
+        [(BASE, noisy(10.0)), (BIG, noisy(10.5))] * 2,
+        "in the search, more than your baseline: measured again in turn it gave about 10, not clearly more",
+    ),
+    "not measured again": (
+        [(BASE, 10.0), (BIG, 20.0), (BF16, 19.8)],
+        [(BASE, 10.0), (BF16, 18.0)],
+        "more than the winner: it was not measured again, for which there is time for few",
+    ),
+    "failed": (
+        [(BASE, 10.0), (BIG, 20.0), (BF16, 19.9)],
+        [(BASE, 10.0), (BIG, OUT_OF_MEMORY), (BF16, 18.0), (BASE, 10.0), (BF16, 18.0)],
+        "it failed when it was measured again or checked",
+    ),
+}
+
+
+@pytest.mark.parametrize(("searched", "finals", "said"), OUTSHONE.values(), ids=OUTSHONE)
+def test_a_trial_that_was_faster_than_the_answer_is_explained(searched, finals, said):
+    result = answer(searched, finals)
+    assert result.outshone.endswith(said)
+    assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
+
+
+def refused(trials: Trials, **fields) -> Exception:
+    results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
+    return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
+
+
+def test_nothing_fits_names_the_closest_miss_and_what_would_help():
+    seen = make_failure(TrialStatus.OUT_OF_MEMORY, memory=Memory(resident_bytes=GIB))
+    error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
+    assert isinstance(error, NothingFitsError)
+    assert str(error) == (
+        "nothing fits 2.00 GiB: the closest, micro-batch 1, checkpointing full, still ran out "
+        "(it had reached 1.00 GiB); what could make it fit: --allow method (LoRA, pure bf16), a larger --memory, "
+        "a shorter --seq-len"
+    )
+
+
+def test_what_the_users_code_raised_is_no_fault_of_the_machine():
+    raised, killed = make_failure(cause="ValueError: no loss", phases=Phases()), make_failure(cause="killed by SIGKILL")
+    own = {"workload": make_workload(own_code=SCRIPT)}
+    assert isinstance(refused([(BASE, raised), (BIG, raised)], **own), InputError)
+    assert isinstance(refused([(BASE, raised), (BIG, killed)], **own), InfrastructureError)
+    assert isinstance(refused([(BASE, raised)]), InfrastructureError), "a named model has no code of the user's"
+
+
+def test_one_lack_of_memory_among_crashes_is_nothing_fits():
+    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
+
+
+@pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID])
+def test_failures_of_another_kind_name_the_first_and_its_log(status):
+    error = refused([(BASE, make_failure(status, "it broke")), (BIG, make_failure(status, "again"))])
+    assert isinstance(error, InfrastructureError)
+    assert f"no trial completed; trial 0 {status}: it broke (its log: runs/x/trials/0000/log.txt)" in str(error)
+    assert ("a shorter --seq-len" in str(error)) is (status is TrialStatus.TIMED_OUT)
