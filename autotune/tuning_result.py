@@ -37,7 +37,7 @@ class TuningResult(ResultData):
         from transformers import TrainingArguments
 
         from autotune.exports.launch_files import environment
-        from autotune.training.arguments import plan
+        from autotune.training.arguments import training_plan
         from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 
         for name, value in environment(self.best.config).items():
@@ -48,7 +48,8 @@ class TuningResult(ResultData):
                 )
 
         here = self.hardware.model_copy(update={"versions": installed_versions()})
-        tuned = {**plan(self.best.config, self.workload, here).tuned, **(self.soaked.arguments if self.soaked else {})}
+        soaked = self.soaked.arguments if self.soaked else {}
+        tuned = {**training_plan(self.best.config, self.workload, here).tuned, **soaked}
         kind = TrainingArguments
         if self.workload.recipe is not None:
             import trl

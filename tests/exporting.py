@@ -1,14 +1,15 @@
 """Answers of searches that ran in no time, for tests of what is exported of them."""
 
+import ast
 import functools
 from typing import Any
 
 from answers import BASE, answer
 from factories import make_config, make_gpu, make_hardware, make_plan, make_spec, make_workload
 
-from autotune.exports.draft import Draft
+from autotune.exports.scripts import Draft
 from autotune.exports.targets import draft
-from autotune.training.arguments import plan as mapped
+from autotune.training.arguments import training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.model import Task
@@ -44,9 +45,9 @@ EACH_KNOB = {
 
 
 def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
-    """The answer in which `config` was faster than the baseline."""
+    """Return the answer in which `config` was faster than the baseline."""
     made, found = make_plan(**plan), _assembled()
-    mapping = mapped(config, made.workload, made.hardware)
+    mapping = training_plan(config, made.workload, made.hardware)
     own = mapping.model_dump(include={"model", "quantization", "adapter"})
     arguments = Arguments(training_arguments=mapping.tuned, **own)
     best = found.best.model_copy(update={"config": config})
@@ -82,6 +83,12 @@ def answer_with(
 
 def drafted(target: str, **answer: Any) -> Draft:
     return draft(answer_with(**answer), target)
+
+
+def constant(source: str, name: str) -> Any:
+    """Return a constant of a script by its name."""
+    (value,) = [n.value for n in ast.parse(source).body if isinstance(n, ast.Assign) and n.targets[0].id == name]
+    return ast.literal_eval(value)
 
 
 CPU = make_hardware()

@@ -27,8 +27,7 @@ SAMPLES = 8
 TOLERANCE = 1e-5
 # A router's loss looks at the balance between experts within one micro-batch, so the split changes it: seen were
 # 4e-4 of the whole loss and 2e-2 of the largest gradient.
-ROUTER_LOSS_TOLERANCE = 1e-3
-ROUTER_GRADIENT_TOLERANCE = 5e-2
+OF_ROUTERS = {"loss": 1e-3, "gradients": 5e-2}
 
 LLAMA = {**TINY["llama"], **TOKENS}
 MIXTRAL = {**TINY["mixtral"], **TOKENS, "router_jitter_noise": 0.0}
@@ -114,7 +113,7 @@ def build(name):
 
 
 def samples_for(name):
-    """Eight samples of eight lengths, with labels that the loss leaves out."""
+    """Return eight samples of eight lengths, with labels that the loss leaves out."""
     _, task, figures = CASES[name]
     random = torch.Generator().manual_seed(1)
     if task is Task.IMAGE_CLASSIFICATION:
@@ -181,20 +180,12 @@ class GradientReader(TrainerCallback):
 
 def arguments_for(directory, micro_batch, accumulation, **arguments):
     usual = {
-        "output_dir": str(directory / "out"),
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": accumulation,
-        "max_steps": 1,
-        "max_grad_norm": 0,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "train_sampling_strategy": "sequential",
-        "remove_unused_columns": False,
-        "logging_nan_inf_filter": False,
+        "output_dir": str(directory / "out"), "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation, "max_steps": 1, "max_grad_norm": 0, "use_cpu": True,
+        "dataloader_pin_memory": False, "train_sampling_strategy": "sequential", "remove_unused_columns": False,
+        "logging_nan_inf_filter": False, "report_to": "none", "disable_tqdm": True,
         **dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no"),
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
+    }  # fmt: skip
     return TrainingArguments(**{**usual, **arguments})
 
 

@@ -8,7 +8,7 @@ import pytest
 from running import ROOT, run_example
 
 import autotune
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.values.techniques import LoraAdapter
 
 
@@ -41,7 +41,7 @@ def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, ru
 def test_train_with_result_trains_an_adapter_if_one_won(answer, tmp_path):
     result = autotune.load(answer)
     config = result.best.config.model_copy(update={"adapter": LoraAdapter(rank=2)})
-    mapping = plan(config, result.workload, result.hardware)
+    mapping = training_plan(config, result.workload, result.hardware)
     with_adapter = result.model_copy(
         update={
             "best": result.best.model_copy(update={"config": config}),

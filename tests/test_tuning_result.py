@@ -9,7 +9,7 @@ from answers import BASE, answer
 from factories import OUT_OF_MEMORY, make_config, make_measurement, make_problem
 
 from autotune.errors import InputError
-from autotune.training.arguments import parallel_variables, plan
+from autotune.training.arguments import parallel_variables, training_plan
 from autotune.tuning_result import TuningResult, load, with_methods
 from autotune.values.config import Allowance, Parallelism
 from autotune.values.hardware import detect
@@ -43,7 +43,7 @@ def test_what_is_saved_is_loaded_by_former_names_too_and_without_an_end_of_an_in
 
 def test_training_arguments_are_what_the_mapping_says_but_for_those_of_the_caller(result, tmp_path):
     arguments = result.training_arguments(tmp_path / "out")
-    tuned = plan(BEST, result.workload, result.hardware).tuned
+    tuned = training_plan(BEST, result.workload, result.hardware).tuned
     assert result.arguments.training_arguments == tuned
     assert {name: getattr(arguments, name) for name in tuned} == tuned
     assert arguments.output_dir == str(tmp_path / "out")

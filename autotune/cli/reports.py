@@ -259,14 +259,14 @@ def export(
             raise InputError(f"the files need a directory (--output DIR); a single one is printed by --to: {_KINDS}")
         if as_json:
             raise InputError("--json lists the files that were written, so it needs --output")
-        sys.stdout.writelines(found[to].files.values())
+        sys.stdout.write(found[to].text)
         if not quiet:
             print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
     folder = output
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
         folder = output if output.is_dir() else output.parent
-        found[to] = found[to].placed(output / next(iter(found[to].files)) if output.is_dir() else output)
+        found[to] = found[to].placed(output / found[to].name if output.is_dir() else output)
     with writing(f"--output {folder}"):
         made = targets.write(result, to, found, folder, answer)
     missing = targets.missing_script(result, answer, made)

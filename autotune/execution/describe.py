@@ -127,7 +127,7 @@ class Training:
         self.task = Task.OWN
         if self.is_of_library:
             name, kind = type(self.base).__name__, self.base.config.model_type
-            self.task = next((task for task in HEADS if name in class_names(kind, task)), Task.OWN)
+            self.task = next((task for task in HEADS if name in class_names(kind, HEADS[task][1])), Task.OWN)
 
     def described(self, data_directory: Path) -> Description:
         trainer, base, lengths = self.trainer, self.base, self.lengths

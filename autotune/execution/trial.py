@@ -39,11 +39,11 @@ from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.token_ring import Turns
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.training.adapters import prepare_model
-from autotune.training.arguments import TrainingPlan, building_device, laid_over, parallel_variables, plan
+from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
 from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
 from autotune.training.random_weights import quick_weights
-from autotune.training.recipes import StepCount, head_figures, recipe_trainer
+from autotune.training.recipes import StepCount, recipe_trainer
 from autotune.values.budget import LossTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
@@ -172,7 +172,7 @@ def run_named_model(trial: Trial) -> Outcome:
     hardware, per_step, recipe = detect(trial.device), trial.samples_per_step, trial.request.workload.recipe
     probe = EffectsProbe(trial.request.config, hardware)
     try:
-        trainer = _trainer_of(trial, plan(trial.request.config, trial.request.workload, hardware), probe)
+        trainer = _trainer_of(trial, training_plan(trial.request.config, trial.request.workload, hardware), probe)
     except (ValueError, ImportError, TypeError) as error:
         if is_out_of_memory(error):
             raise
@@ -225,7 +225,7 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
             device=building_device(config, trial.device, to_compare=to_compare),
             quantization=mapping.quantization,
             whole_first=to_compare,
-            **{**mapping.model, **head_figures(workload)},
+            **mapping.model,
         )
     trial.stopwatch.enter("data_s")
     samples = trial.max_steps * per_step
@@ -287,10 +287,10 @@ def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
     trial.stopwatch.enter("trainer_s")
     request, hardware = trial.request, detect(trial.device)
-    mapping = plan(request.config, request.workload, hardware)
+    mapping = training_plan(request.config, request.workload, hardware)
     probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
     of_trial = {n: v for n, v in trial.arguments.items() if n != "seed"}  # which is set once the code's model is made
-    wanted = {**laid_over(mapping, request.workload), **of_trial, "dataloader_drop_last": True}
+    wanted = {**overrides(mapping, request.workload), **of_trial, "dataloader_drop_last": True}
     if code.reorders:
         wanted["train_sampling_strategy"] = "sequential"
 

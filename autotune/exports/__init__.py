@@ -1,1 +1,1 @@
-"""The answer of a search as files of other tools: scripts, configurations, an image; a module for each family."""
+"""The answer of a search as files for others: training scripts, and files that launchers and libraries read."""

@@ -3,8 +3,6 @@
 Everything is taken from the arguments that were measured (`training.arguments.plan`); nothing is decided here.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any
@@ -12,8 +10,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import InputError
-from autotune.exports.draft import DEFAULTS
-from autotune.training.arguments import ZERO_STAGES, laid_over, parallel_variables, plan
+from autotune.training.arguments import ZERO_STAGES, overrides, parallel_variables, training_plan
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.problem import Change
@@ -27,7 +24,18 @@ FILE_NAMES = {
     FSDP: "fsdp.json",
     DEEPSPEED: "deepspeed.json",
 }
-COMMANDS_FILE = "launch.txt"
+
+# Defaults of TrainingArguments (transformers 5.17 to 5.23) for the hyperparameters.
+DEFAULTS: dict[str, Any] = {
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+}
 
 _EXPANDABLE = "expandable_segments:True"
 
@@ -48,21 +56,21 @@ _IN_CODE = {
 
 def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
     """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop."""
-    code = result.workload.own_code
+    code, config = result.workload.own_code, result.best.config
     if code is not None and code.command:
-        return (f"{variables(result.best.config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}",)
+        return (f"{_variables(config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}",)
     if code is not None or result.workload.model.source == "own":
         return ()
-    if not needs_launcher(result.best.config):
-        return (f"{variables(result.best.config)}python {SCRIPT}",)
-    ranks = result.best.config.parallelism.world_size
-    torchrun = f"{_threads(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
+    if not needs_launcher(config):
+        return (f"{_variables(config)}python {SCRIPT}",)
+    ranks = config.parallelism.world_size
+    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
     return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 
 def accelerate_command(result: ResultData) -> str:
     """Return the command line of accelerate's launcher, which starts a single process too."""
-    return f"{_threads(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
+    return f"{_rank_variables(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
 
 
 def needs_launcher(config: TrainConfig) -> bool:
@@ -79,15 +87,15 @@ def mixed_precision(config: TrainConfig) -> str:
     return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
 
 
-def variables(config: TrainConfig) -> str:
-    """Return what a command line has to begin with to set the environment variables of a configuration."""
+def _variables(config: TrainConfig) -> str:
+    """Return the assignments of a configuration's environment variables, with which a command line begins."""
     return "".join(f"{name}={value} " for name, value in environment(config).items())
 
 
-def _threads(result: ResultData) -> str:
-    """Return each rank's share of the cores, as in trials (launchers set 1), after the answer's other variables."""
+def _rank_variables(result: ResultData) -> str:
+    """Return the answer's variables, and after them each rank's share of the cores as in trials; launchers set 1."""
     config = result.best.config
-    return f"{variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
+    return f"{_variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
 
 
 def _launcher_starts_one(result: ResultData) -> bool:
@@ -101,9 +109,8 @@ def text_of(name: str, result: ResultData) -> str:
     if name == ACCELERATE:
         if result.workload.own_code is None:
             return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
-        raise InputError(
-            f"{name}: your own code trains by its TrainingArguments, not by this file; use --to {ARGUMENTS}"
-        )
+        why = "your own code trains by its TrainingArguments, not by this file"
+        raise InputError(f"{name}: {why}; use --to {ARGUMENTS}")
     document = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}[name]
     if document is None:
         raise InputError(f"{name}: the configuration doesn't use it ({result.best.config.parallelism.sharding})")
@@ -134,9 +141,8 @@ def _deepspeed(result: ResultData) -> dict[str, Any] | None:
 
 def _accelerate(result: ResultData) -> dict[str, Any]:
     if _launcher_starts_one(result):
-        raise InputError(
-            "accelerate: on a CPU its launcher starts one process whatever its file says; torchrun starts them all"
-        )
+        why = "on a CPU its launcher starts one process whatever its file says; torchrun starts them all"
+        raise InputError(f"{ACCELERATE}: {why}")
     config, arguments = result.best.config, result.arguments.training_arguments
     spread = config.parallelism
     document: dict[str, Any] = {
@@ -192,10 +198,10 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
 
 
 def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what of the answer isn't the code's own, as flags for HfArgumentParser, and the rest in words."""
+    """Return the answer's changes to the code's own arguments as flags for HfArgumentParser, and the rest in words."""
     code = result.workload.own_code
     assert code is not None
-    mapping = plan(result.best.config, result.workload, result.hardware)
+    mapping = training_plan(result.best.config, result.workload, result.hardware)
     left_out = {"use_cpu", "dataloader_pin_memory"}  # the device decides these
     older = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
     if _switches_off(result):
@@ -204,9 +210,8 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
         left_out |= older
     usual = {"use_reentrant": False}  # arguments of checkpointing where transformers is given none (5.17 to 5.23)
     soaked = result.soaked.arguments if result.soaked is not None else {}
-    given: list[str] = []
-    missing: list[str] = []
-    for name, value in {**laid_over(mapping, result.workload), **soaked}.items():
+    given, missing = [], []
+    for name, value in {**overrides(mapping, result.workload), **soaked}.items():
         before = code.arguments.get(name)
         if name in left_out or value == before or (value, before) == (usual, None):
             continue

@@ -1,34 +1,39 @@
-"""Training scripts with a plain Trainer and with TRL's Trainers, and the parts that the loop's script shares with them.
+"""The scripts of an export: with a plain Trainer, with TRL's Trainers, and the parts that the loop's script shares.
 
-Each is a Jinja template that reads as the script it makes; here its values are put together. The scripts need neither
-autotune nor a file beside them. They start with random samples of the size that was measured, for the user to replace;
-ids come from the middle half of a vocabulary, where no model has its special ones.
+Each is a Jinja template that reads as the script it makes; here its values are put together. All are taken from the
+arguments that were measured. Where the user said nothing, `TrainingArguments` decided, whose defaults are written out,
+since other tools have others. The scripts need neither autotune nor a file beside them. They start with random samples
+of the size that was measured, for the user to replace; ids come from the middle half of a vocabulary, where no model
+has its special ones.
 
 A template writes a value between braces as a literal of Python, so that nothing in a result becomes code. :class:`Code`
 alone, made in this package of names and literals, is written as it stands; `text` and `comment` are for people.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import functools
+import json
 import math
 import re
+import shlex
 import textwrap
+from collections.abc import Collection
 from importlib import resources
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jinja2
 from markupsafe import Markup
 
 from autotune.errors import InputError
 from autotune.exports import launch_files
-from autotune.exports.draft import EVALUATING, Draft, hyperparameter, lost_arguments, user_arguments
+from autotune.exports.launch_files import DEFAULTS
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
 from autotune.training.resolve import HEADS
 from autotune.units import escaped, show_rate, visible
+from autotune.values.config import KNOBS
 from autotune.values.model import Task
 from autotune.values.result import ResultData
 from autotune.values.workload import Recipe
@@ -44,6 +49,27 @@ _EXPORTED = "# A script that `autotune export` writes has all that follows.\n"
 
 class Code(Markup):
     """Text of our own that a template writes as it stands."""
+
+
+class Draft(NamedTuple):
+    """The file of one target, before it is written."""
+
+    name: str
+    text: str
+    launch: tuple[str, ...] = ()  # command lines, the preferred one first
+    lost: tuple[str, ...] = ()  # what the target can't express, a line each
+
+    def placed(self, path: PurePath) -> Self:
+        """Return the draft under the path that its file is written to, which command lines and its text then name."""
+
+        def renamed(within: str, other: str) -> str:
+            return re.sub(rf"(?<![\w./-]){re.escape(self.name)}(?![\w/-])", lambda _: shlex.quote(other), within)
+
+        # A name that would have to be escaped within a script's docstring or a comment is left out of it.
+        is_plain = path.name.isprintable() and not set(path.name) & set('\\"')
+        text = renamed(self.text, path.name) if is_plain else self.text
+        launch = tuple(renamed(line, str(path)) for line in self.launch)
+        return self._replace(name=path.name, text=text, launch=launch)
 
 
 _TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
@@ -78,8 +104,9 @@ def trainer(
     **values: Any,
 ) -> Draft:
     """Return a script whose Trainer, a plain one by default, gets the measured arguments, laid over `defaults`."""
-    # The script trains for `--steps`.
-    left_out = EVALUATING | {"num_train_epochs", "max_steps"}
+    # The script trains for `--steps`, and has no samples to evaluate on, without which a Trainer refuses these.
+    evaluating = {"eval_strategy", "eval_on_start", "do_eval", "do_predict", "load_best_model_at_end"}
+    left_out = {"num_train_epochs", "max_steps", *evaluating}
     arguments = {n: value for n, value in result.arguments.training_arguments.items() if n not in left_out}
     lost = lost_arguments(result, {"seed", *arguments, *user_steps(result)})
     return script(result, name, template, lost, training_arguments={**(defaults or {}), **arguments}, **values)
@@ -107,9 +134,51 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
 
 
 def user_steps(result: ResultData) -> dict[str, int]:
-    """Return the user's own `max_steps`, if a script can train for as many: it times all but the first."""
+    """Return the user's own `max_steps`, if it is two or more: a script times all steps but the first."""
     steps = user_arguments(result).get("max_steps")
     return {"max_steps": steps} if isinstance(steps, int) and steps > 1 else {}
+
+
+def user_arguments(result: ResultData) -> dict[str, Any]:
+    """Return the user's own TrainingArguments, with their values in the answer."""
+    measured = result.arguments.training_arguments
+    return {name: measured.get(name, value) for name, value in result.workload.fixed_arguments.items()}
+
+
+def hyperparameter(result: ResultData, name: str) -> Any:
+    """Return a hyperparameter of TrainingArguments: the user's, or the default, of the kind of the default."""
+    default = DEFAULTS[name]
+    value = result.arguments.training_arguments.get(name, default)
+    expected: tuple[type, ...] = (str,) if isinstance(default, str) else (int, float)
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise InputError(f"{name}: expected {'text' if expected == (str,) else 'a number'}, not {value!r}")
+    return value
+
+
+def lost_arguments(result: ResultData, said: Collection[str]) -> list[str]:
+    """Return a line for each argument that isn't the default and that a target doesn't express.
+
+    These are the user's own, and those of knobs that targets can't say otherwise. A target expresses the `said` ones
+    and, as every target, the hyperparameters.
+    """
+    own, measured = user_arguments(result), result.arguments.training_arguments
+    # Every target translates these.
+    translated = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
+    of_knobs = (n for n, (knob, _) in KNOBS.items() if knob.argument == "unless default" and n not in translated)
+    plain = {**own, **{name: measured[name] for name in of_knobs if name in measured}}
+    given = {n: value for n, value in plain.items() if n not in said and n not in DEFAULTS}
+    usual = _default_arguments() if given else ()
+    lost = {n: value for n, value in given.items() if all(u.get(n, u) != value for u in usual)}
+    return [f"{'your own argument ' * (n in own)}{n}={value!r}" for n, value in lost.items()]
+
+
+@functools.cache
+def _default_arguments() -> tuple[dict[str, Any], ...]:
+    """Return the defaults of TrainingArguments, twice: as declared, and as `to_json_string` writes them."""
+    from transformers import TrainingArguments
+
+    declared = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    return declared, json.loads(TrainingArguments("out", use_cpu=True, disable_tqdm=False).to_json_string())
 
 
 def script(result: ResultData, name: str, template: str, lost: list[str], **values: Any) -> Draft:
@@ -156,15 +225,13 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         "measured": None if measured is None else round(measured.samples_per_second, 3),
         "imports": functools.partial(_imported, result.arguments.quantization is not None),
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
-        "activation_memory_budget": config.activation_memory_budget,
         **dict(zip(("collator", "collate", "about_collator"), _collator(result), strict=True)),
-        "masked_share": 0.15,
         "shown": None,
         **_samples(result),
         "lost": lost,
     }
     text = _environment().get_template(template).render(c={**known, **values})
-    return Draft({name: text}, (command,), tuple(lost))
+    return Draft(name, text, (command,), tuple(lost))
 
 
 def _model_arguments(result: ResultData) -> dict[str, Any]:
@@ -181,7 +248,7 @@ def _model_arguments(result: ResultData) -> dict[str, Any]:
 
 
 def _imported(is_quantized: bool, *names: str) -> Code:
-    """Return what to import from transformers, with bitsandbytes' config for quantized weights; '' is no name."""
+    """Return the names to import from transformers, with bitsandbytes' config for quantized weights; '' is no name."""
     packed = {"BitsAndBytesConfig"} if is_quantized else set()
     wanted = sorted({name for name in names if name} | packed, key=lambda name: (name[0].islower(), name))
     line = ", ".join(wanted)
@@ -200,7 +267,7 @@ def _collator(result: ResultData) -> tuple[str, Code, str]:
 
 
 def _samples(result: ResultData) -> dict[str, Any]:
-    """Return what templates need for the samples that stand in for the user's: input, labels and a remark."""
+    """Return the values of templates for the samples that stand in for the user's: input, labels and a remark."""
     workload, task, lengths = result.workload, result.workload.task, result.workload.lengths
     length, target = workload.sequence_length, workload.target_length or workload.sequence_length
     if lengths is not None and lengths.mean_target is not None:
@@ -244,7 +311,7 @@ def _samples(result: ResultData) -> dict[str, Any]:
 
 
 def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dict[str, Any]:
-    """Return an input: its name, the shape of all distinct samples together, and whether and how it is made of ids."""
+    """Return an input: its name, the shape of all distinct samples together, and how ids are made, if it has any."""
     usual = {"floats": False, "vocabulary": _TEXT_VOCABULARY, "ends": False}
     return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
 
@@ -269,7 +336,7 @@ def _name(value: str) -> Code:
 
 
 def _text(value: str, indent: int = 0, *, wrap: bool = True) -> Code:
-    """Return words for people within a docstring, in lines: nothing in them ends it or is an escape of it."""
+    """Return words within a docstring, in lines; they can neither end it nor be an escape in it."""
     lines = textwrap.wrap(visible(value), 112) if wrap else [visible(value)]
     return Code(("\n" + " " * indent).join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines))
 

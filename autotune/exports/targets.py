@@ -9,8 +9,6 @@ gradients, step inside the backward pass or schedule themselves are more than a 
 takes their place, and the script says so.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +17,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import InputError, suggestion
 from autotune.exports import launch_files, scripts
-from autotune.exports.draft import Draft, hyperparameter, lost_arguments
-from autotune.exports.scripts import Code, literal
+from autotune.exports.scripts import Code, Draft, hyperparameter, literal, lost_arguments
 from autotune.training.adapters import BITFIT
 from autotune.training.arguments import effective_tf32
 from autotune.value import save_bytes
@@ -28,14 +25,12 @@ from autotune.values.result import ResultData
 from autotune.values.techniques import OPTIMIZERS
 
 ALL = "all"
-LOOP = "accelerate_loop.py"
 
 # In place of an optimizer that a loop can't make.
 STAND_IN = "adamw_torch_fused"
 
 
 def accelerate_loop(result: ResultData) -> Draft:
-    """Return a script with a loop of its own."""
     spread = result.best.config.parallelism
     if spread.sharding != "none" or spread.tensor_parallel > 1:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
@@ -68,23 +63,17 @@ def accelerate_loop(result: ResultData) -> Draft:
     if config.torch_compile_backend is not None:
         mode = f", mode={literal(config.torch_compile_mode)}" if config.torch_compile_mode is not None else ""
         compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
-    classes = ["Accelerator"] + ["DistributedDataParallelKwargs"] * bool(ddp)
-    utilities = ["GradientAccumulationPlugin"] + ["TorchDynamoPlugin"] * bool(compiled) + ["set_seed"]
     is_share = 0 < warmup < 1
     return scripts.script(
         result,
-        LOOP,
+        "accelerate_loop.py",
         "accelerate_loop.py.j2",
         lost,
-        accelerate_imports=Code(", ".join(classes)),
-        accelerate_utilities=Code(", ".join(utilities)),
         tf32=effective_tf32(config, result.hardware),
         mixed_precision=launch_files.mixed_precision(config),
         compile=compiled,
         ddp=ddp,
         checkpointing=checkpointing,
-        liger_config=arguments.get("liger_kernel_config"),
-        scheduler_arguments=arguments.get("lr_scheduler_kwargs"),
         warmup_share=is_share,
         warmup=Code(f"math.ceil({literal(warmup)} * options.steps)") if is_share else int(warmup),
         optimizer=optimizer,
@@ -94,11 +83,11 @@ def accelerate_loop(result: ResultData) -> Draft:
 
 
 class LoopOptimizer(NamedTuple):
-    """An optimizer in a loop."""
+    """The class that a loop makes its optimizer of, and its arguments beside the parameters."""
 
     module: str
     name: str
-    arguments: dict[str, Any]  # without the parameters
+    arguments: dict[str, Any]
 
     @property
     def is_8bit(self) -> bool:
@@ -148,7 +137,7 @@ def _launch_file(name: str, result: ResultData) -> Draft:
     lost = launch_files.in_code(result) if name == launch_files.ARGUMENTS else ()
     if lost and result.workload.own_code is not None and (gain := launch_files.gain_of_flags(result)):
         lost = (*lost, gain)
-    return Draft({launch_files.FILE_NAMES[name]: launch_files.text_of(name, result)}, launch, lost)
+    return Draft(launch_files.FILE_NAMES[name], launch_files.text_of(name, result), launch, lost)
 
 
 TARGETS: dict[str, Callable[[ResultData], Draft]] = {
@@ -172,14 +161,12 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         commands = launch_files.launch_commands(result, answer)
         way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
-    if result.workload.recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
-        raise InputError(
-            f"{target}: {result.workload.recipe.kind.trainer} trained it; --to trl writes a script with it"
-        )
-    if result.best.config.parallelism.sequence_parallel > 1 and target not in launch_files.FILE_NAMES:
-        raise InputError(
-            f"{target}: sequence parallel takes position_ids in each batch; {launch_files.SCRIPT} is yours"
-        )
+    recipe, shares_tokens = result.workload.recipe, result.best.config.parallelism.sequence_parallel > 1
+    if recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
+        raise InputError(f"{target}: {recipe.kind.trainer} trained it; --to trl writes a script with it")
+    if shares_tokens and target not in launch_files.FILE_NAMES:
+        why = "sequence parallel takes position_ids in each batch"
+        raise InputError(f"{target}: {why}; {launch_files.SCRIPT} is yours")
     made = TARGETS[target](result)
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
@@ -190,8 +177,7 @@ def drafts(
     """Return the draft of a target, or of all that can train the answer, and the reasons why the others can't."""
     if target != ALL:
         return {target: draft(result, target, answer)}, {}
-    made: dict[str, Draft] = {}
-    left_out: dict[str, str] = {}
+    made, left_out = {}, {}
     for name in TARGETS:
         try:
             made[name] = draft(result, name, answer)
@@ -203,11 +189,11 @@ def drafts(
 def write(
     result: ResultData, target: str, found: dict[str, Draft], directory: Path, answer: str = "best-config.json"
 ) -> Exported:
-    """Write the drafts of a target into a directory, which is made; with all come the command lines, in a file too."""
-    files = {name: text for one in found.values() for name, text in one.files.items()}
+    """Write the drafts of a target into a directory, which is made; for all targets command lines get a file too."""
+    files = {one.name: one.text for one in found.values()}
     launch = launch_files.launch_commands(result, answer) if target == ALL else found[target].launch
     if target == ALL and launch:
-        files[launch_files.COMMANDS_FILE] = "".join(f"{command}\n" for command in launch)
+        files["launch.txt"] = "".join(f"{command}\n" for command in launch)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         save_bytes(text.encode(), directory / name)
@@ -216,7 +202,7 @@ def write(
 
 
 def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
-    """Return lines of a shell that train with the answer in `answer`, by a script that they write if none is known."""
+    """Return lines of a shell that train with the answer in the file `answer`; they write a script if there is none."""
     commands = launch_files.launch_commands(result, answer)
     if not commands:
         what = "training_arguments(output_dir)" if result.workload.own_code is not None else "best.config"
@@ -227,13 +213,12 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
 
 
 def missing_script(result: ResultData, answer: str, made: Exported) -> str:
-    """Return a remark on `train.py` in the command lines if it is none of the files written; '' if it is."""
-    if not any(launch_files.SCRIPT in command.split() for command in made.launch):
+    """Return a remark on `train.py` in the command lines if it isn't among the files written; '' if it is."""
+    script = launch_files.SCRIPT
+    is_named = result.workload.own_code is None and any(script in command.split() for command in made.launch)
+    if not is_named or any(path.name == script for path in made.paths):
         return ""
-    if result.workload.own_code is not None or any(path.name == launch_files.SCRIPT for path in made.paths):
-        return ""
-    way = _writes_script(result, answer)
-    return f"{launch_files.SCRIPT} is a script of yours that takes these arguments, or that of: {way}"
+    return f"{script} is a script of yours that takes these arguments, or that of: {_writes_script(result, answer)}"
 
 
 def _writes_script(result: ResultData, answer: str) -> str:

@@ -49,12 +49,12 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
 def run(code: OwnCode, result: ResultData) -> None:
     from autotune.execution.user_code import as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
-    from autotune.training.arguments import laid_over, plan
+    from autotune.training.arguments import overrides, training_plan
     from autotune.values.hardware import detect
 
-    mapping = plan(result.best.config, result.workload, detect("cpu" if result.hardware.is_cpu else "auto"))
+    mapping = training_plan(result.best.config, result.workload, detect("cpu" if result.hardware.is_cpu else "auto"))
     soaked = result.soaked.arguments if result.soaked is not None else {}
-    arguments = {**laid_over(mapping, result.workload), **soaked}
+    arguments = {**overrides(mapping, result.workload), **soaked}
 
     seen: list[int] = []  # parameters of the model as the code made it
 

@@ -4,8 +4,6 @@ The command line makes its options from these fields (`autotune.cli.console`), a
 docstrings of `autotune.find` and `autotune.estimate`. Values may be given as text.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -71,7 +69,7 @@ def _knobs(value: object) -> object:
 
 
 def _fixed(value: object) -> object:
-    """Return words 'KNOB=VALUE' by the knobs' options, of text, of a list, or of values by knob."""
+    """Return words 'KNOB=VALUE', by the knobs' options, from text, a list, or values by knob."""
     if isinstance(value, Mapping):
         value = [f"{name}={'none' if held is None else held}" for name, held in value.items()]
     listed = [value] if isinstance(value, str) else value
@@ -174,7 +172,7 @@ class SearchOptions(WorkloadOptions):
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
-    """Return options with the values `given`, by the user's names; InputError: one is impossible, which it names."""
+    """Return options with the values `given`, by the user's names; an InputError names one that is impossible."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -191,7 +189,7 @@ def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
 
 
 def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Callable[[AnyFunction], AnyFunction]:
-    """Return a decorator for a function with keywords of `kind`, or `only` some, which signature and docstring list."""
+    """Return a decorator that lists the options of `kind`, or `only` some, in a function's signature and docstring."""
 
     def decorated(function: AnyFunction) -> AnyFunction:
         own = inspect.signature(function)

@@ -3,8 +3,6 @@
 A search that is resumed may have other limits. The new plan replaces the old one in the run directory, for good.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,9 +26,9 @@ from autotune.values.trial import Limits, Measurement, Prediction, Purpose, Tria
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
-# Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass;
-# the time of a step with more is inferred from the second, of several devices, which exchange gradients in the last,
-# from the second of three.
+# Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass,
+# and the time of the second stands for those that a whole step has beyond them. Several devices run a third, since they
+# exchange gradients in the last.
 SEARCH_ACCUMULATION = 2
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
@@ -83,8 +81,7 @@ class SearchPlan(Problem):
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
     """Return the reason if weights, gradients and optimizer states alone, without a trace, exceed the budget, or None.
 
-    Of the user's own training, which may freeze weights, nothing is known; experts that no token is routed to have no
-    gradients.
+    It is None for the user's own training, which may freeze weights, and where experts may have no gradients.
     """
     if plan.workload.is_users_own or plan.facts.experts:
         return None
@@ -156,19 +153,15 @@ def request_of(
 
 
 class SearchState:
-    """The state of one search; the tuner alone changes it.
-
-    `results`: all trials in the order they ended; `refused`: configurations refused without a trial, with the reasons;
-    `history`: the trials that explore the space, of the baseline and the search, without finals and checks.
-    """
+    """The state of one search; the tuner alone changes it."""
 
     def __init__(
         self, plan: SearchPlan, results: Iterable[TrialResult] = (), refused: dict[TrainConfig, str] | None = None
     ) -> None:
         self.plan = plan
-        self.history = History(plan.objective)
-        self.results: list[TrialResult] = []
-        self.refused: dict[TrainConfig, str] = {} if refused is None else refused
+        self.history = History(plan.objective)  # the trials of the baseline and the search, not of finals and checks
+        self.results: list[TrialResult] = []  # all, in the order in which they ended
+        self.refused = refused or {}  # configurations refused without a trial, with the reasons
         for result in results:
             self.take_in(result)
 
@@ -181,7 +174,7 @@ class SearchState:
         return known.measurement if known is not None else None
 
     def take_in(self, result: TrialResult, *, counts: bool = True) -> None:
-        """Add a trial that has ended; `counts`: whether it enters the history, so that it isn't tried again."""
+        """Add a trial that has ended; it enters the history, so that it isn't tried again, if it `counts`."""
         self.results.append(result)
         if counts and result.request.purpose.explores:
             self.history.add(result)
@@ -189,16 +182,13 @@ class SearchState:
 
 def loss_steps_of(options: SearchOptions) -> int:
     """Return the optimizer steps over which losses are compared; 0: none; InputError: they can't be."""
-    asked, hindrance = options.check_loss, None
-    if options.global_batch == "any":
-        hindrance = "with --global-batch any no two configurations take the same steps; name a global batch"
-    elif asked and asked < LEAST_LOSS_STEPS:
-        hindrance = f"fewer than {LEAST_LOSS_STEPS} steps tell nothing"
-    if asked and hindrance:
-        raise InputError(f"--check-loss {asked}: {hindrance}")
-    if hindrance:
-        return 0
-    return DEFAULT_LOSS_STEPS[options.effort] if asked is None else asked
+    asked, is_free = options.check_loss, options.global_batch == "any"
+    if asked and is_free:
+        why = "with --global-batch any no two configurations take the same steps; name a global batch"
+        raise InputError(f"--check-loss {asked}: {why}")
+    if asked and asked < LEAST_LOSS_STEPS:
+        raise InputError(f"--check-loss {asked}: fewer than {LEAST_LOSS_STEPS} steps tell nothing")
+    return asked if asked is not None else 0 if is_free else DEFAULT_LOSS_STEPS[options.effort]
 
 
 def reopened(
@@ -249,16 +239,16 @@ def differences(then: Hardware, now: Hardware) -> list[str]:
 
 
 def changed_files(plan: SearchPlan) -> list[str]:
-    """Return a line for each file that a search trains from and that is another one than when it began."""
+    """Return a line for each file of the training that has changed since the search began."""
     return [
-        f"since the search: {file} has changed; what was measured before it did may not compare with what is now"
+        f"since the search: {file} has changed; measurements from before and after that may not compare"
         for file, state in plan.files.items()
         if Path(file).is_file() and _state(Path(file)) != state
     ]
 
 
 def with_files(plan: SearchPlan) -> SearchPlan:
-    """Return the plan of a search that begins, with the present state of the files that it trains from."""
+    """Return the plan of a search that begins, with the present state of the files of its training."""
     workload, code = plan.workload, plan.workload.own_code
     files = [
         None if workload.dataset is None else Path(workload.dataset),
@@ -280,12 +270,12 @@ def _state(file: Path) -> str:
 
 
 def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
-    """Return whether the search had begun its finals or checks, and its limits were not changed since."""
+    """Return whether the search has begun its finals or checks since its limits last changed."""
     return any(r.request.purpose.closes and r.request.number >= plan.reopened_at for r in results)
 
 
 def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials that ran into a shorter time limit than the present one, to run again if none completed."""
+    """Return the trials to run again: those that a shorter time limit has ended, if none has completed."""
     if any(r.measurement is not None for r in results):
         return []
     before = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)

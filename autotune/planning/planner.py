@@ -5,15 +5,14 @@ A `Subject` is tuned: a model that the user names, or the user's own Trainer, sc
 the first trial. Notes tell the user every default that was chosen.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import spread
+from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
 from autotune.planning.workload import check_recipe, searched_workload
@@ -31,9 +30,6 @@ from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment, Objective
 from autotune.values.trial import DescribeRequest, Description
 from autotune.values.workload import Workload
-
-if TYPE_CHECKING:
-    from autotune.execution.runner import LocalRunner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +60,14 @@ class Subject:
             write_bytes(content, run_directory / "data" / name)
 
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
-        """Return the plan; `ready` returns what looks at the model or the code, once that process can be asked."""
+        """Return the plan; `ready` waits until the runner can look at the model or the code, and returns it."""
         workload = searched_workload(self.options, start.hardware, start.arguments, start.notes)
         space = load_space(self.options.space or default_space(start.hardware))
-        return settled(start, workload, described(start, workload, ready), space)
+        return plan_from(start, workload, description_of(start, workload, ready), space)
 
 
 def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Start:
-    """Return what a plan starts from; by default each trial has the whole device; MachineError: it isn't present."""
+    """Return the beginning of a plan; without an allotment a trial has the device; MachineError: it isn't there."""
     if options.train_steps and options.train_tokens:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
@@ -108,7 +104,7 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
     asked, free = options.memory_bytes, show_memory(hardware.free_bytes)
     if asked is None:
         memory = hardware.default_budget_bytes
-        notes.append(f"memory budget {show_memory(memory)}: what is free now less a margin (--memory)")
+        notes.append(f"memory budget {show_memory(memory)}: the memory that is free, less a margin (--memory)")
         return memory
     processes = (hardware.count or 1) if hardware.is_cpu else 1
     if asked * processes > hardware.memory_bytes:
@@ -117,7 +113,7 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
         raise InputError(f"--memory {show_memory(asked)}: {hardware.name} has {there}{each}")
     if asked > hardware.free_bytes:
         if is_shared:
-            each = f"each of {options.workers} trials at a time can have {free} of what is free"
+            each = f"each of {options.workers} trials at a time can have {free} of the free memory"
             raise InputError(f"--memory {show_memory(asked)}: {each}; use fewer --workers")
         notes.append(f"--memory asks for more than the {free} that are free now")
     return asked
@@ -127,13 +123,13 @@ def default_space(hardware: Hardware) -> str:
     return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
 
 
-def described(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:
+def description_of(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:
     given = start.arguments
     own = {} if given is None else {"arguments": {**given.searched, **given.fixed}, "source": given.source}
     return ready().describe(DescribeRequest(workload=workload, **own))
 
 
-def settled(
+def plan_from(
     start: Start,
     workload: Workload,
     found: Description,
@@ -141,11 +137,11 @@ def settled(
     arguments: UserArguments | None = None,
     **changes: Any,
 ) -> SearchPlan:
-    """Return the plan; `arguments` are those that were `found` in the user's code, `changes` differ from the options.
+    """Return the plan; `arguments` are those of the user's code, `changes` are fields that the options don't decide.
 
     The values of `--fix` are in every configuration, the baseline too: they belong to the training, and are no part of
     the search's gain. Knobs of `--only` that aren't in the space have the choices of 'default' and 'full', at every
-    effort. The last notes say what the baseline needs, and how far the search goes.
+    effort. The last notes tell what the baseline needs, and the limits of the search.
     """
     options, hardware, facts = start.options, start.hardware, found.facts
     workload = workload.model_copy(update={"lengths": found.lengths})
@@ -183,24 +179,21 @@ def settled(
         plan = _restricted(plan, options)
         notes += [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
         notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
-    budget, given, parameters = plan.budget, plan.options, plan.facts.parameters
-    if parameters:  # the model is known
+    if parameters := facts.parameters:  # the model is known
         states = least_states(plan, plan.baseline)
         size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
-        text = (
-            f"{plan.workload.model.name}: {size} parameters; the baseline needs "
-            f"{show_memory(states)} for weights, gradients and optimizer states alone, activations not counted"
+        excess = f": more than the budget of {show_memory(plan.memory_bytes)}" * (states > plan.memory_bytes)
+        notes.append(
+            f"{workload.model.name}: {size} parameters; the baseline needs {show_memory(states)} for weights, "
+            f"gradients and optimizer states alone, activations not counted{excess}"
         )
-        if states > plan.memory_bytes:
-            text += f": more than the budget of {show_memory(plan.memory_bytes)}"
-        notes.append(text)
-    trials = "1 trial" if budget.max_trials == 1 else f"{budget.max_trials} trials"
-    time_from = "--max-time" if given is not None and given.max_time_s is not None else "--effort"
-    trials_from = "--max-trials" if given is not None and given.max_trials is not None else "--effort"
-    time_said = show_time(budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
-    notes.append(f"at most {time_said} and {trials} ({trials_from})")
-    host = plan.hardware.host_memory_bytes
-    if parameters and not plan.hardware.is_cpu and host < 8 * GIB:
+    most = plan.budget.max_trials
+    time_from = "--effort" if options.max_time_s is None else "--max-time"
+    trials_from = "--effort" if options.max_trials is None else "--max-trials"
+    time_said = show_time(plan.budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
+    notes.append(f"at most {time_said} and {most} {'trial' if most == 1 else 'trials'} ({trials_from})")
+    host = hardware.host_memory_bytes
+    if parameters and not hardware.is_cpu and host < 8 * GIB:
         notes.append(f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it")
     return plan.model_copy(update={"notes": (*plan.notes, *notes)})
 

@@ -9,19 +9,18 @@ at two micro-batches, to check that it consumes the global batch, and whether it
 (`execution.gradients`). The cost model is used only if the model is named as well.
 """
 
-from __future__ import annotations
-
 import inspect
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import InputError, suggestion
+from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Start, Subject, default_space, described, settled
+from autotune.planning.planner import Start, Subject, default_space, description_of, plan_from
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
 from autotune.space.knobs import MICRO_BATCH, problem
@@ -42,9 +41,6 @@ from autotune.values.workload import (
     Traits,
     Workload,
 )
-
-if TYPE_CHECKING:
-    from autotune.execution.runner import LocalRunner
 
 # Options that contradict the user's code, with the reason of the refusal.
 DECIDED_BY_CODE: dict[str, str] = {
@@ -96,20 +92,14 @@ class UserTrainer(Subject):
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
         """Return the plan of the workload found in the code, whose arguments are the baseline.
 
-        Knobs that the code decides stay at their values in the baseline. The trials are not recorded, as the code may
-        change.
+        Knobs that the code decides stay as in the baseline. The trials aren't recorded, since the code may change.
         """
-        shown = self.code.shown
+        shown, options = self.code.shown, self.options
         spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
         workload = Workload(
-            model=spec,
-            task=Task.OWN,
-            sequence_length=1,
-            global_batch_size=None,
-            seed=self.options.seed,
-            own_code=self.code,
+            model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=options.seed, own_code=self.code
         )
-        space = load_space(self.options.space or default_space(start.hardware))
+        space = load_space(options.space or default_space(start.hardware))
         about = ready().describe(DescribeRequest(workload=workload))
         found = about.own
         assert found is not None
@@ -122,19 +112,11 @@ class UserTrainer(Subject):
         for knob, reason in found.held.items():
             value = getattr(baseline, knob)  # a member of an enumeration is held as its text
             known["held"][knob] = Held(value=str(value) if isinstance(value, str) else value, reason=reason)
-        workload = workload.model_copy(
-            update={
-                "model": found.spec,
-                "task": found.task,
-                "sequence_length": found.sequence_length,
-                "target_length": found.target_length,
-                "global_batch_size": batch,
-                "fixed_arguments": found.fixed,
-                "own_code": self.code.model_copy(update=known),
-            }
-        )
+        seen = {name: getattr(found, name) for name in ("task", "sequence_length", "target_length")}
+        seen |= {"model": found.spec, "global_batch_size": batch, "fixed_arguments": found.fixed}
+        workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
         start.notes.append(f"global batch {batch} samples, that of your own arguments, which are the baseline")
-        return settled(start, workload, about, space, arguments, baseline=baseline, record=False)
+        return plan_from(start, workload, about, space, arguments, baseline=baseline, record=False)
 
 
 def code_of(command: Sequence[str]) -> OwnCode:
@@ -195,8 +177,8 @@ class UserLoop(Subject):
         if not callable(step):
             raise InputError(f"step: expected a function that takes a TrainConfig, not {type(step).__name__}")
         if not knobs and options.space is None:
-            such = "knobs=['per_device_train_batch_size', 'precision'], or a search space"
-            raise InputError(f"step: say what your function honours, such as {such}")
+            example = "knobs=['per_device_train_batch_size', 'precision'], or a search space"
+            raise InputError(f"step: say what your function honours, such as {example}")
         if knobs and options.space is not None:
             raise InputError("knobs and space both say what is varied; drop one of the two")
         for option, reason in _NOT_WITH_STEP.items():
@@ -221,10 +203,10 @@ class UserLoop(Subject):
         super().__init__(options, options.model or name, {STEP_FILE: content})
 
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
-        """Return the plan without checks and without the record, as a loop can only be timed.
+        """Return the plan, without checks and without the record, since a loop can only be timed.
 
-        If the user names no model, a placeholder allows all knobs of the space. The last facts are found by running a
-        step of the baseline and one with another micro-batch.
+        If the user names no model, facts that allow all knobs of the space stand for its own. A step of the baseline
+        and one with another micro-batch are run, which tell the last facts.
         """
         options, name, kind = self.options, self.own.name, "your own loop"
         unknown = ModelSpec(reference=name, name=name, source="own", model_type=kind, kind="own", config={})
@@ -233,14 +215,16 @@ class UserLoop(Subject):
         workload = workload.model_copy(update={"own_step": self.own})
         usual = default_space(start.hardware)
         space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
-        found = described(start, workload, ready) if options.model else Description(facts=facts_for(space))
-        notes = (
-            f"your own loop: that your function honours {', '.join(space.parameters)} is taken on trust; "
-            "other fields of a configuration stay as they are and mean nothing to it",
-            "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches",
+        found = description_of(start, workload, ready) if options.model else Description(facts=facts_for(space))
+        honoured = ", ".join(space.parameters)
+        start.notes.append(
+            f"your own loop: that your function honours {honoured} is taken on trust; other fields of a configuration "
+            "stay as they are and mean nothing to it"
         )
-        start.notes.extend(notes)
-        plan = settled(start, workload, found, space, soak=False, loss_steps=0, record=False, options=None)
+        start.notes.append(
+            "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
+        )
+        plan = plan_from(start, workload, found, space, soak=False, loss_steps=0, record=False, options=None)
         # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
         # free global batch each micro-batch is another batch, and gradients can't be compared.
         mine, free = plan.baseline.per_device_train_batch_size, plan.workload.global_batch_size is None
@@ -286,9 +270,8 @@ def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
     try:
         signature.bind(None, **({ACCUMULATION: 1} if takes else {}))
     except TypeError as error:
-        raise InputError(
-            f"step: {name}{signature} can't be called with a configuration (and {ACCUMULATION}): {error}"
-        ) from None
+        call = f"{name}{signature} can't be called with a configuration (and {ACCUMULATION})"
+        raise InputError(f"step: {call}: {error}") from None
     return takes
 
 
@@ -305,7 +288,6 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
         if choices is not None and (isinstance(choices, str) or not choices):
             raise InputError(f"knobs: {name}: expected a list of values, not {choices!r}")
         for value in choices or ():
-            found = problem(name, value)
-            if found is not None:
+            if (found := problem(name, value)) is not None:
                 raise InputError(f"knobs: {name}: {found}")
     return {name: None if choices is None else tuple(dict.fromkeys(choices)) for name, choices in named.items()}

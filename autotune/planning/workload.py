@@ -1,9 +1,7 @@
 """Makes the workload of a search from the user's options; recipes are trained with one of TRL's Trainers.
 
-Lines for the user on every default that was chosen are added to `notes`. An InputError refuses what can't be used.
+`notes` receives a line for the user on every default that was chosen. An InputError refuses unusable options.
 """
-
-from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,24 +28,37 @@ def searched_workload(
     notes: list[str],
     model: tuple[ModelSpec, Task] | None = None,
 ) -> Workload:
-    """Return what every trial of a search trains: the model that the options name, or `model`."""
+    """Return the workload of every trial of a search, of the model that the options name, or of `model`.
+
+    The global batch is that of the user's arguments, of the options, or the default.
+    """
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
-    workload = workload_of(options, hardware.kind, notes, model)
-    workload = with_batch(workload, _searched_batch(options, hardware, arguments, notes), notes)
+    workload, ranks = workload_of(options, hardware.kind, notes, model), hardware.count or 1
+    if arguments is not None and options.global_batch != "any":
+        own, asked = arguments.global_batch_size * ranks, options.global_batch
+        if asked is not None and asked != own:
+            check_batch(asked, "--global-batch")
+            raise InputError(
+                f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
+                f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
+            )
+        batch: int | None = check_batch(own, f"{arguments.source}: the global batch")
+    else:
+        usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
+        batch = global_batch_of(options, usual, notes, together=ranks > 1)
+        if batch is not None and batch % ranks:
+            below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+            nearest = f"{below} and {above} do" if below else f"{above} does"
+            raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
+    workload = with_batch(workload, batch, notes)
     if workload.recipe is not None and workload.recipe.kind.generates:
-        why = (
-            "it isn't installed" if find_spec("vllm") is None else "it loads weights by name, and a trial's are random"
-        )
+        is_there = find_spec("vllm") is not None
+        why = "it loads weights by name, and a trial's are random" if is_there else "it isn't installed"
         notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
-    return workload.model_copy(
-        update={
-            "dataset": str(checked_path(options.data)) if options.data else None,
-            "text_field": options.text_field,
-            "seed": options.seed,
-            "fixed_arguments": arguments.fixed if arguments else {},
-        }
-    )
+    data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
+    fixed = arguments.fixed if arguments else {}
+    return workload.model_copy(update={**data, "seed": options.seed, "fixed_arguments": fixed})
 
 
 def workload_of(
@@ -63,9 +74,7 @@ def workload_of(
     notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
     for option, length in (("--seq-len", asked), ("--target-len", options.target_len)):
         if length is not None and length > LONGEST_SAMPLE:
-            raise InputError(
-                f"{option} {length}: use at most {LONGEST_SAMPLE}, which is what the longest contexts have"
-            )
+            raise InputError(f"{option} {length}: use at most {LONGEST_SAMPLE}, as many as the longest contexts have")
     shown, usual = None, {"cuda": 512, "cpu": 64}[kind]
     if task is Task.IMAGE_TEXT_TO_TEXT:
         config = build_config(spec, task)
@@ -190,29 +199,6 @@ def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workl
     return workload.model_copy(update={"global_batch_size": batch})
 
 
-def _searched_batch(
-    options: SearchOptions, hardware: Hardware, arguments: UserArguments | None, notes: list[str]
-) -> int | None:
-    """Return the global batch: of the options, the user's arguments, or the default; None if it is free."""
-    ranks, asked = hardware.count or 1, options.global_batch
-    if arguments is not None and asked != "any":
-        own = arguments.global_batch_size * ranks
-        if asked is not None and asked != own:
-            check_batch(asked, "--global-batch")
-            raise InputError(
-                f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
-                f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
-            )
-        return check_batch(own, f"{arguments.source}: the global batch")
-    usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
-    found = global_batch_of(options, usual, notes, together=ranks > 1)
-    if found is not None and found % ranks:
-        below, above = found // ranks * ranks, -(-found // ranks) * ranks
-        nearest = f"{below} and {above} do" if below else f"{above} does"
-        raise InputError(f"--global-batch {found}: {ranks} devices can't share it evenly; {nearest}")
-    return found
-
-
 def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, together: bool = False) -> int | None:
     """Return the global batch of the options, or `usual`, of all devices `together`; None if it is free ('any')."""
     asked = options.global_batch
@@ -225,8 +211,8 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
     return check_batch(asked, "--global-batch")
 
 
-def check_batch(samples: int, what: str) -> int:
-    """Return a global batch; one beyond `LARGEST_BATCH` is refused, `what` being its source."""
+def check_batch(samples: int, source: str) -> int:
+    """Return a global batch that `source` says; InputError: it is larger than `LARGEST_BATCH`."""
     if samples > LARGEST_BATCH:
-        raise InputError(f"{what} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
+        raise InputError(f"{source} {samples}: use at most {LARGEST_BATCH} samples a step; nobody has published more")
     return samples

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.space import parallel_rules
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
-from autotune.training.arguments import FSDP_KINDS, asks_for_tf32_the_old_way
+from autotune.training.arguments import FSDP_KINDS, compiler_refuses_tf32
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
@@ -71,7 +71,7 @@ def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
             yield f"{TF32_VARIABLE} has torch begin with TF32, which the Trainer's arguments don't switch off"
         return
     is_theirs = workload.own_code is not None and "tf32" in workload.own_code.held
-    if config.tf32 and asks_for_tf32_the_old_way(config) and not is_theirs:
+    if config.tf32 and compiler_refuses_tf32(config) and not is_theirs:
         yield f"{config.torch_compile_mode} raises in mixed precision where tf32 is asked for: torch mixes interfaces"
 
 

@@ -39,7 +39,7 @@ from autotune.execution.outcome import recovered
 from autotune.execution.places import DISK_IS_FULL, full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.storage.trust import check_within
-from autotune.training.arguments import plan as training_plan
+from autotune.training.arguments import training_plan
 from autotune.units import visible
 from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_named, read_value, write_value
 from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION

@@ -5,8 +5,6 @@ have, is named :data:`BITFIT` there. Trials and trainings with the answer both u
 `execution.user_code.fitted` for a user's own code, so that they train the same model.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from typing import Any
@@ -67,7 +65,7 @@ _IN_PEFT: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 # Arguments of a kind beside its fields.
-_SAID: dict[str, dict[str, Any]] = {
+_FURTHER: dict[str, dict[str, Any]] = {
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
     "ia3": {"target_modules": list(IA3_MODULES), "feedforward_modules": list(IA3_FEEDFORWARD)},
@@ -84,7 +82,7 @@ def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, A
         arguments["target_modules"] = list(ATTENTION_MODULES) if targets == "attention" else "all-linear"
     if targets == "all-linear+experts":
         arguments["target_parameters"] = list(EXPERT_PARAMETERS)
-    arguments |= _SAID.get(adapter.kind, {})
+    arguments |= _FURTHER.get(adapter.kind, {})
     if task in _TASK_TYPES:
         arguments["task_type"] = _TASK_TYPES[task]
     if task is Task.IMAGE_TEXT_TO_TEXT:  # layers of the language model alone

@@ -1,16 +1,12 @@
-"""The one mapping from a configuration to what transformers and peft are given.
+"""The one mapping from a configuration to the arguments of transformers and peft.
 
-Pure. A :class:`TrainingPlan` has two parts: what the configuration *means* (`tuned`, `model`, `adapter`), which the
-export writes, and what only a trial needs (`harness`). The trial trains with both, so what was measured is what is
-exported.
+Pure. A :class:`TrainingPlan` has two parts: the meaning of the configuration (`tuned`, `model`, `adapter`), which the
+export writes, and the arguments of a trial alone (`harness`). Trials train with both, so they measure what is exported.
 
-Over several devices data parallelism uses what TrainingArguments has for it: DDP's arguments, FSDP2 (`fsdp`,
-`fsdp_config`) or a DeepSpeed configuration (`deepspeed`). Sequence parallelism is asked for in the environment. Tensor
-parallelism is an argument of the model, `distributed_config`, by which transformers shards it according to its class's
-plan. Defaults of the libraries are left out.
+Over several devices TrainingArguments ask for DDP, FSDP2 (`fsdp`, `fsdp_config`) or DeepSpeed (`deepspeed`), variables
+of the environment for sequence parallelism, and the model's argument `distributed_config` for tensor parallelism, by
+the plan of its class. Defaults of the libraries are left out.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -38,7 +34,7 @@ FSDP_KINDS = ("fsdp_full", "fsdp_grad_op")
 
 
 class TrainingPlan(Value):
-    """Arguments for `TrainingArguments`, for the model and for the adapter."""
+    """The meaning of a configuration for a workload on a device."""
 
     tuned: dict[str, Any] = Field(description="TrainingArguments: what the configuration means")
     harness: dict[str, Any] = Field(description="TrainingArguments: what only a trial needs")
@@ -49,7 +45,7 @@ class TrainingPlan(Value):
     )
 
 
-def plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
+def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
     """Return what `config` means for `workload` on `hardware`; ValueError: the micro-batch doesn't divide the batch."""
     recipe, harness = workload.recipe, dict(_HARNESS)
     if recipe is not None:
@@ -84,7 +80,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["optim_target_modules"] = "all-linear"
     if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
         arguments["tf32"] = True
-    elif hardware.has_tf32 and config.precision is Precision.BF16 and asks_for_tf32_the_old_way(config):
+    elif hardware.has_tf32 and config.precision is Precision.BF16 and compiler_refuses_tf32(config):
         arguments["tf32"] = False  # or TrainingArguments would switch it on
     if not config.dataloader_num_workers:
         arguments.pop("dataloader_prefetch_factor", None)
@@ -226,7 +222,7 @@ def building_device(config: TrainConfig, device: str, *, to_compare: bool) -> st
 
 
 def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
-    """Return whether the Trainer's products in fp32 run as TF32: as asked for, from the start, or beside a compiler.
+    """Return whether the Trainer's products in fp32 run as TF32: torch begins with it, or the user or a compiler asks.
 
     With `torch_compile`, TrainingArguments switch it on unless fp16 is set (`training_args.py`, "9. TF32"), and
     accelerate does where there is no autocast, whatever `tf32` says (`state.py`).
@@ -237,10 +233,10 @@ def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
         return True
     if config.torch_compile_backend is None or config.precision is Precision.FP16:
         return False
-    return not asks_for_tf32_the_old_way(config)
+    return not compiler_refuses_tf32(config)
 
 
-def asks_for_tf32_the_old_way(config: TrainConfig) -> bool:
+def compiler_refuses_tf32(config: TrainConfig) -> bool:
     """Return whether TF32 that TrainingArguments switch on makes the compiler raise.
 
     transformers sets `torch.backends.fp32_precision`, and inductor's max-autotune asks
@@ -257,15 +253,15 @@ def transformers_version(hardware: Hardware) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def laid_over(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
-    """Return what is laid over a user's own arguments: all that a search decides, a default where nothing is named."""
+def overrides(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
+    """Return all arguments that a search decides, to lay over a user's own; those that it leaves out are defaults."""
     theirs = {"seed", *workload.fixed_arguments}
     decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
     return decided | _under_old_name(mapping.tuned)
 
 
 def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what says checkpointing, which newer versions call otherwise, by the old name, which they keep."""
+    """Return the arguments of checkpointing by their older names, which newer versions keep."""
     names = {f"activation_checkpointing{part}": f"gradient_checkpointing{part}" for part in ("", "_kwargs")}
     return {old: arguments[new] for new, old in names.items() if new in arguments}
 

@@ -1,7 +1,5 @@
 """The reference of a search: the user's own TrainingArguments, or the Trainer's defaults at the same global batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -23,7 +21,7 @@ TRAINER_MICRO_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 
 
 class UserArguments(NamedTuple):
-    """A user's TrainingArguments, taken apart."""
+    """A user's TrainingArguments: those that the search decides, and those that stay."""
 
     searched: dict[str, Any]
     fixed: dict[str, Any]
@@ -38,7 +36,7 @@ class UserArguments(NamedTuple):
 
 _SHARDED = "the baseline of several devices (--devices N) is DDP, and sharding is searched"
 
-# Arguments that a trial can't honour: what to do about each.
+# Arguments that a trial can't honour, with the reason or the remedy.
 _REFUSED = {
     "fsdp": _SHARDED,
     "deepspeed": _SHARDED,
@@ -49,14 +47,13 @@ _REFUSED = {
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
 }
-# Without effect where the refused ones are missing, though `to_json_string` writes it.
-_WITHOUT_EFFECT = frozenset({"fsdp_config"})
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-# Names of places, and a secret that must not reach the run directory (and that to_json_string masks).
-_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
+# Names of places, a secret that must not reach the run directory (`to_json_string` masks it), and an argument that
+# `to_json_string` writes, but that has no effect without a refused one.
+_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token", "fsdp_config"})
 
-# Least and most of what no library refuses: a seed is 32 bits wide, a negative norm turns gradients round.
+# Least and most values of arguments that no library checks: seeds have 32 bits, a negative norm flips gradients.
 _RANGES = {
     "seed": (0, LARGEST_SEED),
     "data_seed": (0, LARGEST_SEED),
@@ -89,7 +86,7 @@ def read_arguments(path: Path) -> UserArguments:
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{source}: {name}: expected a finite number, not {value}")
     searched = {k: v for k, v in document.items() if k in SEARCHED_ARGUMENTS}
-    ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | _WITHOUT_EFFECT | set(_REFUSED)
+    ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | set(_REFUSED)
     return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None}, source)
 
 
@@ -124,7 +121,7 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
 
 
 def _mistyped(kind: Any, value: Any) -> str | None:
-    """Return what is expected of an argument of this type, None if `value` is that or the type can't be checked."""
+    """Return an argument's expectation that `value` fails; None: it has its type, or the type can't be checked."""
     choices = [c for c in (kind, *get_args(kind)) if isinstance(c, type) and issubclass(c, Enum)]
     if isinstance(value, str) and choices:  # beside them some take any text, and refuse it later
         names = [str(member.value) for choice in choices for member in choice]

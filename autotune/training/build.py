@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
 from autotune.training.inputs import freeze_vision, special_ids
-from autotune.training.resolve import HEADS, check_task, library_config, shown
+from autotune.training.resolve import HEADS, check_task, library_config
+from autotune.units import visible
 from autotune.values.model import ModelFacts, ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _REFUSALS = (
     ArithmeticError,
 )  # fmt: skip
 
-# Fields with an n where every n-th layer is of another kind.
+# Fields whose value n makes every n-th layer one of another kind.
 _PERIODS = (
     "decoder_sparse_step", "encoder_sparse_step", "sliding_window_pattern", "attn_layer_period", "expert_layer_period",
     "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step",
@@ -83,7 +84,7 @@ def build_model(
     import torch
     import transformers
 
-    from autotune.training.random_weights import quantize, share_matrices, whole_weights
+    from autotune.training.random_weights import quantize, shard_model, whole_weights
 
     chosen = {"attn_implementation": attn_implementation, "experts_implementation": experts_implementation}
     options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
@@ -103,7 +104,7 @@ def build_model(
     except (*_REFUSALS, RuntimeError) as error:
         if not isinstance(error, _REFUSALS) and str(first) != "meta":  # of memory, perhaps
             raise
-        raise InputError(f"{shown(spec.name)}: can't be built: {one_line(error)}") from error
+        raise InputError(f"{visible(spec.name)}: can't be built: {one_line(error)}") from error
     if spec.config.get("tie_word_embeddings") is False:
         # T5's config class forces the tie. A model loaded from a checkpoint with both weights (T5 v1.1, FLAN, mT5,
         # ByT5) has them apart, so one that is made from figures must too.
@@ -115,7 +116,7 @@ def build_model(
     if quantization is not None:
         quantize(model, quantization, device)
     if distributed_config is not None:
-        model = share_matrices(model, distributed_config)
+        model = shard_model(model, distributed_config)
     if spec.freeze_vision:
         freeze_vision(model)
     if spec.frozen:
@@ -150,7 +151,7 @@ def frozen_paths(model: nn.Module) -> tuple[str, ...]:
 
 
 def frozen_layers(paths: tuple[str, ...]) -> int:
-    """Return the number of the first layers among which one is frozen otherwise than those that follow them."""
+    """Return the number of layers up to the last one that is frozen otherwise than those that follow it."""
     return max((int(found[0][1:]) + 1 for path in paths if (found := _LAYER.search(path))), default=0)
 
 
@@ -175,21 +176,13 @@ def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed; the first `leading`
     layers aren't like the others. Fields of a config inside are named with it, as "text_config.num_hidden_layers".
     """
-    if getattr(config, "image_token_id", None) is not None:
-        return _of_parts(config, every, leading)
-    of_both = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
-    fields = next(
-        (names for names in (*of_both, ("num_hidden_layers",)) if all(_depth(config, name) for name in names)), ()
-    )
-    return tuple(_stack(config, name, every, leading) for name in fields)
-
-
-def _of_parts(config: Any, every: int, leading: int) -> tuple[Stack, ...]:
-    """Return the stacks of a language model and, if its layers are alike, of the vision part before it.
-
-    Qwen3-VL adds features of some of its vision layers to the first layers of the language model (DeepStack), and some
-    of Qwen2.5-VL's vision layers attend beyond their window.
-    """
+    if getattr(config, "image_token_id", None) is None:
+        of_both = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
+        said = (names for names in (*of_both, ("num_hidden_layers",)) if all(_depth(config, name) for name in names))
+        return tuple(_stack(config, name, every, leading) for name in next(said, ()))
+    # A language model and the vision part before it, if the layers of that are alike: Qwen3-VL adds features of some of
+    # its vision layers to the first layers of the language model (DeepStack), and some of Qwen2.5-VL's attend beyond
+    # their window.
     vision = config.vision_config
     deep = getattr(vision, "deepstack_visual_indexes", None) or ()
     found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, max(leading, len(deep)))}

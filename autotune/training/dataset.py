@@ -1,8 +1,7 @@
 """The samples that a trial trains on, and how they become batches: their order, and padding or packing.
 
-A data set is as long as it is asked to be: after its last sample the first one follows, so that no epoch ends inside a
-trial. A sample is a slice of what was made beforehand, fetched in hardly any time beside a training step. It depends on
-the workload's seed and on its index alone.
+A data set has as many samples as a trial asks for: after its last one the first follows, so that no epoch ends inside
+a trial. A sample is a slice of rows made beforehand, which depends on the workload's seed and on its index alone.
 
 Ids, pixels and sound are valid and random. Texts have the lengths of a user's file, or all the workload's length and
 therefore no attention mask. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in
@@ -10,12 +9,12 @@ place, since a mask id changes neither time nor memory.
 
 In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in
 training: shuffled, in the order of the file, or grouped by length by the Trainer's own sampler, whose micro-batches are
-visited in an order in which any few of them represent all. Where micro-batches are balanced by tokens, the Trainer's
-sampler cuts the rows of each step, shuffled as ever, into its micro-batches.
+visited in an order in which any few of them represent all. Balanced micro-batches are cut from the rows of each step by
+the Trainer's sampler too.
 
-Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding,
-with positions that start anew at each sample, by which transformers masks: no sample sees another, and the loss is that
-of padded batches. Blocks of a fixed length, where samples see each other, would be another training.
+Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding.
+Positions start anew at each sample, by which transformers masks: no sample sees another, and the loss is that of padded
+batches. Blocks of a fixed length, where samples see each other, would be another training.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 STEPS_TO_PEAK = 2
 
 IGNORED = -100  # the label that transformers' losses leave out
-IMAGES = 8  # distinct images or recordings, which take megabytes and not gigabytes
+_DISTINCT = 8  # images or recordings, which take megabytes and not gigabytes
 
 Sample = dict[str, "Tensor"]
 Collator = Callable[[Sequence[Sample]], Sample]  # from samples to tensors whose first dimension is that of the batch
@@ -80,16 +79,10 @@ def training_data(
     lengths = text_lengths(directory)
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
-        order = row_order(
-            lengths[:, 0],
-            longest_first=longest_first,
-            rows=samples,
-            config=config,
-            # The Trainer's sampler by length goes by a device's samples of a step, and deals them out afterwards.
-            per_step=workload.samples_per_step(config) // config.parallelism.data_parallel,
-            seed=workload.seed,
-        )
-        lengths = lengths[order]
+        # The Trainer's sampler by length goes by a device's samples of a step, and deals them out afterwards.
+        per_step = workload.samples_per_step(config) // config.parallelism.data_parallel
+        how = {"longest_first": longest_first, "rows": samples, "per_step": per_step, "seed": workload.seed}
+        lengths = lengths[row_order(lengths[:, 0], config=config, **how)]
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     collator = DataCollatorWithFlattening() if config.packing else partial(padded_batch, pad_id=pad)
     return Repeated(_texts(workload, model_config, lengths), samples), collator
@@ -176,7 +169,7 @@ def _images_in_texts(workload: Workload, config: Any) -> RandomSamples:
     """Return texts with images: placeholders before the text, which alone has labels."""
     random = np.random.default_rng(workload.seed)
     shown = image_text(config, workload.images, workload.image_size)
-    pixels = random.standard_normal((max(1, IMAGES // shown.images), *shown.pixels), dtype=np.float32)
+    pixels = random.standard_normal((max(1, _DISTINCT // shown.images), *shown.pixels), dtype=np.float32)
     ids, positions = _random_ids(random, workload.sequence_length, config), shown.positions()
     rows = {"input_ids": ids, "labels": ids.copy(), "pixel_values": pixels}
     rows["input_ids"][:, positions], rows["labels"][:, positions] = shown.token, IGNORED
@@ -199,7 +192,7 @@ def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
         labels = random.choice(ordinary, size=(size, labels_of(length)))
     else:
         labels = random.integers(config.num_labels, size=size, dtype=np.int32)
-    whole = (IMAGES, *shape)
+    whole = (_DISTINCT, *shape)
     inputs = random.integers(colours, size=whole) if colours else random.standard_normal(whole, dtype=np.float32)
     return RandomSamples({name: inputs, "labels": labels}, np.empty((size, 0), dtype=np.int64))
 

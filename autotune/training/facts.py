@@ -1,4 +1,4 @@
-"""Facts about a built model and its head: what they can do, on one device and on several.
+"""Facts about a built model and its head: their abilities on one device and on several.
 
 The model may be on the meta device: nothing is computed, only classes, modules and the config are looked at. Whether
 this machine has what a kernel needs is not asked here.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import inspect
 import itertools
 import json
@@ -61,11 +60,10 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     figures = [type(model).__name__, model.config.num_labels, _figures(model.config.to_dict())]
     written = json.dumps(figures, sort_keys=True, default=str)
     has_liger = False
-    if importlib.util.find_spec("liger_kernel") is not None:
-        with contextlib.suppress(ImportError, RuntimeError):  # without Triton, or without a device for it
-            from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    with contextlib.suppress(ImportError, RuntimeError):  # without it, without Triton, or without a device for that
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-            has_liger = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+        has_liger = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
     # The loss can be worked out in chunks if it is the library's, of what a linear head makes, and nothing bends its
     # logits.
     caps = [name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name]
@@ -163,7 +161,7 @@ def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
 
 
 def _has_dropout(model: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Return whether a module has a positive rate, or the config one that is read at each call."""
+    """Return whether a module, or the config, which is read at each call, has a rate above zero."""
     unused = () if getattr(config, "apply_spec_augment", True) else _HIDDEN_PARTS
     # Models with another head have these settings and don't use them.
     of_heads = ("classif", "summary", "cls", "pooler", "qa_", "final_dropout")
@@ -202,7 +200,7 @@ def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
 
 
 def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the last names of the linear layers below the head, in order, without routers and what sees images."""
+    """Return the last names of the linear layers below the head, in order, without routers and the vision part."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -9,8 +9,6 @@ decides (transformers 5.23, `image_processing_*.py` and `processing_*.py` of eac
 are parted by ordinary tokens, where processors write marks.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,9 +18,6 @@ from autotune.errors import InputError
 
 # Parts of these models that see images. Their other parts are the language model, what joins the two, and the head.
 VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
-
-
-# Ids, images and sound
 
 
 def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
@@ -88,9 +83,6 @@ def least_frames(model_type: str, figures: Mapping[str, Any]) -> int:
 def labels_of(frames: int) -> int:
     """Return the labels of so many frames, for CTC: some 15 characters are spoken in a second, which has 50 frames."""
     return max(1, int(frames * 0.25))
-
-
-# Texts with images
 
 
 class Image(NamedTuple):

@@ -10,7 +10,7 @@ draw every number.
 weights while it reads them; `from_config` refuses to. `quantize` replaces the same layers by the library's own
 quantizer and fills them on the device one after the other, so that 16 or 32 bits of all weights are never held at once.
 
-**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `share_matrices`, which every rank has to
+**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `shard_model`, which every rank has to
 call, takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23) in its order.
 """
 
@@ -43,8 +43,7 @@ def quick_weights() -> Iterator[None]:
             is_piece = tensor.is_floating_point() and tensor.is_contiguous()
             is_plain = is_piece and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type == "cpu"
             if tensor.numel() <= BLOCK or generator is not None or not is_plain:
-                result: torch.Tensor = original(tensor, *given, generator=generator, **named)
-                return result
+                return original(tensor, *given, generator=generator, **named)  # type: ignore[no-any-return]
             asked = {first: 0.0, second: 1.0, **dict(zip((first, second), given, strict=False)), **named}
             low, high, key = asked[first], asked[second], (name, tensor.dtype)
             if key not in blocks:
@@ -136,7 +135,7 @@ def quantization_of(layer: Any) -> str:
     return f"{weight.quant_type}-double" if weight.compress_statistics else str(weight.quant_type)
 
 
-def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
+def shard_model(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
     """Return `model` with this rank's part of its weights, on this rank's device.
 
     The model is on a device, if its weights are to be split, or on the meta device, for new ones. `degrees` are of
@@ -146,7 +145,7 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
     from torch.distributed.tensor import DTensor
 
     is_made = not any(parameter.is_meta for parameter in model.parameters())
-    put_apart(model)
+    untie_weights(model)
     config, device, mesh = type(model).prepare_distribute_model(dict(degrees))
     model = type(model).maybe_distribute_model(model, config, mesh)
     if not is_made:  # each rank draws its own part
@@ -165,7 +164,7 @@ def share_matrices(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTraine
     return model
 
 
-def put_apart(model: nn.Module) -> None:
+def untie_weights(model: nn.Module) -> None:
     """Give each module parameters of its own in place of tied ones, whose second names the plan doesn't find."""
     seen: set[int] = set()
     for module in model.modules():

@@ -6,8 +6,6 @@ completions all have the recipe's length, since random weights rarely stop. TRL 
 by name; in a trial they are a copy of the policy's.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import itertools
@@ -154,7 +152,7 @@ def _special(config: Any) -> tuple[int, int]:
 
 
 def order_of(dataset: Any, longest_first: int, workload: Workload) -> Any:
-    """Return the numbers of rows in the order in which they are read, the longest first."""
+    """Return the numbers of rows in the order in which a trial reads them; the longest of a file come first."""
     order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
     if workload.dataset is None:
         return order
@@ -163,7 +161,7 @@ def order_of(dataset: Any, longest_first: int, workload: Workload) -> Any:
 
 
 def row_lengths(dataset: Any) -> NDArray[np.int64]:
-    """Return the length of each row, in ids or characters: of the prompt, and of the longest that may follow it."""
+    """Return the length of each row in ids or characters: of its prompt and of the longest that follows it."""
 
     def size(value: Any) -> int:
         if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -220,14 +218,8 @@ def recipe_trainer(
         patch.object(sys.modules[trainer_class.__module__], "create_model_from_path", copied, create=True),
         patch.object(trainer_class, "_precompute_ref_logps", timed, create=True),
     ):
-        trainer = trainer_class(
-            model=model,
-            args=config,
-            train_dataset=rows,
-            processing_class=tokenizer_of(workload, model.config),
-            callbacks=list(callbacks),
-            **given,
-        )
+        given |= {"processing_class": tokenizer_of(workload, model.config), "callbacks": list(callbacks)}
+        trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
     order = order_of(trainer.train_dataset, longest_first, workload)[: distinct // recipe.generations]
     trainer.train_dataset = trainer.train_dataset.select(np.resize(order, samples // recipe.generations))
     return trainer
@@ -253,11 +245,9 @@ class StepCount:
             raise NoEffectError(f"{each} generations a prompt were asked for, but a group has other prompts")
         made = self._original(inputs)
         self.samples += len(made["completion_ids"])
-        lengths = made["completion_mask"].sum(dim=1)
-        if int(lengths.min()) != self._recipe.completion_length:
-            raise NoEffectError(
-                f"completions of {self._recipe.completion_length} tokens were asked for, but one has {lengths.min()}"
-            )
+        shortest, wanted = int(made["completion_mask"].sum(dim=1).min()), self._recipe.completion_length
+        if shortest != wanted:
+            raise NoEffectError(f"completions of {wanted} tokens were asked for, but one has {shortest}")
         return made
 
     def _trained(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,16 +256,8 @@ class StepCount:
         return self._original(model, inputs, *args, **kwargs)
 
     def checked(self) -> str:
-        expected = self._trainer.state.global_step * self._per_step
-        if self.samples != expected:
-            raise NoEffectError(
-                f"{self._recipe.shown(self._per_step)} were asked for, but {self.samples} samples were trained on in "
-                f"{self._trainer.state.global_step} steps"
-            )
-        return self._recipe.shown(self._per_step)
-
-
-def head_figures(workload: Workload) -> dict[str, int]:
-    """Return the fields of the model's config that a recipe needs: a reward model has one label."""
-    is_reward = workload.recipe is not None and workload.task is Task.SEQUENCE_CLASSIFICATION
-    return {"num_labels": 1} if is_reward else {}
+        shown, steps = self._recipe.shown(self._per_step), self._trainer.state.global_step
+        if self.samples != steps * self._per_step:
+            trained = f"{self.samples} samples were trained on in {steps} steps"
+            raise NoEffectError(f"{shown} were asked for, but {trained}")
+        return shown

@@ -1,9 +1,7 @@
-"""From what the user wrote to a :class:`ModelSpec`: a name of the catalogue, a local directory or a hub id.
+"""Makes a :class:`ModelSpec` of the user's reference: a name of the catalogue, a local directory or a hub id.
 
-Its heads are those of its type that can be trained here, the one that config.json names, and the usual one.
+Tells a model's heads as well: those of its type that can be trained here, the one in config.json, and the usual one.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -13,6 +11,7 @@ from typing import Any, Literal
 
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
 from autotune.training.inputs import IMAGES, SOUND
+from autotune.units import visible
 from autotune.values.catalogue import catalogue, entries_by_name
 from autotune.values.model import Kind, ModelSpec, Task
 
@@ -62,7 +61,7 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
     except (OSError, RuntimeError):  # a name too long, a home that isn't there
         is_directory = is_file = False
     if is_file:
-        raise InputError(f"{shown(name)} is a file; give the directory that holds config.json")
+        raise InputError(f"{visible(name)} is a file; give the directory that holds config.json")
     if is_directory:
         path = path.resolve()
         return _described_by(path / "config.json", asked, name=path.name, source="directory")
@@ -112,7 +111,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     from transformers import __version__ as installed
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config, where = _read_json(file), shown(str(file))
+    config, where = _read_json(file), visible(str(file))
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise InputError(f"{where}: the weights are quantized already ({method}); name the model they were made from")
@@ -120,30 +119,19 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     if not is_known and not (asked["trust_remote_code"] and "AutoConfig" in code):
         if code:
-            raise InputError(
-                f"{where}: model type {model_type!r} is not part of transformers {installed} "
-                "but of code that comes with the model; it runs only with --trust-remote-code"
-            )
+            own = f"is not part of transformers {installed} but of code that comes with the model"
+            raise InputError(f"{where}: model type {model_type!r} {own}; it runs only with --trust-remote-code")
         if not isinstance(model_type, str) or not model_type:
             raise InputError(f"{where}: lacks model_type, which says what architecture it is (as 'llama')")
         near = suggestion(model_type, CONFIG_MAPPING.keys())
         raise InputError(f"{where}: model type {model_type!r} is unknown to transformers {installed}{near}")
     if model_type == "mistral" and "layer_types" in config:
         model_type = "ministral"  # as the library has it when it reads such a file
-    spec = ModelSpec(
-        **asked,
-        name=name,
-        source=source,
-        model_type=str(model_type),
-        kind="encoder",  # until the library's config tells
-        config=config,
-        path=str(file.parent),
-    )
+    figures: dict[str, Any] = {"model_type": str(model_type), "config": config, "path": str(file.parent)}
+    spec = ModelSpec(**asked, **figures, name=name, source=source, kind="encoder")  # until the library's config tells
     if spec.hub_kernels and not spec.trust_remote_code:
-        raise InputError(
-            f"{where}: names kernels of a repository on the hub ({', '.join(spec.hub_kernels)}), whose code would be "
-            "run; it runs only with --trust-remote-code"
-        )
+        kernels = f"names kernels of a repository on the hub ({', '.join(spec.hub_kernels)}), whose code would be run"
+        raise InputError(f"{where}: {kernels}; it runs only with --trust-remote-code")
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for field, value in part.items():  # more would take forever to build; the most published are 1000
             if field.endswith(("layer", "layers")) and isinstance(value, int) and value > 4096:
@@ -161,13 +149,13 @@ def _read_json(file: Path) -> dict[str, Any]:
         # Infinity as transformers 4 wrote it becomes what transformers 5 writes, which is JSON.
         content = json.loads(text, parse_constant=lambda name: {"__float__": name})
     except FileNotFoundError:
-        raise InputError(f"{shown(str(file.parent))}: not the directory of a model, it has no config.json") from None
+        raise InputError(f"{visible(str(file.parent))}: not the directory of a model, it has no config.json") from None
     except OSError as error:
-        raise InputError(f"{shown(str(file))}: can't be read ({error.strerror})") from error
+        raise InputError(f"{visible(str(file))}: can't be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{shown(str(file))}: not valid JSON ({one_line(error)})") from error
+        raise InputError(f"{visible(str(file))}: not valid JSON ({one_line(error)})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{shown(str(file))}: must hold a JSON object, not a {type(content).__name__}")
+        raise InputError(f"{visible(str(file))}: must hold a JSON object, not a {type(content).__name__}")
     return content
 
 
@@ -190,7 +178,7 @@ def library_config(spec: ModelSpec) -> Any:
             figures["name_or_path"] = location  # where the library looks for the head's code
         return CONFIG_MAPPING[spec.model_type].from_dict(figures)
     except Exception as error:  # a config class may raise anything at figures that it doesn't expect
-        raise InputError(f"{shown(spec.name)}: transformers refuses its config: {one_line(error)}") from error
+        raise InputError(f"{visible(spec.name)}: transformers refuses its config: {one_line(error)}") from error
 
 
 def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]:
@@ -229,7 +217,6 @@ def default_task(spec: ModelSpec) -> Task:
     if spec.source == "catalogue":
         return usual
     import transformers
-    from transformers.models.auto import modeling_auto
 
     possible, named = tasks_for(spec.model_type, remote), architecture_of(spec.config)
     usual = usual if usual in possible else possible[0]
@@ -238,9 +225,9 @@ def default_task(spec: ModelSpec) -> Task:
     if not remote and named in dir(transformers):
         # A class with a head or a loss of its own. A model without a head, as BertModel, is meant to be given one;
         # CLIP's kin learn as they are.
-        contrastive = modeling_auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(spec.model_type)
-        bare = _names(modeling_auto.MODEL_MAPPING_NAMES.get(spec.model_type))
-        if named == contrastive or named not in bare or re.search("For[A-Z]", str(named)):
+        contrastive = class_names(spec.model_type, "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES")
+        bare = class_names(spec.model_type, "MODEL_MAPPING_NAMES")
+        if named in contrastive or named not in bare or re.search("For[A-Z]", str(named)):
             raise _untrainable(spec.name, str(named), possible)
     return usual
 
@@ -251,34 +238,27 @@ def check_task(spec: ModelSpec, task: Task) -> None:
 
     possible = tasks_for(spec.model_type, remote_classes(spec))
     if not possible and spec.model_type not in CONFIG_MAPPING:
-        raise InputError(
-            f"{shown(spec.name)}: transformers {transformers.__version__} has no models of type {spec.model_type!r}; "
-            "a newer version may"
-        )
+        none = f"transformers {transformers.__version__} has no models of type {spec.model_type!r}"
+        raise InputError(f"{visible(spec.name)}: {none}; a newer version may")
     if task not in possible:
-        raise InputError(
-            f"{shown(spec.name)}: model type {spec.model_type!r} has no head for {task.value} "
-            f"(possible: {', '.join(t.value for t in possible)})"
-        )
+        others = f"(possible: {', '.join(t.value for t in possible)})"
+        raise InputError(f"{visible(spec.name)}: model type {spec.model_type!r} has no head for {task.value} {others}")
 
 
 def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[str]:
-    """Return what the user has to know of the head that is trained, by a recipe, in place of the one in config.json."""
+    """Return notes on the head, where it isn't the one in config.json or the usual one, and on parts left out."""
     option, value = ("--task", task) if recipe is None else ("--recipe", recipe)
     named, heads, notes = architecture_of(spec.config), _heads(spec, task), []
     if spec.source != "catalogue" and named is not None and heads and named not in heads:
-        notes.append(
-            f"trained is {heads[0]} ({option} {value}) in place of the {named} that config.json names: the answer "
-            "holds for that head"
-        )
+        place = f"in place of the {named} that config.json names: the answer holds for that head"
+        notes.append(f"trained is {heads[0]} ({option} {value}) {place}")
     elif spec.source != "catalogue" and named is not None and named not in _heads(spec, USUAL_TASK[spec.kind]):
         notes.append(f"the head is that of {named} in config.json: {task} ({option})")
     is_text_alone = task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
     others = {"vision_config": "images", "audio_config": "recordings"}
     if senses := [word for part, word in others.items() if part in spec.config and is_text_alone]:
-        notes.append(
-            f"{' and '.join(senses)} are left out: the trials train on text alone, which takes less time and memory"
-        )
+        text_alone = "the trials train on text alone, which takes less time and memory"
+        notes.append(f"{' and '.join(senses)} are left out: {text_alone}")
     return notes
 
 
@@ -292,7 +272,7 @@ def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) 
     heads = ", ".join(task.value for task in Task.heads())
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
     return InputError(
-        f"{shown(name)}: {architecture} has no head that can be trained here ({heads}); "
+        f"{visible(name)}: {architecture} has no head that can be trained here ({heads}); "
         f"tune a script that trains it (autotune script -- python train.py){others}"
     )
 
@@ -300,25 +280,17 @@ def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) 
 def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:
     """Return the classes with the head of a task, the library's choice first."""
     own = remote_classes(spec).get(HEADS[task][0])
-    return class_names(spec.model_type, task) if own is None else (own.rpartition(".")[2],)
+    return class_names(spec.model_type, HEADS[task][1]) if own is None else (own.rpartition(".")[2],)
 
 
-def class_names(model_type: str, task: Task) -> tuple[str, ...]:
-    """Return the library's classes with the head of a task for a type of model, its own choice first."""
+def class_names(model_type: str, table: str) -> tuple[str, ...]:
+    """Return the classes of a type of model in a table of transformers (`HEADS`), the library's own choice first."""
     from transformers.models.auto import modeling_auto
 
-    return _names(getattr(modeling_auto, HEADS[task][1]).get(model_type))
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    entry = getattr(modeling_auto, table).get(model_type)
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
 def remote_classes(spec: ModelSpec) -> dict[str, str]:
     """Return the classes that come with the model, by the name of their auto class, if they may run."""
     return (spec.config.get("auto_map") or {}) if spec.trust_remote_code else {}
-
-
-def shown(name: str) -> str:
-    """Return a name that fits into a message of one line."""
-    return name if name.isprintable() else repr(name)

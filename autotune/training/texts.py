@@ -4,8 +4,6 @@ Texts are tokenized once per search for their lengths alone; trials train on ran
 downloaded, nothing is written outside the given directory, and no tensor operation is run.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import json
@@ -68,10 +66,8 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
         if not len(lengths):
             raise InputError(f"{workload.dataset}: no row holds any text in column '{columns[0]}'")
         if largest >= (vocabulary := config.get_text_config().vocab_size):
-            raise InputError(
-                f"{name}: makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}; "
-                "put the model's own tokenizer beside its config.json"
-            )
+            why = f"makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}"
+            raise InputError(f"{name}: {why}; put the model's own tokenizer beside its config.json")
         file = io.BytesIO()
         np.save(file, lengths, allow_pickle=False)
         write_bytes(file.getvalue(), directory / TEXT_LENGTHS)
@@ -127,10 +123,8 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
         found = (try_to_load_from_cache(spec.name, file, revision=spec.revision) for file in _VOCABULARIES)
         name = spec.name if any(isinstance(path, str) for path in found) else None
     if name is None:
-        notes.append(
-            f"no tokenizer of {spec.name} on this machine: every byte counts as a token, "
-            "so the samples are several times longer than with its own"
-        )
+        longer = "every byte counts as a token, so the samples are several times longer than with its own"
+        notes.append(f"no tokenizer of {spec.name} on this machine: {longer}")
 
         class ByteTokenizer(ByT5Tokenizer):  # type: ignore[misc]  # transformers is untyped
             # A model with a larger vocabulary generates other ids as well.
@@ -148,7 +142,7 @@ def load_tokenizer(spec: ModelSpec, notes: list[str]) -> tuple[Any, str]:
 
 @contextmanager
 def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
-    """Give the rows of the file that the user calls `dataset`; quiet meanwhile, with scratch files in `directory`."""
+    """Give the rows of the user's file `dataset`; the library is quiet, and its scratch files are in `directory`."""
     import datasets
 
     path = checked_path(dataset)
@@ -228,7 +222,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 def _text_columns(rows: Any, workload: Workload, notes: list[str]) -> list[str]:
-    """Return the column of the text, and that of the target for a decoder that has one, if both are clear."""
+    """Return the column of the text, with a decoder that of the target too; InputError: it can't be told."""
     texts = [name for name, kind in rows.features.items() if _kind(kind) in _STRINGS]
     field, columns, is_seq2seq = workload.text_field, ", ".join(rows.column_names), workload.task is Task.SEQ2SEQ_LM
     has_target = is_seq2seq and field != "target" and "target" in texts
@@ -255,7 +249,7 @@ def _kind(feature: Any) -> str:
 
 
 def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL has no use for in a recipe; conversations (`messages`) and whole texts do for SFT."""
+    """Refuse rows that TRL can't use in a recipe; SFT takes conversations (`messages`) and whole texts as well."""
     columns = list(features)
     whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
     for column in (column for column in whole or recipe.kind.columns if column in columns):
@@ -269,7 +263,5 @@ def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> 
             raise InputError(f"{dataset}: {column}: expected {wanted}")
     needed = [column for column in recipe.kind.columns if column not in columns and not whole]
     if needed and not (recipe.name == "dpo" and needed == ["prompt"]):  # TRL takes what both begin with
-        raise InputError(
-            f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; there is no "
-            f"{needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
-        )
+        missing = f"there is no {needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
+        raise InputError(f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; {missing}")

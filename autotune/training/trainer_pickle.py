@@ -1,13 +1,11 @@
-"""Pickles what makes a Trainer, or a Trainer itself, so that another process can make it.
+"""Pickles a Trainer, or the function that makes one, so that another process can make it.
 
 A Trainer is pickled without its accelerator, optimizer and other things of this process, which the library's own
-constructor makes again there; what a subclass has added stays. The class's constructor isn't called.
+constructor makes again there. Attributes of a subclass stay; its constructor isn't called.
 
 The model is on the CPU while a search runs (`model_on_cpu`): trials need the device's memory, and the process that
 holds it could not be forked.
 """
-
-from __future__ import annotations
 
 import copyreg
 import dataclasses
@@ -71,9 +69,9 @@ def _made_anew(content: bytes) -> Any:
 
 
 def pickled(
-    made: Any, what: str, remedy: str = "make what it needs inside it", *, state: dict[str, Any] | None = None
+    made: Any, called: str, remedy: str = "make what it needs inside it", *, state: dict[str, Any] | None = None
 ) -> bytes:
-    """Return an object of the user's as bytes for another process, with the attributes `state` if they are given."""
+    """Return an object of the user's as bytes for another process; `state` takes the place of its attributes."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
@@ -87,21 +85,20 @@ def pickled(
         Pickler(file).dump(made)
     except Exception as error:  # whatever the objects that it refers to raise
         why = f"{type(error).__name__}: {one_line(error)}"
-        raise InputError(f"{what} can't be handed to another process: {why}; {remedy}") from error
+        raise InputError(f"{called} can't be handed to another process: {why}; {remedy}") from error
     return file.getvalue()
 
 
 @contextmanager
 def model_on_cpu(trainer: Any) -> Iterator[None]:
     model: Any = getattr(trainer, "model", None)
-    device = None
-    if model is not None:
-        import torch
-
-        device = next((p.device for p in model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+    parameters = model.parameters() if hasattr(model, "parameters") else ()
+    device = next((p.device for p in parameters), None)
     if device is None or device.type != "cuda":
         yield
         return
+    import torch
+
     model.to("cpu")
     torch.cuda.empty_cache()
     try:

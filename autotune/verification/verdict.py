@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError, InfrastructureError, InputError, Noth
 from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
-from autotune.training.arguments import plan as training_plan
+from autotune.training.arguments import training_plan
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import WORTH_A_WARNING
 from autotune.values.config import Allowance, Precision, TrainConfig

@@ -12,7 +12,7 @@ from autotune.cost.profile import ACTIVATION, total_bytes
 from autotune.cost.traced_model import keep_part
 from autotune.errors import InputError
 from autotune.training.build import build_config, build_model, shallower, stacks
-from autotune.training.random_weights import put_apart
+from autotune.training.random_weights import untie_weights
 from autotune.training.resolve import default_task, resolve
 from autotune.values.catalogue import catalogue
 from autotune.values.model import Task
@@ -99,7 +99,7 @@ def test_every_model_with_a_plan_is_dealt_out_as_transformers_does_it(mesh, step
         if not getattr(ours, "tp_plan", None) or any(number % 2 for number in heads):
             continue
         keep_part(ours, 2)
-        put_apart(theirs)  # the steps of `from_pretrained`, in which weights are tied last
+        untie_weights(theirs)  # the steps of `from_pretrained`, in which weights are tied last
         apply_tensor_parallelism(theirs, mesh, theirs._resolve_parallel_plans(DistributedConfig(tp_size=2))[0])
         theirs.tie_weights()
         checked += 1

@@ -12,7 +12,7 @@ from factories import make_facts
 from own_trainings import SCRIPT, script
 from running import printed
 
-from autotune.training.arguments import effective_tf32, plan
+from autotune.training.arguments import effective_tf32, training_plan
 from autotune.training.baseline import baseline_config
 from autotune.training.resolve import resolve
 from autotune.value import read_value
@@ -243,7 +243,7 @@ import os
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainingArguments
-for tuned in {[plan(request.config, request.workload, hardware).tuned for request in requests]!r}:
+for tuned in {[training_plan(request.config, request.workload, hardware).tuned for request in requests]!r}:
     if (child := os.fork()) == 0:  # the precision is a process's
         Trainer(torch.nn.Linear(2, 2), TrainingArguments({str(tmp_path)!r}, **tuned))
         torch.get_float32_matmul_precision()

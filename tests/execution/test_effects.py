@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, FalconConfig, Trainer, TrainingAr
 from autotune.errors import NoEffectError
 from autotune.execution.effects import EffectsProbe, attention_kernel
 from autotune.training.adapters import prepare_model
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.training.build import build_model
 from autotune.training.dataset import training_data
 from autotune.values.config import Parallelism, TrainConfig
@@ -150,7 +150,7 @@ def checkpointing() -> dict[str, Any]:
 def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precision(train, bench, quantization):
     """peft keeps an adapter's weights in fp32, and packed layers put out what they are given."""
     request = bench.request(config={"adapter": {}, "quantization": quantization, "precision": "pure_bf16"})
-    mapping = plan(request.config, request.workload, detect("cpu"))
+    mapping = training_plan(request.config, request.workload, detect("cpu"))
     spec, task = request.workload.model, request.workload.task
     model = build_model(spec, task, device="cpu", quantization=mapping.quantization, **mapping.model)
     seen = train(request.config, model=prepare_model(model, mapping.adapter))

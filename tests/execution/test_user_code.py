@@ -18,7 +18,7 @@ from autotune.errors import InputError
 from autotune.execution import user_code
 from autotune.execution.user_code import CodeError, changed_arguments, harness, overlaid, own_values, run_until_training
 from autotune.training.adapters import adapter_arguments, put_on
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.loss import base_model
 from autotune.value import sha256_of
@@ -187,7 +187,7 @@ def llama():
 
 
 def fit(model, code=CODE, **knobs):
-    mapping = plan(make_config(**knobs), make_workload(), make_hardware())
+    mapping = training_plan(make_config(**knobs), make_workload(), make_hardware())
     return user_code.fitted(model, mapping, code)
 
 

@@ -1,7 +1,5 @@
 """A result that somebody else has made: whatever its texts hold, nothing of them becomes code, or it is refused."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex
@@ -11,15 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from exporting import GPU, answer_of
+from exporting import GPU, answer_of, drafted
 from factories import make_config, make_spec, make_workload
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.exports.draft import Draft
+from autotune.exports.scripts import Draft
 from autotune.exports.targets import drafts
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.tuning_result import TuningResult, load
 from autotune.values.workload import LengthProfile, OwnCode
 
@@ -43,25 +41,18 @@ OWN = {
 
 
 def usual() -> TuningResult:
-    """The answer of a search with everything that is text."""
+    """Return the answer of a search with everything that is text."""
     lengths = LengthProfile(samples=9, mean=20.0, minimum=3, median=20, p95=30, maximum=40)
-    workload = make_workload(
-        model=make_spec(
-            name="tiny", path="/models/tiny", source="directory", revision="main", config={"model_type": "llama"}
-        ),
-        dataset="data.jsonl",
-        text_field="text",
-        lengths=lengths,
-        fixed_arguments=OWN,
-    )
+    data = {"dataset": "data.jsonl", "text_field": "text", "lengths": lengths, "fixed_arguments": OWN}
+    where = {"path": "/models/tiny", "source": "directory", "revision": "main"}
+    model = make_spec(name="tiny", config={"model_type": "llama"}, **where)
     config = make_config(4, adapter={"kind": "lora"}, experts_implementation="eager", quantization="nf4")
-    found = answer_of(config, workload=workload, hardware=GPU)
+    found = answer_of(config, workload=make_workload(model=model, **data), hardware=GPU)
     told = dict.fromkeys(("notes", "proof_notes", "disturbances"), ("x",))
     return found.model_copy(update={**told, "outshone": "x", "baseline_cause": "x"})
 
 
 def of_a_script() -> TuningResult:
-    """The answer of a search for a script of the user's."""
     code = OwnCode(kind="script", shown="mine.py", command=("mine.py", "--data", "x"), directory="/home")
     return answer_of(make_config(4), workload=make_workload(own_code=code), hardware=GPU)
 
@@ -100,7 +91,7 @@ def planted(document: dict[str, Any], path: Place, value: str) -> dict[str, Any]
 def _follow(document: dict[str, Any]) -> None:
     try:
         found = TuningResult.model_validate_json(json.dumps(document))
-        mapping = plan(found.best.config, found.workload, found.hardware)
+        mapping = training_plan(found.best.config, found.workload, found.hardware)
     except ValueError:
         return
     arguments = mapping.model_dump(mode="json", include={"model", "quantization", "adapter"})
@@ -118,46 +109,27 @@ def exported(document: dict[str, Any], file: Path) -> dict[str, Draft] | None:
     return None
 
 
-def calmed(value: Any, text: str) -> Any:
-    """Return a document with the planted text replaced by a benign one."""
-    if isinstance(value, dict):
-        return {calmed(key, text): calmed(inner, text) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [calmed(inner, text) for inner in value]
-    return value.replace(text, BENIGN) if isinstance(value, str) else value
-
-
-def shape(source: str, text: str) -> str:
-    """Return a script as it is parsed, its docstrings left out and planted texts replaced."""
-    tree = ast.parse(source)
+def read(name: str, content: str) -> Any:
+    """Return a file's content with benign texts in place of planted ones; of a script the code without docstrings."""
+    assert not {c for c in content if not c.isprintable()} - {"\n"}
+    if not name.endswith(".py"):
+        found = json.dumps((json.loads if name.endswith(".json") else yaml.safe_load)(content))
+        return json.loads(found.replace(json.dumps(HOSTILE)[1:-1], BENIGN))
+    tree = ast.parse(content)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Expr(ast.Constant("docstring"))
-        if isinstance(node, ast.Constant):
-            node.value = calmed(node.value, text)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = node.value.replace(HOSTILE, BENIGN)
     return ast.dump(tree)
 
 
-def read(name: str, content: str, text: str) -> Any:
-    """Return what is to be the same in a file with a planted text and in one with a benign one."""
-    assert not {c for c in content if not c.isprintable()} - {"\n"}
-    if name.endswith(".py"):
-        return shape(content, text)
-    if name.endswith(".json"):
-        return calmed(json.loads(content), text)
-    if name.endswith(".yaml"):
-        return calmed(yaml.safe_load(content), text)
-    lines = [line for line in content.splitlines() if not line.startswith("#")]
-    return lines, len(content.splitlines())
-
-
-def assert_the_same(made: dict[str, Draft], benign: dict[str, Draft], text: str) -> None:
+def assert_the_same(made: dict[str, Draft], benign: dict[str, Draft]) -> None:
     assert set(made) == set(benign)
     for target, draft in made.items():
         other = benign[target]
-        assert set(draft.files) == set(other.files)
-        for name, content in draft.files.items():
-            assert read(name, content, text) == read(name, other.files[name], text), (target, name)
+        assert draft.name == other.name
+        assert read(draft.name, draft.text) == read(other.name, other.text), target
         for line, usual_line in zip(draft.launch, other.launch, strict=True):
             assert len(shlex.split(line)) == len(shlex.split(usual_line))
 
@@ -174,7 +146,7 @@ def test_no_text_of_a_result_becomes_code(answer, tmp_path):
         benign = exported(planted(document, path, BENIGN), tmp_path / "benign.json")
         if benign is not None:
             taken.append(path)
-            assert_the_same(made, benign, HOSTILE)
+            assert_the_same(made, benign)
     assert taken, "no text reached a file"
 
 
@@ -204,11 +176,6 @@ def test_what_no_search_makes_is_refused_in_one_line(path, value, reason, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_grad_norm", "x"), ("warmup_steps", [1]), ("lr_scheduler_type", 1)])
-def test_a_hyperparameter_of_another_kind_is_refused_in_one_line(name, value, tmp_path):
-    document = json.loads(usual().model_dump_json())
-    document["workload"]["fixed_arguments"][name] = value
-    _follow(document)
-    (tmp_path / "theirs.json").write_text(json.dumps(document))
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "theirs.json"), "--to", "accelerate-loop"])
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"autotune: {name}: expected")
+def test_a_hyperparameter_of_another_kind_is_refused_by_its_name(name, value):
+    with pytest.raises(InputError, match=f"^{name}: expected"):
+        drafted("accelerate-loop", own={name: value})

@@ -14,7 +14,7 @@ from autotune.errors import InputError
 from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, user_launch
 from autotune.planning.plan import SearchState
-from autotune.training.arguments import laid_over, plan
+from autotune.training.arguments import UNIT_PARAMETERS, overrides, training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Soaked
 from autotune.values.config import Parallelism
@@ -34,8 +34,7 @@ def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None
 
 
 def document(name: str, *args: Any, **spread: Any) -> dict[str, Any]:
-    text = launch_files.text_of(name, measured(*args, **spread))
-    return yaml.safe_load(text) if name == ACCELERATE else json.loads(text)
+    return json.loads(launch_files.text_of(name, measured(*args, **spread)))
 
 
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True "
@@ -56,18 +55,14 @@ SHARED = {"parallelism": {"world_size": 4, "sequence_parallel": 2, "sharding": "
 
 @pytest.mark.parametrize("target", ["training-args", "accelerate"])
 def test_a_command_line_says_that_ranks_share_tokens(target):
-    command = drafted(target, **SHARED).launch[0]
-    given = dict(word.split("=", 1) for word in command.split() if word.startswith(("ACCELERATE", "PARALLELISM")))
-    assert given == {
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
-        "PARALLELISM_CONFIG_SP_SIZE": "2",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
-        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
-    }
+    variables = drafted(target, **SHARED).launch[0].partition(" OMP_NUM_THREADS=")[0]
+    parts = ("SP_SIZE=2", "DP_REPLICATE_SIZE=2", "SP_ATTN_IMPLEMENTATION=sdpa")
+    told = ["ACCELERATE_USE_PARALLELISM_CONFIG=true", *(f"PARALLELISM_CONFIG_{part}" for part in parts)]
+    assert variables == " ".join(told)
 
 
 def test_of_ranks_that_share_tokens_the_trainer_counts_the_batch_and_no_script_is_written():
-    assert json.loads(drafted("deepspeed", **SHARED).files["deepspeed.json"])["train_batch_size"] == "auto"
+    assert json.loads(drafted("deepspeed", **SHARED).text)["train_batch_size"] == "auto"
     with pytest.raises(InputError, match="python: sequence parallel takes position_ids in each batch"):
         drafted("python", **SHARED)
 
@@ -94,7 +89,7 @@ def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
 )
 def test_there_are_files_for_what_is_used(tmp_path, spread, there):
     names = {path.name for path in measured(**spread).export("all", tmp_path).paths}
-    files = {launch_files.FILE_NAMES[name] for name in there} | {launch_files.COMMANDS_FILE}
+    files = {launch_files.FILE_NAMES[name] for name in there} | {"launch.txt"}
     assert {name for name in names if not name.endswith(".py")} == files
 
 
@@ -121,31 +116,26 @@ def test_deepspeeds_file_has_the_figures_that_the_trainer_would_fill_in():
     assert found["zero_optimization"]["stage3_param_persistence_threshold"] == 1000
 
 
-def test_accelerates_file_leaves_to_deepspeed_what_is_deepspeeds():
-    found = document(ACCELERATE, sharding="zero_3", knobs={"precision": "bf16"})
-    assert found["distributed_type"] == "DEEPSPEED"
-    assert "mixed_precision" not in found
-    assert found["deepspeed_config"]["deepspeed_config_file"] == "deepspeed.json"
-    assert found["deepspeed_config"]["zero3_init_flag"] is True
+BY_SIZE = {"fsdp_reshard_after_forward": False, "fsdp_min_num_params": UNIT_PARAMETERS}
 
 
-def test_accelerates_file_says_of_fsdp_what_was_measured():
-    found = document(ACCELERATE, sharding="fsdp_grad_op", wrapping="size", knobs={"precision": "bf16"})
-    settings = document(FSDP, sharding="fsdp_grad_op", wrapping="size")
-    assert (found["distributed_type"], found["num_processes"], found["mixed_precision"]) == ("FSDP", 2, "bf16")
-    assert found["fsdp_config"]["fsdp_reshard_after_forward"] is settings["reshard_after_forward"] is False
-    assert found["fsdp_config"]["fsdp_min_num_params"] == settings["min_num_params"]
-
-
-@pytest.mark.parametrize("sharding", ["none", "fsdp_full", "zero_3"])
-def test_accelerate_reads_its_file(sharding, tmp_path):
+@pytest.mark.parametrize(
+    ("spread", "kind", "settings"),
+    [
+        ({}, "MULTI_GPU", {}),
+        ({"sharding": "fsdp_grad_op", "wrapping": "size"}, "FSDP", BY_SIZE),
+        ({"sharding": "zero_3"}, "DEEPSPEED", {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": True}),
+    ],
+)
+def test_accelerate_reads_its_file_which_leaves_to_deepspeed_what_is_deepspeeds(spread, kind, settings, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    measured(sharding=sharding).export("all", tmp_path)
+    measured(knobs={"precision": "bf16"}, **spread).export("all", tmp_path)
     config = load_config_from_file(str(tmp_path / "accelerate.yaml"))
-    assert config.num_processes == 2
-    kinds = {"none": "MULTI_GPU", "fsdp_full": "FSDP", "zero_3": "DEEPSPEED"}
-    assert config.distributed_type == kinds[sharding]
+    assert (config.num_processes, config.distributed_type) == (2, kind)
+    found = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
+    assert found.get("mixed_precision") == (None if kind == "DEEPSPEED" else "bf16")
+    assert settings.items() <= {**found.get("fsdp_config", {}), **found.get("deepspeed_config", {})}.items()
 
 
 def test_training_arguments_read_their_file_and_fsdps(tmp_path):
@@ -157,45 +147,36 @@ def test_training_arguments_read_their_file_and_fsdps(tmp_path):
     (args,) = parser.parse_json_file(str(tmp_path / "training_args.json"))
     assert args.fsdp is True
     assert args.fsdp_plugin_args["reshard_after_forward"] is False
-    by_file = TrainingArguments(
-        str(tmp_path), fsdp=True, fsdp_config=str(tmp_path / "fsdp.json"), use_cpu=True, report_to="none"
-    )
+    fsdp = str(tmp_path / "fsdp.json")
+    by_file = TrainingArguments(str(tmp_path), fsdp=True, fsdp_config=fsdp, use_cpu=True, report_to="none")
     assert by_file.fsdp_plugin_args == args.fsdp_plugin_args
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # DeepSpeed's imports
 @pytest.mark.parametrize(
-    "spread",
-    [
-        {"sharding": "zero_1"},
-        {"sharding": "zero_2", "offload": "optimizer"},
-        {"sharding": "zero_3", "offload": "parameters"},
-    ],
+    ("stage", "offload", "to"), [(1, "none", None), (2, "optimizer", "cpu"), (3, "parameters", "cpu")]
 )
-def test_deepspeed_reads_its_file(spread, tmp_path, monkeypatch):
+def test_deepspeed_reads_its_file(stage, offload, to, tmp_path, monkeypatch):
     pytest.importorskip("deepspeed")
     from deepspeed.runtime import config as deepspeed_config
 
     monkeypatch.setattr(deepspeed_config.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(deepspeed_config.dist, "get_world_size", lambda: 2)
-    measured(2, knobs={"precision": "bf16"}, **spread).export("all", tmp_path)
+    measured(2, knobs={"precision": "bf16"}, sharding=f"zero_{stage}", offload=offload).export("all", tmp_path)
     config = deepspeed_config.DeepSpeedConfig(str(tmp_path / "deepspeed.json"))
     assert (config.train_batch_size, config.train_micro_batch_size_per_gpu) == (16, 2)
-    assert config.gradient_clipping == 0.5
-    assert config.zero_optimization_stage == int(spread["sharding"][-1])
-    optimizer, parameters = config.zero_config.offload_optimizer, config.zero_config.offload_param
-    assert (optimizer is not None) == ("offload" in spread)
-    assert (parameters is not None) == (spread.get("offload") == "parameters")
-    assert optimizer is None or optimizer.device == "cpu"
+    assert (config.gradient_clipping, config.zero_optimization_stage) == (0.5, stage)
+    assert getattr(config.zero_config.offload_optimizer, "device", None) == to
+    assert (config.zero_config.offload_param is not None) == (offload == "parameters")
 
 
 def user_answer(config, code=None, others=(), **workload):
-    """The answer of a search in which `config` was seen to be faster than the Trainer's defaults, and than `others`."""
+    """Return the answer of a search that found `config` to be faster than the Trainer's defaults and `others`."""
     base = make_config()
     code = code or OwnCode(kind="script", shown="python train.py", command=("train.py", "--lr", "1"), directory="/")
     made = make_workload(**workload)
-    own = laid_over(plan(base, made, make_hardware()), made)  # the script's arguments are those of the baseline
+    own = overrides(training_plan(base, made, make_hardware()), made)  # the script's are those of the baseline
     code = code.model_copy(update={"arguments": own})
     trials = [
         make_result(base, 10.0, purpose=Purpose.BASELINE),
@@ -203,24 +184,21 @@ def user_answer(config, code=None, others=(), **workload):
         *(make_result(other, rate, number=number) for number, (other, rate) in enumerate(others, 2)),
     ]
     search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=make_hardware())
-    found = assemble(Finals(SearchState(search, trials)), 12.5)
-    assert found is not None
+    found = with_methods(assemble(Finals(SearchState(search, trials)), 12.5))
     assert found.best.config == config
-    return with_methods(found)
+    return found
 
 
 def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else():
+    def told(answer):
+        words, _ = flags(answer)
+        return {f"{name} {value}" for name, value in zip(words[::2], words[1::2], strict=True)}
+
     answer = user_answer(make_config(16, precision="bf16", optim="adafactor"))
-    changed = {
-        "--per_device_train_batch_size": "16",
-        "--gradient_accumulation_steps": "1",
-        "--optim": "adafactor",
-        "--bf16": "True",
-    }
+    batch = {"--per_device_train_batch_size 16", "--gradient_accumulation_steps 1"}
+    assert told(answer) == {*batch, "--optim adafactor", "--bf16 True"}
     soaked = answer.model_copy(update={"soaked": Soaked(eval_batch_size=64, checkpoint_bytes=1)})
-    for found, expected in ((answer, changed), (soaked, {**changed, "--per_device_eval_batch_size": "64"})):
-        words, _ = flags(found)
-        assert dict(zip(words[::2], words[1::2], strict=True)) == expected
+    assert told(soaked) == {*told(answer), "--per_device_eval_batch_size 64"}
 
 
 def test_options_of_checkpointing_are_json_under_the_newer_name_alone():
@@ -232,19 +210,14 @@ def test_options_of_checkpointing_are_json_under_the_newer_name_alone():
 
 def test_what_flags_can_not_say_is_said():
     best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
-    found = user_answer(best)
-    assert set(flags(found)[1]) == {
-        "model.set_attn_implementation('eager')",
-        f"peft's {best.adapter.shown}",
-        "weights in bfloat16",
-    }
+    said = {"model.set_attn_implementation('eager')", f"peft's {best.adapter.shown}", "weights in bfloat16"}
+    assert set(flags(user_answer(best))[1]) == said
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_checkpointing_that_the_code_switches_on_itself_no_flag_switches_off(checkpoints):
-    code = OwnCode(
-        kind="script", shown="python train.py", command=("train.py",), directory="/", checkpoints=checkpoints
-    )
+    words = {"shown": "python train.py", "command": ("train.py",), "directory": "/"}
+    code = OwnCode(kind="script", checkpoints=checkpoints, **words)
     found = user_answer(make_config(16), code)
     assert ("model.gradient_checkpointing_disable()" in flags(found)[1]) is checkpoints
     kept = user_answer(make_config(16, checkpointing="full"), code)
@@ -278,8 +251,7 @@ def test_the_answer_says_how_much_of_its_speed_the_flags_have(micro_batch, other
 
 
 def test_a_trainer_is_trained_from_python(tmp_path):
-    code = OwnCode(kind="pickle", shown="trainer Trainer", directory="/")
-    answer = user_answer(make_config(16), code)
+    answer = user_answer(make_config(16), OwnCode(kind="pickle", shown="trainer Trainer", directory="/"))
     (line,) = user_launch(answer, "best-config.json")
     assert "result.training_arguments(output_dir)" in line
     assert launch_files.launch_commands(answer) == ()
@@ -289,10 +261,8 @@ def test_a_trainer_is_trained_from_python(tmp_path):
 
 
 def test_lines_that_train_write_the_script_that_they_run():
-    assert targets.to_train(measured(1), "runs/a b") == (
-        "autotune export 'runs/a b' --to python --output train.py",
-        "python train.py",
-    )
+    exported = "autotune export 'runs/a b' --to python --output train.py"
+    assert targets.to_train(measured(1), "runs/a b") == (exported, "python train.py")
     (line,) = targets.to_train(user_answer(make_config(16)), "runs/a b")
     assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 

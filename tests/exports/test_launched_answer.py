@@ -1,7 +1,5 @@
 """An answer for two devices trains under torchrun what was measured: `pytest -m slow`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -19,26 +17,10 @@ from export_throughput import compare  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def path(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The answer of a short search over two processes."""
-    folder = tmp_path_factory.mktemp("spread")
-    result = autotune.find(
-        str(tiny_llama),
-        devices=2,
-        device="cpu",
-        space="cpu",
-        seq_len=64,
-        effort="quick",
-        max_trials=2,
-        run_dir=folder / "run",
-    )
-    result.save(folder / "best-config.json")
-    return folder / "best-config.json"
-
-
-def test_the_command_of_the_answer_trains_what_was_measured(path):
-    result = autotune.load(path)
+def test_the_command_of_the_answer_trains_what_was_measured(tiny_llama, tmp_path):
+    limits = {"space": "cpu", "seq_len": 64, "effort": "quick", "max_trials": 2}
+    result = autotune.find(str(tiny_llama), devices=2, device="cpu", run_dir=tmp_path / "run", **limits)
+    path = tmp_path / "run" / "best-config.json"
     assert result.best.config.parallelism == result.baseline.config.parallelism == Parallelism(world_size=2)
     (only,) = compare(path, detect("cpu"), count=1, seconds=2)
     print(only)

@@ -4,8 +4,6 @@ Their stand-in samples are replaced by uneven ones where losses are compared, si
 that is weighted wrongly. Learning rate and weight decay are large, so that each step tells of those before it.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -13,9 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,8 @@ import torch
 import transformers
 from accelerate.state import AcceleratorState
 from conftest import write_model
-from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, drafted
+from corpora import jsonl, save_tokenizer
+from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, constant, drafted
 from factories import make_config, make_hardware, make_workload
 from optimizer_steps import BERT, GPT2, LLAMA, T5, WAV2VEC2, WHISPER
 from tiny_models import TINY
@@ -33,11 +30,10 @@ from vision_language import edge, tiny_vision_language
 from autotune.errors import InputError
 from autotune.exports.targets import draft
 from autotune.training import recipes
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.training.build import build_config, build_model
 from autotune.training.inputs import image_text
 from autotune.training.resolve import HEADS, resolve
-from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
@@ -48,7 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),  # peft 0.21 asks for it
 ]
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "llama": LLAMA,
     "gpt2": {"model_type": "gpt2", **GPT2},
     "t5": T5,
@@ -59,57 +55,53 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 STEPS = 3
-
 OWN = {"learning_rate": 0.02, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 1}
 
 
+HERE = make_hardware(versions=installed_versions())
+
+
 @pytest.fixture
-def answer(tmp_path) -> Callable[..., TuningResult]:
+def answer(tmp_path):
     """Return a function that makes the answer for a tiny model, whose checkpoint lies where the answer has it."""
 
-    def made(model: str, task: Task, **knobs: Any) -> TuningResult:
+    def made(model, task, own=OWN, **knobs):
         folder = write_model(tmp_path / model, MODELS[model])
         spec = resolve(str(folder))
-        own = knobs.pop("own", OWN)
         set_seed(1)
         build_model(spec, task, dtype="float32", device="cpu").save_pretrained(folder)
-        return answer_of(
-            make_config(2, **{"train_sampling_strategy": "sequential", **knobs}),
-            workload=make_workload(
-                model=spec, task=task, sequence_length=12, target_length=8, global_batch_size=8, fixed_arguments=own
-            ),
-            hardware=make_hardware(versions=installed_versions()),
-        )
+        sizes = {"sequence_length": 12, "target_length": 8, "global_batch_size": 8}
+        workload = make_workload(model=spec, task=task, fixed_arguments=own, **sizes)
+        config = make_config(2, **{"train_sampling_strategy": "sequential", **knobs})
+        return answer_of(config, workload=workload, hardware=HERE)
 
     return made
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys) -> Callable[..., dict[str, Any]]:
-    """Return a function that runs an exported script and returns what its last line says."""
+def run(tmp_path, monkeypatch, capsys):
+    """Return a function that runs an exported script and reads its last line."""
 
-    def ran(result: TuningResult, target: str, data: Callable[..., Any] | None = None) -> dict[str, Any]:
-        ((name, source),) = draft(result, target).files.items()
-        path = tmp_path / name
-        path.write_text(source)
+    def ran(result, target, data=None):
+        made = draft(result, target)
+        path = tmp_path / made.name
+        path.write_text(made.text)
         spec = importlib.util.spec_from_file_location(path.stem, path)
         script = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(script)
-        if data is not None:
-            script.training_data = data
-        arguments = ["--steps", str(STEPS)]
-        arguments += [] if target == "accelerate-loop" else ["--output-dir", str(tmp_path / "out")]
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        script.training_data = data or script.training_data
+        place = [] if target == "accelerate-loop" else ["--output-dir", str(tmp_path / "out")]
+        monkeypatch.setattr(sys, "argv", [made.name, "--steps", str(STEPS), *place])
         script.main()
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     return ran
 
 
-def uneven(task: Task) -> Callable[..., list[dict[str, torch.Tensor]]]:
+def uneven(task):
     """Return a function that makes samples with 2 to 8 labels each."""
 
-    def data(config: Any, count: int) -> list[dict[str, torch.Tensor]]:
+    def data(config, count):
         random = torch.Generator().manual_seed(5)
         ids = torch.randint(8, 90, (count, 12), generator=random)
         targets = ids if task is not Task.SEQ2SEQ_LM else torch.randint(8, 90, (count, 8), generator=random)
@@ -120,18 +112,17 @@ def uneven(task: Task) -> Callable[..., list[dict[str, torch.Tensor]]]:
     return data
 
 
-def reference(result: TuningResult, data: Callable[..., Any], output: Path) -> float:
-    """The loss of the Trainer that trials run."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+def pretrained(result):
+    head = getattr(transformers, HEADS[result.workload.task][0])
+    return head.from_pretrained(result.workload.model.path, **result.model_kwargs())
 
-    head = AutoModelForSeq2SeqLM if result.workload.task is Task.SEQ2SEQ_LM else AutoModelForCausalLM
-    model = head.from_pretrained(result.workload.model.path, **result.model_kwargs())
+
+def reference(result, data, output):
+    """Return the loss of the Trainer that trials run."""
+    model = result.prepare_model(pretrained(result))
     arguments = result.training_arguments(output, max_steps=STEPS, report_to="none")
-    samples = data(model.config, STEPS * 8)
-    trainer = Trainer(
-        model=result.prepare_model(model), args=arguments, train_dataset=samples, data_collator=default_data_collator
-    )
-    loss = trainer.train().training_loss
+    given = {"train_dataset": data(model.config, STEPS * 8), "data_collator": default_data_collator}
+    loss = Trainer(model=model, args=arguments, **given).train().training_loss
     AcceleratorState._reset_state(reset_partial_state=True)
     return loss
 
@@ -161,12 +152,10 @@ def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run):
 @pytest.mark.parametrize(
     ("model", "task"),
     [
-        ("bert", Task.MASKED_LM),
-        ("bert", Task.SEQUENCE_CLASSIFICATION),
+        *(("bert", task) for task in (Task.MASKED_LM, Task.SEQUENCE_CLASSIFICATION)),
         ("gpt2", Task.SEQUENCE_CLASSIFICATION),
         ("vit", Task.IMAGE_CLASSIFICATION),
-        ("wav2vec2", Task.SPEECH_CTC),
-        ("wav2vec2", Task.AUDIO_CLASSIFICATION),
+        *(("wav2vec2", task) for task in (Task.SPEECH_CTC, Task.AUDIO_CLASSIFICATION)),
         ("whisper", Task.SPEECH_SEQ2SEQ),
     ],
 )
@@ -186,15 +175,10 @@ def test_vision_language_models_train_on_texts_with_images(run, tmp_path, target
     spec = tiny_vision_language(tmp_path / model, model).model_copy(update={"freeze_vision": True})
     build_model(spec, Task.IMAGE_TEXT_TO_TEXT, dtype="float32", device="cpu").save_pretrained(tmp_path / model)
     shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 2, edge(model))
-    result = answer_of(
-        make_config(2, adapter={"kind": "lora", "rank": 2}),
-        workload=make_workload(
-            model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 8, target_length=None,
-            global_batch_size=4, images=2, image_size=shown.image.size,
-        ),
-        hardware=make_hardware(versions=installed_versions()),
-    )  # fmt: skip
-    printed = run(result, target)
+    sizes = {"sequence_length": shown.tokens + 8, "global_batch_size": 4, "images": 2, "image_size": shown.image.size}
+    workload = make_workload(model=spec, task=Task.IMAGE_TEXT_TO_TEXT, **sizes)
+    config = make_config(2, adapter={"kind": "lora", "rank": 2})
+    printed = run(answer_of(config, workload=workload, hardware=HERE), target)
     assert printed["samples_per_second"] > 0
     assert 0 < printed["loss"] < 20
 
@@ -222,11 +206,10 @@ KNOBS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("knobs", list(KNOBS))
-def test_trainer_and_loop_agree_with_every_knob(answer, run, knobs):
-    model = "gpt2" if knobs == "bitfit" else "llama"
-    settings = KNOBS[knobs]
-    result = answer(model, Task.CAUSAL_LM, **settings)
+@pytest.mark.parametrize("name", KNOBS)
+def test_trainer_and_loop_agree_with_every_knob(answer, run, name):
+    settings = KNOBS[name]
+    result = answer("gpt2" if name == "bitfit" else "llama", Task.CAUSAL_LM, **settings)
     by_trainer, by_loop = run(result, "python"), run(result, "accelerate-loop")
     assert by_trainer["samples_per_second"] > 0
     # New weights are drawn by each script as it comes to them, and samples by length in an order of its own.
@@ -243,41 +226,27 @@ def test_scripts_work_the_loss_out_in_chunks_as_trials_do(answer, run):
     assert run(chunked, "accelerate-loop")["loss"] == pytest.approx(measured, rel=2e-4)
 
 
-def save_tokenizer(folder: str) -> None:
-    """Write a tokenizer beside a tiny Llama, whose words are numbers."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    special = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
-    words = [*special.values(), *(str(n) for n in range(MODELS["llama"]["vocab_size"] - len(special)))]
-    made = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
-
-
 @pytest.fixture
-def recipe_answer(answer, tmp_path) -> Callable[..., TuningResult]:
+def recipe_answer(answer, tmp_path):
     """Return a function that makes the answer of a recipe on as many rows of a file as a step takes."""
 
-    def made(name: str, *, with_file: bool = False) -> TuningResult:
+    def made(name, *, with_file=False):
         kind = RECIPES[name]
         recipe = Recipe(name=name, prompt_length=6, completion_length=6, generations=2 if kind.generates else 1)
         plain = answer("llama", Task.CAUSAL_LM)
         folder = plain.workload.model.path
         if kind.task is not Task.CAUSAL_LM:
             set_seed(1)
-            build_model(plain.workload.model, kind.task, dtype="float32", device="cpu", num_labels=1).save_pretrained(
-                folder
-            )
-        save_tokenizer(folder)
+            model = build_model(plain.workload.model, kind.task, dtype="float32", device="cpu", num_labels=1)
+            model.save_pretrained(folder)
+        special = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
+        words = [*special.values(), *(str(n) for n in range(LLAMA["vocab_size"] - len(special)))]
+        save_tokenizer(folder, words, "[UNK]", **special)
         changes = {"task": kind.task, "global_batch_size": 4, "recipe": recipe}
         if with_file:
             rows = [{c: f"{'a b ' * (1 if kind.generates else row + 1)}{c}" for c in kind.columns} for row in range(4)]
             rows = [{**r, "label": row % 2 == 0} if "label" in kind.columns else r for row, r in enumerate(rows)]
-            file = tmp_path / "rows.jsonl"
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            changes["dataset"] = str(file)
+            changes["dataset"] = jsonl(tmp_path / "rows.jsonl", rows)
         workload = plain.workload.model_copy(update=changes)
         return answer_of(make_config(2, optim="adamw_torch"), workload=workload, hardware=plain.hardware)
 
@@ -315,14 +284,11 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
         generated = (made, None) if name == "grpo" else made
         monkeypatch.setattr(trainer_class, "_generate_single_turn", lambda *_, **__: generated)
     recipes.checked_data(workload, tmp_path / "data")
-    model = getattr(transformers, HEADS[kind.task][0]).from_pretrained(workload.model.path, **result.model_kwargs())
-    mapping = plan(result.best.config, workload, result.hardware)
+    mapping = training_plan(result.best.config, workload, result.hardware)
     arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path / "trial"), "max_steps": STEPS}
     samples = 4 * workload.recipe.generations
-    trainer = recipes.recipe_trainer(
-        workload, mapping, arguments, model, directory=tmp_path / "data", samples=samples, distinct=samples,
-        longest_first=0,
-    )  # fmt: skip
+    how = {"directory": tmp_path / "data", "samples": samples, "distinct": samples, "longest_first": 0}
+    trainer = recipes.recipe_trainer(workload, mapping, arguments, pretrained(result), **how)
     assert isinstance(trainer, trainer_class)
     trainer.train()
     of_trial = losses.copy()
@@ -347,10 +313,9 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
     together = answer_of(config, workload=alone.workload, hardware=alone.hardware)
     exported = together.export("accelerate-loop", tmp_path / "two")
     torchrun = Path(sys.executable).with_name("torchrun")
-    command = [torchrun, "--standalone", "--nproc_per_node", "2", exported.paths[0], "--steps", STEPS]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    command = [torchrun, "--standalone", "--nproc_per_node", "2", exported.paths[0], "--steps", str(STEPS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -360,24 +325,19 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
 @pytest.mark.parametrize(
     "answer",
     [
-        {},
-        {"adapter": {"kind": "lora"}, "quantization": "nf4", "precision": "bf16"},
+        *(ANSWERS[name] for name in ("plain", "qlora", "run")),
         {"adapter": {"kind": "bitfit"}},
         {"chunked_loss": True},
         {"adapter": {"kind": "p-tuning"}},
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
-        {
-            "name": 'weird"name\\',
-            "optim": "adamw_bnb_8bit",
-            "own": {"warmup_steps": 0.1, "lr_scheduler_type": "cosine"},
-        },
+        {"name": 'weird"name\\', "optim": "adamw_bnb_8bit"},
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
         {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"},
     ],
-    ids=["plain", "qlora", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
+    ids=["plain", "qlora", "run", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
 )
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
-    (source,) = drafted(target, **answer).files.values()
+    source = drafted(target, **answer).text
     tree = ast.parse(source)
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -396,14 +356,10 @@ def test_a_single_gpu_is_the_only_one_that_a_script_sees():
 @pytest.mark.parametrize("name", list(ANSWERS))
 def test_sft_config_takes_its_arguments(name, tmp_path):
     trl = pytest.importorskip("trl")
-    ours = {**ANSWERS[name], "hardware": make_hardware(versions=installed_versions())}
+    ours = {**ANSWERS[name], "hardware": HERE}
     ours = {key: value for key, value in ours.items() if key not in ("parallelism", "tf32")}
     if ours.get("precision") == "fp16":
         pytest.skip("TrainingArguments takes fp16 on a GPU alone")
-    (source,) = draft(answer_with(**ours), "trl").files.values()
-    (told,) = [
-        n.value for n in ast.parse(source).body if isinstance(n, ast.Assign) and n.targets[0].id == "SFT_ARGUMENTS"
-    ]
-    arguments = trl.SFTConfig(str(tmp_path), **ast.literal_eval(told))
+    arguments = trl.SFTConfig(str(tmp_path), **constant(draft(answer_with(**ours), "trl").text, "SFT_ARGUMENTS"))
     assert arguments.bf16 == (ours.get("precision") == "bf16")
     assert bool(arguments.gradient_checkpointing) == ("checkpointing" in ours)  # under its older name, which stays

@@ -39,20 +39,17 @@ def test_a_limit_that_is_given_takes_the_place_of_the_old_one_and_no_other_does(
     later = reopened(plan, RESULTS, max_time_s=1200.0)
     assert later.budget == plan.budget.model_copy(update={"max_time_s": 1200.0})
     assert later.options == plan.options.model_copy(update={"max_time_s": 1200.0})
-    assert reopened(later, RESULTS, max_trials=50).budget.max_time_s == 1200.0
+    again = reopened(later, RESULTS, max_trials=50)
+    assert (again.budget.max_time_s, again.loss_steps) == (1200.0, 0)
 
 
-def test_effort_stands_for_all_limits_but_those_given_with_it():
+def test_effort_stands_for_all_limits_but_those_given_with_it_and_decides_whether_losses_are_compared():
     plan = reopened(make(), RESULTS, max_time_s=1200.0)
-    assert reopened(plan, RESULTS, effort=Effort.STANDARD).budget == Budget.of(Effort.STANDARD)
+    later = reopened(plan, RESULTS, effort=Effort.STANDARD)
+    assert (later.budget, later.loss_steps) == (Budget.of(Effort.STANDARD), 20)
     later = reopened(plan, RESULTS, effort=Effort.STANDARD, max_trials=7)
     assert later.budget == Budget.of(Effort.STANDARD).limited(max_trials=7)
     assert (later.options.effort, later.options.max_trials, later.options.max_time_s) == ("standard", 7, None)
-
-
-def test_whether_losses_are_compared_follows_the_effort():
-    assert reopened(make(), RESULTS, effort=Effort.STANDARD).loss_steps == 20
-    assert reopened(make(), RESULTS, max_trials=50).loss_steps == 0
 
 
 def test_with_more_time_a_trial_may_take_as_long_as_its_effort_lets_it():
@@ -94,12 +91,9 @@ def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
     assert cut_short(make(), [first]) == []
 
 
-def test_another_machine_is_refused():
+def test_another_machine_is_refused_and_other_versions_are_told():
     with pytest.raises(MachineError, match="go on where it ran"):
         differences(make_gpu(), make_hardware())
-
-
-def test_other_versions_are_told():
     now = make_hardware(versions={"torch": "2.12.0", "transformers": "5.23.0"})
     assert differences(make_hardware(), now) == [
         "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"

@@ -1,7 +1,5 @@
 """From the user's words to a plan: every default is said, and what can't be is refused before the first trial."""
 
-import os
-
 import pytest
 from factories import make_facts
 from plans import planned, started
@@ -48,19 +46,10 @@ def test_what_can_not_be_used_is_refused_in_one_line(options, said):
     assert "\n" not in str(error.value)
 
 
-def test_data_are_refused_for_what_they_are_and_a_links_own_name_says_their_kind(tmp_path):
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(InputError, match=r"/pipe.jsonl: is not a regular file"):
-        planned(data=str(tmp_path / "pipe.jsonl"))
-    (tmp_path / "blob").write_text('{"text": "one"}\n')
-    (tmp_path / "texts.jsonl").symlink_to("blob")
-    assert planned(data=str(tmp_path / "texts.jsonl")).workload.dataset == str(tmp_path / "texts.jsonl")
-
-
 def test_every_default_that_decides_the_figures_is_said_and_nothing_that_the_user_says():
     words = ("sequence length 64", "global batch 8 samples", "memory budget")
     notes = "\n".join(planned().notes)
-    assert all(word in notes for word in (*words, "tuning for the CPU"))
+    assert all(word in notes for word in (*words, "tuning for the CPU", "at most 40 min and 40 trials (--effort)"))
     notes = "\n".join(planned(seq_len=64, global_batch=8, memory_bytes=GIB).notes)
     assert not any(word in notes for word in words)
 
@@ -68,8 +57,7 @@ def test_every_default_that_decides_the_figures_is_said_and_nothing_that_the_use
 def test_what_the_user_asks_for_is_planned(tmp_path):
     plan = planned(seq_len=64, global_batch=8, memory_bytes=GIB, allow=Allowance.EXACT, seed=7)
     assert (plan.workload.sequence_length, plan.workload.global_batch_size, plan.workload.seed) == (64, 8, 7)
-    assert (plan.memory_bytes, plan.allowance) == (GIB, Allowance.EXACT)
-    assert plan.baseline.per_device_train_batch_size == 8
+    assert (plan.memory_bytes, plan.allowance, plan.baseline.per_device_train_batch_size) == (GIB, Allowance.EXACT, 8)
     assert {plan.search_space.config(point).precision for point in plan.search_space.points()} == {"fp32"}
     write_value(plan, tmp_path / "search.json")
     assert read_value(SearchPlan, tmp_path / "search.json") == plan
@@ -89,7 +77,6 @@ def test_limits_of_the_user_replace_those_of_the_effort():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "at most 40 min and 40 trials (--effort)"),
         ({"max_time_s": 80}, "at most 80 s (--max-time) and 40 trials (--effort)"),
         ({"max_trials": 3}, "at most 40 min (--effort) and 3 trials (--max-trials)"),
         ({"max_time_s": 80, "max_trials": 3}, "at most 80 s (--max-time) and 3 trials (--max-trials)"),
@@ -128,10 +115,9 @@ def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
 def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):
     plan = planned(devices=4)
     assert plan.baseline.parallelism == Parallelism(world_size=4)
-    assert plan.workload.global_batch_size == 8  # of all together, as with one
+    assert (plan.hardware.count, plan.workload.global_batch_size) == (4, 8)  # of all together, as with one
     assert plan.baseline.per_device_train_batch_size == 2
     assert plan.workload.accumulation_steps(plan.baseline) == 1
-    assert plan.hardware.count == 4
     space = plan.search_space
     assert {space.config(point).parallelism.world_size for point in space.points()} == {4}
     larger = {"parallelism": Parallelism(world_size=8), "per_device_train_batch_size": 1}
@@ -141,8 +127,7 @@ def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer
 def test_a_baseline_of_ones_own_trains_on_each_device_what_it_says(eight_cores, arguments):
     written = arguments(per_device_train_batch_size=2, gradient_accumulation_steps=3)
     plan = planned(devices=4, baseline=written)
-    assert plan.workload.global_batch_size == 24
-    assert plan.baseline.per_device_train_batch_size == 2
+    assert (plan.workload.global_batch_size, plan.baseline.per_device_train_batch_size) == (24, 2)
     with pytest.raises(InputError, match=r"--global-batch 6: the baseline's is 24 .* x 4 devices"):
         planned(devices=4, baseline=written, global_batch=6)
 
@@ -165,7 +150,7 @@ def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(mon
 
 
 def searched(plan: SearchPlan) -> set[str]:
-    """The parameters of which configurations of a plan have several values."""
+    """Return the parameters that differ between configurations of a plan."""
     points = [plan.search_space.point(config) for config in plan.every_config()]
     return {name for name in points[0] if len({point.get(name) for point in points}) > 1}
 
@@ -215,6 +200,5 @@ def test_fixed_values_replace_those_of_the_users_arguments(arguments):
 )
 def test_only_the_named_knobs_are_searched(only, options, varied):
     plan = planned(only=only, **options)
-    names = plan.search_space.dimensions
-    assert {d.name for d in names if len(d.choices) > 1} == varied
+    assert {d.name for d in plan.search_space.dimensions if len(d.choices) > 1} == varied
     assert plan.every_config()[0] == plan.baseline

@@ -1,14 +1,13 @@
 """A user's own code: which Trainer, script or loop can be tuned, and what its plan is."""
 
-from __future__ import annotations
-
 import dataclasses
+import shutil
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_request, make_spec
+from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_spec, make_workload
 from own_trainings import write
 from plans import Looked
 
@@ -37,40 +36,48 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "command", "is_module"),
+    ("words", "line"),
     [
-        (["python", "train.py", "--bf16"], ("train.py", "--bf16"), False),
-        (["python3.11", "-u", "train.py"], ("train.py",), False),
-        (["train.py", "-m", "x"], ("train.py", "-m", "x"), False),
-        (["python", "-m", "pack.train", "--a", "1"], ("pack.train", "--a", "1"), True),
-        ([sys.executable, "train.py"], ("train.py",), False),
+        ("python train.py --bf16", "python train.py --bf16"),
+        ("python3.11 -u train.py", "python train.py"),
+        ("train.py -m x", "python train.py -m x"),
+        ("python -m pack.train --a 1", "python -m pack.train --a 1"),
+        (f"{sys.executable} train.py", "python train.py"),
     ],
 )
-def test_a_command_line_names_a_script_and_its_arguments(words, command, is_module, here):
-    code = code_of(words)
-    assert (code.command, code.is_module, code.directory) == (command, is_module, str(here))
-
-
-def test_the_command_line_of_a_script_can_be_typed_again():
-    assert code_of(["python", "train.py", "--name", "a b"]).command_line == "python train.py --name 'a b'"
-    assert code_of(["python", "-m", "pack.train"]).command_line == "python -m pack.train"
+def test_a_command_line_names_a_script_and_its_arguments(words, line, here):
+    code = code_of(words.split())
+    assert (code.command_line, code.is_module, code.directory) == (line, "-m pack" in words, str(here))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no script: write its command line after --"),
-        (["torchrun", "--nproc_per_node", "2", "train.py"], "torchrun: a script is tuned on one device"),
-        (["accelerate", "launch", "train.py"], "accelerate: a script is tuned on one device"),
-        (["python"], "python: expected a script"),
-        (["python", "-c", "print(1)"], "expected a script"),
-        (["python", "missing.py"], "missing.py: no such script"),
-        (["/somewhere/else/bin/python", "train.py"], "another Python than autotune's"),
+        ("", "no script: write its command line after --"),
+        ("torchrun --nproc_per_node 2 train.py", "torchrun: a script is tuned on one device"),
+        ("accelerate launch train.py", "accelerate: a script is tuned on one device"),
+        ("python", "python: expected a script"),
+        ("python -c print(1)", "expected a script"),
+        ("python missing.py", "missing.py: no such script"),
+        ("/somewhere/else/bin/python train.py", "another Python than autotune's"),
     ],
 )
 def test_what_starts_no_script_of_this_python_is_refused(words, message):
     with pytest.raises(InputError, match=message):
-        code_of(words)
+        code_of(words.split())
+
+
+DECIDED = {
+    "data": "x.jsonl", "baseline": "a.json", "model": "gpt2", "images": 1, "seq_len": 1, "global_batch": 1,
+    "trust_remote_code": True, "devices": 2, "workers": 2, "engine": "ray",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
+    with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
+        subject_of(SearchOptions(**{"model": "", name: DECIDED[name]}), script=SCRIPT)
+    assert UserTrainer(SearchOptions(model="", devices=1, workers=1), script=SCRIPT)
 
 
 def test_two_trainings_at_once_are_refused():
@@ -78,40 +85,24 @@ def test_two_trainings_at_once_are_refused():
         subject_of(SearchOptions(model=""), make_trainer=lambda: None, script=SCRIPT)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"data": "x.jsonl"}, {"baseline": "a.json"}, {"model": "gpt2"}, {"images": 1}, {"seq_len": 1}),
-        *({"global_batch": 1}, {"trust_remote_code": True}, {"devices": 2}, {"workers": 2}, {"engine": "ray"}),
-    ],
-)
-def test_options_that_the_code_decides_are_refused_whatever_their_value(options):
-    (name,) = options
-    with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
-        subject_of(SearchOptions(**{"model": "", **options}), script=SCRIPT)
-    assert UserTrainer(SearchOptions(model="", devices=1, workers=1), script=SCRIPT)
+OWN_ARGUMENTS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch"}
 
 
-def found_in_code(**fields):
+def plan_of_script(fix=(), **fields):
+    """Return the plan for a script in whose process these fields were found."""
+    options = SearchOptions(model="", device="cpu", fix=fix)
     defaults = {
         "spec": make_spec(source="own"),
         "task": Task.CAUSAL_LM,
         "sequence_length": 48,
-        "arguments": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch"},
+        "arguments": OWN_ARGUMENTS,
         "fixed": {"learning_rate": 0.1},
         "held": {"optim": "it hands over an optimizer", "adapter": "it has one"},
         "weights": "float32",
-        "reorders": True,
-        "pads": True,
-        "normalizes": True,
+        **dict.fromkeys(("reorders", "pads", "normalizes"), True),
     }
-    return OwnFound(**{**defaults, **fields})
-
-
-def plan_of_script(fix=(), **fields):
-    options = SearchOptions(model="", device="cpu", fix=fix)
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
-    description = Description(facts=make_facts(), lengths=lengths, own=found_in_code(**fields))
+    description = Description(facts=make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
     start = dataclasses.replace(start_of(options), hardware=make_hardware())
     return UserTrainer(options, script=SCRIPT).plan(start, lambda: Looked(found=description))
 
@@ -134,25 +125,26 @@ def test_weights_in_bf16_stay_so():
     made = plan_of_script(weights="bfloat16", held=held)
     assert made.baseline.precision == "pure_bf16"
     assert {p["precision"] for p in made.search_space.points()} == {"pure_bf16"}
-    mixed = plan_of_script(weights="bfloat16", held=held, arguments={**found_in_code().arguments, "bf16": True})
+    mixed = plan_of_script(weights="bfloat16", held=held, arguments={**OWN_ARGUMENTS, "bf16": True})
     assert mixed.baseline.precision == "bf16"
 
 
+HUGE = {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"optim": "magic"}, "optim: transformers has no optimizer 'magic'"),
-        ({"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}, "the global batch .*: use at"),
-    ],
+    ("arguments", "said"), [({"optim": "magic"}, "optim: transformers has no"), (HUGE, "the global batch .*: use at")]
 )
 def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, said):
     with pytest.raises(InputError, match=f"your TrainingArguments: {said}"):
         plan_of_script(arguments=arguments)
 
 
-def test_the_command_that_started_a_search_is_told_for_scripts_alone():
-    options, code = SearchOptions(model="", memory_bytes=1 << 30), code_of(["python", "train.py", "--lr", "1"])
-    assert command(options, code) == "autotune script --memory 1GiB -- python train.py --lr 1"
+def test_the_command_that_started_a_search_is_told_for_scripts_alone_and_can_be_typed_again():
+    options, module = SearchOptions(model="", memory_bytes=1 << 30), code_of(["python", "-m", "pack.train"])
+    code = code_of(["python", "train.py", "--name", "a b"])
+    assert command(options, code) == "autotune script --memory 1GiB -- python train.py --name 'a b'"
+    assert command(options, module).endswith("-- python -m pack.train")
     assert command(options, OwnCode(kind="pickle", shown="trainer Trainer", directory=str(Path.cwd()))) is None
 
 
@@ -173,10 +165,14 @@ def asked(step=make_step, knobs=KNOBS, **options):
     return UserLoop(SearchOptions(model="", device="cpu", **options), step, knobs).own
 
 
-def test_the_accumulation_goes_to_who_takes_it():
-    assert asked().takes_accumulation
+def test_a_step_may_take_the_accumulation_and_the_workload_that_has_it_survives_being_written():
     assert not asked(lambda config: print).takes_accumulation
     assert not asked(lambda config, rate=0.1: print).takes_accumulation
+    knobs = {"precision": ["fp32"], "torch_compile_backend": [None, "inductor"], "dataloader_num_workers": [0, 2]}
+    own = asked(knobs={**knobs, "tf32": [True, False], "optim": None})
+    assert own.takes_accumulation
+    workload = make_workload(own_step=own)
+    assert Workload.model_validate_json(workload.model_dump_json()) == workload
 
 
 @pytest.mark.parametrize(
@@ -201,8 +197,6 @@ def test_the_accumulation_goes_to_who_takes_it():
         ({"devices": 2}, "devices: a trial of your own loop is one process on one device"),
         ({"task": "causal-lm"}, "task can't be used with a step"),
         ({"images": 1}, "images can't be used with a step"),
-        ({"image_size": 64}, "image_size can't be used with a step"),
-        ({"freeze_vision": True}, "freeze_vision can't be used with a step"),
         ({"recipe": "sft"}, "recipe can't be used with a step"),
     ],
 )
@@ -235,10 +229,9 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
         parameters_of(["dataloader_prefetch_factor"], "default")
 
 
-def plan_of(hardware, knobs, **options):
-    """The plan of a search for a function without a named model."""
-    given = SearchOptions(model="", device="cpu", **options)
-    start = dataclasses.replace(start_of(given), hardware=hardware)
+def plan_of(hardware=None, knobs=KNOBS, **options):
+    given = SearchOptions(model="", device="cpu", global_batch=16, **options)
+    start = dataclasses.replace(start_of(given), hardware=hardware or make_hardware())
     return UserLoop(given, make_step, knobs).plan(start, lambda: Looked())
 
 
@@ -248,8 +241,7 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
         "adapter", "dataloader_num_workers",
     ]  # fmt: skip
     gpu = make_gpu(versions={**VERSIONS, "flash-attn": "2.8", "triton": "3.7", "liger-kernel": "0.6"})
-    plan = plan_of(gpu, everything, allow=Allowance.METHOD, global_batch=16)
-    space = plan.search_space
+    space = plan_of(gpu, everything, allow=Allowance.METHOD).search_space
     assert [d.name for d in space.dimensions if not d.name.startswith("adapter.")] == [
         name for name in parameters_of(everything, "default") if "adapter." not in name
     ]
@@ -259,24 +251,24 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
 
 
 def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone():
-    plan = plan_of(make_hardware(), KNOBS, global_batch=16, fix={"precision": "bf16"})
-    assert {config.precision for config in plan.every_config()} == {"bf16"}
-    assert {config.per_device_train_batch_size for config in plan.every_config()} > {8}
-    plan = plan_of(make_hardware(), KNOBS, global_batch=16, only="precision")
-    assert {config.per_device_train_batch_size for config in plan.every_config()} == {8}
+    configs = plan_of(fix={"precision": "bf16"}).every_config()
+    assert {config.precision for config in configs} == {"bf16"}
+    assert {config.per_device_train_batch_size for config in configs} > {8}
+    assert {config.per_device_train_batch_size for config in plan_of(only="precision").every_config()} == {8}
 
 
 @pytest.mark.parametrize(("option", "value"), [("fix", "optim=sgd"), ("only", "optim")])
 def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value):
     with pytest.raises(InputError, match=f"--{option} optim: your function isn't said to honour it"):
-        plan_of(make_hardware(), KNOBS, global_batch=16, **{option: value})
+        plan_of(**{option: value})
 
 
 def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
-    plan = plan_of(make_hardware(), KNOBS, global_batch=16)
+    plan = plan_of(max_trials=3)
     assert (plan.workload.task, plan.soak, plan.loss_steps, plan.record) == (Task.OWN, False, 0, False)
     assert any("taken on trust" in note for note in plan.notes)
     assert any("evaluated or saved" in note for note in plan.notes)
+    assert any("3 trials (--max-trials)" in note for note in plan.notes)
     config = TrainConfig(per_device_train_batch_size=2)
     assert request_of(plan, config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 8
     assert request_of(make_plan(), config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 2
@@ -293,13 +285,6 @@ def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held()
         given = SearchOptions(model="", device="cpu", global_batch=batch)
         UserLoop(given, make_step, KNOBS).plan(start_of(given), lambda: Seen())
     assert others == [4, None]
-
-
-def test_a_workload_with_a_step_survives_being_written():
-    knobs = {"precision": ["fp32"], "torch_compile_backend": [None, "inductor"], "dataloader_num_workers": [0, 2]}
-    own = asked(knobs={**knobs, "tf32": [True, False], "optim": None})
-    workload = make_request().workload.model_copy(update={"own_step": own})
-    assert Workload.model_validate_json(workload.model_dump_json()) == workload
 
 
 def test_what_cant_be_pickled_is_named(tmp_path):
@@ -334,20 +319,16 @@ def test_the_answer_says_what_it_doesnt_know(found):
     assert any("taken on trust" in note for note in result.notes)
     assert any("losses were not compared" in note for note in result.proof_notes)
     assert result.training_arguments("out").per_device_train_batch_size == 16
-    with pytest.raises(InputError, match="makes its own model and data"):
-        result.build_model()
-    with pytest.raises(InputError, match="makes its own model and data"):
-        result.training_data(4)
+    for made in (result.build_model, lambda: result.training_data(4)):
+        with pytest.raises(InputError, match="makes its own model and data"):
+            made()
     assert autotune.load(run / "best-config.json") == result
     assert "own-step.pkl" in {p.name for p in (run / "data").iterdir()}
 
 
 @pytest.mark.slow
 def test_a_search_for_a_loop_goes_on_where_it_was_stopped(found, tmp_path):
-    import shutil
-
-    _, run = found
-    shutil.copytree(run, tmp_path / "run")
+    shutil.copytree(found[1], tmp_path / "run")
     last = sorted((tmp_path / "run" / "trials").iterdir())[-1]
     shutil.rmtree(last)
     before = len(RunDirectory(tmp_path / "run").results())
@@ -358,7 +339,6 @@ def test_a_search_for_a_loop_goes_on_where_it_was_stopped(found, tmp_path):
 
 @pytest.mark.slow
 def test_with_the_model_named_the_search_is_led_by_predictions(tiny_llama, tmp_path):
-    """The loop is a plain one around the same model, so predictions are of the right size."""
     config = str(tiny_llama / "config.json")
 
     def make(asked, accumulation_steps):

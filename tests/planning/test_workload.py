@@ -21,43 +21,32 @@ HUGE = 9999999999999999999999999
 trl = pytest.mark.skipif(find_spec("trl") is None, reason="trl isn't installed")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"global_batch": "any"}, "the global batch is free: throughputs of different batches"),
-        ({}, "global batch 8 samples (--global-batch)"),
-        ({"model": "wav2vec2-base"}, "samples of 64 frames of sound (--seq-len)"),
-        ({"model": "llava-1.5-7b", "images": 2}, "2 images of 336 pixels as 576 tokens in each sample"),
-    ],
-    ids=str,
-)
-def test_defaults_and_their_consequences_are_said(options, said):
-    assert any(note.startswith(said) for note in planned(**options).notes)
+OF_SOUND = {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample": None}
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "expected", "said"),
     [
-        ({"global_batch": "any"}, {"global_batch_size": None}),
-        ({"global_batch": 1048576}, {"global_batch_size": 1048576}),
-        ({"model": "t5-small", "seq_len": 40}, {"target_length": 40, "task": Task.SEQ2SEQ_LM}),
-        (
-            {"seq_len": 40, "task": "sequence-classification"},
-            {"target_length": None, "task": "sequence-classification"},
-        ),
-        ({"model": "wav2vec2-base"}, {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample": None}),
-        ({"model": "whisper-tiny"}, {"sequence_length": 1500, "target_length": 128}),
-        ({"model": "whisper-tiny", "target_len": 60}, {"target_length": 60}),
+        ({"global_batch": "any"}, {"global_batch_size": None}, "the global batch is free: throughputs of different"),
+        ({"global_batch": 1048576}, {"global_batch_size": 1048576}, ""),
+        ({}, {"global_batch_size": 8}, "global batch 8 samples (--global-batch)"),
+        ({"model": "t5-small", "seq_len": 40}, {"target_length": 40, "task": Task.SEQ2SEQ_LM}, "target length 40 ("),
+        ({"task": "sequence-classification"}, {"target_length": None, "task": "sequence-classification"}, ""),
+        ({"model": "wav2vec2-base"}, OF_SOUND, "samples of 64 frames of sound (--seq-len)"),
+        ({"model": "whisper-tiny"}, {"sequence_length": 1500, "target_length": 128}, "samples of 1500 frames of sound"),
+        ({"model": "whisper-tiny", "target_len": 60}, {"target_length": 60}, ""),
         (
             {"model": "llava-1.5-7b", "images": 2},
-            {"sequence_length": 2 * 577 + 1 + 64, "images": 2, "image_size": 336},
+            {"sequence_length": 2 * 577 + 1 + 64, "image_size": 336},
+            "2 images of 336 pixels as 576 tokens in each sample",
         ),
     ],
     ids=str,
 )
-def test_lengths_task_and_batch_follow_from_model_and_options(options, expected):
-    workload = planned(facts=make_facts(max_sequence_length=None), **options).workload
-    assert {name: getattr(workload, name) for name in expected} == expected
+def test_lengths_task_and_batch_follow_from_model_and_options_and_defaults_are_said(options, expected, said):
+    plan = planned(facts=make_facts(max_sequence_length=None), **options)
+    assert {name: getattr(plan.workload, name) for name in expected} == expected
+    assert any(note.startswith(said) for note in plan.notes)
 
 
 def test_a_sample_of_the_usual_length_is_no_longer_than_the_positions_of_the_text(tmp_path):
@@ -154,11 +143,9 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
     assert dpo.workload.task is Task.CAUSAL_LM
     assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
-    # generating steps are run whole, and their losses can't be compared
-    steps = [
-        request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0).accumulation_steps for p in (grpo, dpo)
-    ]
-    assert steps == [8, 2]
+    # Steps that generate are run whole, and their losses can't be compared.
+    made = (request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
+    assert [request.accumulation_steps for request in made] == [8, 2]
     assert (grpo.loss_steps, dpo.loss_steps) == (0, DEFAULT_LOSS_STEPS[dpo.budget.effort])
 
 
@@ -223,5 +210,5 @@ def test_what_trl_forbids_is_refused_without_a_trial(recipe, knobs, reason):
 )
 def test_what_trl_offers_is_searched_where_it_does_something(recipe, knobs):
     dimensions = planned(recipe=recipe, global_batch=32).search_space.dimensions
-    searched = {dimension.name for dimension in dimensions if len(dimension.choices) > 1}
+    searched = {d.name for d in dimensions if len(d.choices) > 1}
     assert searched & {"generation_batch_size", "precompute_ref_log_probs"} == knobs

@@ -3,7 +3,6 @@
 One model in one process with the real Trainer; what a trial's own process adds is `test_named_models`'s.
 """
 
-import warnings
 from types import SimpleNamespace
 
 import optimizer_steps
@@ -13,9 +12,8 @@ from factories import make_hardware
 from optimizer_steps import CASES, assert_same_step, one_step, reference
 
 from autotune.execution.effects import EffectsProbe
-from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, peft_config, prepare_model
+from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, prepare_model
 from autotune.values.config import TrainConfig
-from autotune.values.model import Task
 from autotune.values.techniques import ADAPTERS, is_new_weight
 
 # peft asks for it where a model is wrapped for its task; asked for by nobody here.
@@ -75,14 +73,6 @@ def test_a_classifiers_head_is_trained_beside_the_adapter():
 def test_bitfit_without_biases_is_refused():
     with pytest.raises(ValueError, match="the model has none"):
         build("Llama", "bitfit")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in ADAPTERS if kind != "bitfit"])
-def test_the_arguments_make_pefts_own_config_without_a_warning(kind):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        config = peft_config(adapter_arguments(ADAPTERS[kind](), Task.CAUSAL_LM))
-    assert config.task_type == "CAUSAL_LM"
 
 
 def test_an_adapter_other_than_asked_for_is_found():

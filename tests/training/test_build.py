@@ -1,7 +1,5 @@
 """The library config of a model and a head, and the model that is built."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
@@ -12,8 +10,6 @@ from autotune.errors import InputError
 from autotune.training.build import build_config, describe
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import ModelSpec, Task
-
-# Tasks and configs
 
 
 def test_sequence_classification_has_two_labels_unless_told_otherwise(tmp_path):
@@ -40,9 +36,6 @@ def test_infinity_is_read_as_either_version_of_the_library_writes_it(tmp_path):
         assert list(build_config(again, Task.CAUSAL_LM).time_step_limit) == [0.0, float("inf")]
 
 
-# Building
-
-
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "bert", "t5", "vit"])
 def test_building_on_the_device_gives_what_the_library_builds(tmp_path, name):
     spec = tiny(tmp_path, name)
@@ -61,15 +54,16 @@ def test_building_on_the_device_gives_what_the_library_builds(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("name", "figures", "attention", "words"),
     [
-        ({"attn_implementation": "flash_attention_9"}, "can't be built"),
-        ({"attn_implementation": "flex_attention"}, "can't be built: MambaForCausalLM does not support"),
+        ("mamba", {}, "flash_attention_9", "can't be built"),
+        ("mamba", {}, "flex_attention", "can't be built: MambaForCausalLM does not support"),
+        ("bert", {"hidden_size": 33}, None, r"can't be built: .*33"),
     ],
 )
-def test_what_the_library_refuses_is_told_on_one_line(tmp_path, options, words):
+def test_what_the_library_refuses_is_told_on_one_line(tmp_path, name, figures, attention, words):
     with pytest.raises(InputError, match=words) as refusal:
-        on_cpu(tiny(tmp_path, "mamba"), Task.CAUSAL_LM, **options)
+        on_cpu(tiny(tmp_path, name, **figures), Task.CAUSAL_LM, attn_implementation=attention)
     assert "\n" not in str(refusal.value)
 
 

@@ -1,7 +1,5 @@
 """What is said of a built model's classes, for one device and for several."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
@@ -12,8 +10,6 @@ from tiny_models import NO_DROPOUT, SIZES, T5, TINY, on_cpu, tiny, without_dropo
 from autotune.training.build import describe
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
-
-# What the classes offer
 
 FLASH = {"flash_attention_2", "flash_attention_3"}
 
@@ -138,21 +134,18 @@ def facts_of_config(model_type: str, config: dict, task: Task, kind: str = "deco
 def test_a_decoder_is_split_by_fsdp_and_t5_has_its_embedding_in_several_units_tied_or_not(tied):
     assert facts_of_config("llama", {**LLAMA, "tie_word_embeddings": tied}, Task.CAUSAL_LM).not_fsdp is None
     found = facts_of_config("t5", {**T5, "tie_word_embeddings": tied}, Task.SEQ2SEQ_LM, "encoder-decoder")
-    assert "shared.weight" in found.not_fsdp
-    assert "encoder.embed_tokens.weight" in found.not_fsdp
+    assert "shared.weight and encoder.embed_tokens.weight are one parameter" in found.not_fsdp
+    assert found.tensor_parallel_heads is None  # its class has no plan
 
 
 def test_berts_language_head_shares_its_bias_and_its_classifier_shares_nothing():
-    assert "bias" in facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder").not_fsdp
+    of_language = facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder")
+    assert "bias" in of_language.not_fsdp
+    assert of_language.tensor_parallel_heads is None
     assert facts_of_config("bert", SIZES, Task.SEQUENCE_CLASSIFICATION, "encoder").not_fsdp is None
 
 
 @pytest.mark.parametrize(("keys", "heads"), [(8, 8), (2, 2), (6, 2)])
 def test_tensor_parallel_deals_out_query_and_key_heads(keys, heads):
-    config = {**LLAMA, "num_attention_heads": 8, "num_key_value_heads": keys}
+    config = {**LLAMA, "num_key_value_heads": keys}
     assert facts_of_config("llama", config, Task.CAUSAL_LM).tensor_parallel_heads == heads
-
-
-def test_a_class_without_a_plan_has_no_tensor_parallel():
-    assert facts_of_config("t5", T5, Task.SEQ2SEQ_LM, "encoder-decoder").tensor_parallel_heads is None
-    assert facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder").tensor_parallel_heads is None

@@ -1,16 +1,14 @@
 """Real trials of TRL's Trainers: samples are counted, and what is only scheduled otherwise has the same losses."""
 
-from __future__ import annotations
-
-import json
 import sys
 
 import pytest
 import torch
+from corpora import jsonl
 
 from autotune.errors import InputError
 from autotune.training import recipes
-from autotune.training.arguments import plan
+from autotune.training.arguments import training_plan
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
 from autotune.values.budget import LossTask, SoakTask
@@ -33,33 +31,30 @@ def recipe_of(name, **fields):
     return Recipe(**{"name": name, "prompt_length": 8, "completion_length": 8, "generations": generations, **fields})
 
 
-def workload_of(name, **fields):
-    return {
-        "recipe": recipe_of(name),
-        "task": RECIPES[name].task,
-        "global_batch_size": 8,
-        "sequence_length": 16,
-        **fields,
-    }
+def fields_of(name, **fields):
+    """Return the fields of a workload that a recipe decides."""
+    task = RECIPES[name].task
+    return {"recipe": recipe_of(name), "task": task, "global_batch_size": 8, "sequence_length": 16, **fields}
 
 
-def run(bench, name, *, task=None, of_workload=None, **config):
-    request = bench.request(
-        config={"per_device_train_batch_size": 4, **config}, workload=workload_of(name, **(of_workload or {}))
-    )
+def of_one_label(spec):
+    """Return the model of a recipe as planning has it, which may learn rewards."""
+    return spec.model_copy(update={"config": {**spec.config, "num_labels": 1}})
+
+
+def run(bench, name, *, task=None, **config):
+    workload = {"model": of_one_label(bench.request().workload.model), **fields_of(name)}
+    request = bench.request(config={"per_device_train_batch_size": 4, **config}, workload=workload)
     limits = request.limits
     if isinstance(task, LossTask):
-        limits = limits.model_copy(
-            update={"discarded_steps": 1, "measure_steps": task.steps, "relative_interval": 1e-12}
-        )
+        exact = {"discarded_steps": 1, "measure_steps": task.steps, "relative_interval": 1e-12}
+        limits = limits.model_copy(update=exact)
     result = bench.runner.run(request.model_copy(update={"task": task, "limits": limits}))
     assert result.status is TrialStatus.COMPLETED, result.outcome
     return result.outcome
 
 
 ADAPTER = {"adapter": {"kind": "lora", "rank": 4}, "checkpointing": "full", "precision": "bf16"}
-
-
 SHOWN = {
     "sft": "8 samples", "kto": "8 samples", "dpo": "8 pairs", "reward": "8 pairs",
     **dict.fromkeys(GENERATING, "2 prompts x 4 generations"),
@@ -116,46 +111,40 @@ def test_completions_may_be_generated_in_parts(bench, name):
     assert run(bench, name, generation_batch_size=4).effects["recipe"] == f"{SHOWN[name]} a step"
 
 
-def rows_file(folder, rows):
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
-
-
 @pytest.fixture
-def train(tiny_llama, tmp_path, monkeypatch):
-    """Return a function that trains a recipe here, on completions that don't depend on the weights."""
-    monkeypatch.setattr(
-        trl.GRPOTrainer,
-        "_generate_single_turn",
-        lambda self, prompt_ids, *_, **__: (
-            [[5] * (1 + i % 4) + p[i % 4 + 1 :] for i, p in enumerate(prompt_ids)],
-            None,
-        ),
-    )
+def trainer_of(tiny_llama, tmp_path):
+    """Return a function that makes the Trainer of a recipe here."""
 
-    def losses(name, **config):
-        workload = Workload(model=resolve(str(tiny_llama)), **workload_of(name))
-        made = TrainConfig(**{"optim": "adamw_torch", "dataloader_pin_memory": False, **config})
-        mapping = plan(made, workload, detect("cpu"))
-        of_run = {"output_dir": str(tmp_path), "max_steps": STEPS, "logging_strategy": "steps", "logging_steps": 1}
-        arguments = {**mapping.tuned, **mapping.harness, **of_run, "learning_rate": 1e-3, "beta": 0.1}
+    def made(name, config, arguments, **fields):
+        workload = Workload(model=of_one_label(resolve(str(tiny_llama))), **fields_of(name, **fields))
+        recipes.checked_data(workload, tmp_path / "data")
+        config = {"optim": "adamw_torch", "dataloader_pin_memory": False, "attn_implementation": "eager", **config}
+        mapping = training_plan(TrainConfig(**config), workload, detect("cpu"))
+        arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path), **arguments}
         torch.manual_seed(0)
         model = build_model(workload.model, workload.task, device="cpu", **mapping.model)
-        trainer = recipes.recipe_trainer(
-            workload, mapping, arguments, model, directory=tmp_path, samples=64, distinct=64, longest_first=8
-        )
+        how = {"directory": tmp_path / "data", "samples": 64, "distinct": 64, "longest_first": 4}
+        return recipes.recipe_trainer(workload, mapping, arguments, model, **how)
+
+    return made
+
+
+def test_grpo_has_the_same_losses_with_the_same_completions(trainer_of, monkeypatch):
+    def generated(self, prompt_ids, *_, **__):  # whatever the weights are
+        return [[5] * (1 + i % 4) + p[i % 4 + 1 :] for i, p in enumerate(prompt_ids)], None
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", generated)
+    of_run = {"max_steps": STEPS, "learning_rate": 1e-3, "beta": 0.1}
+    arguments = {**of_run, "logging_strategy": "steps", "logging_steps": 1}
+
+    def losses(**config):
+        trainer = trainer_of("grpo", config, arguments)
         trainer.train()
         logged = [entry for entry in trainer.state.log_history if "loss" in entry]
         return [entry[name] for entry in logged for name in ("loss", "grad_norm")]
 
-    return losses
-
-
-def test_grpo_has_the_same_losses_with_the_same_completions(train):
-    one = train("grpo", per_device_train_batch_size=8, attn_implementation="eager")
-    other = train("grpo", per_device_train_batch_size=4, attn_implementation="eager", checkpointing="full")
-    assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
+    one = losses(per_device_train_batch_size=8)
+    assert losses(per_device_train_batch_size=4, checkpointing="full") == pytest.approx(one, rel=1e-5, abs=1e-6)
     assert len(set(one)) == 2 * STEPS
 
 
@@ -174,9 +163,8 @@ def test_a_step_with_other_samples_is_refused():
 
 
 def test_rewards_are_imported(tmp_path, monkeypatch):
-    (tmp_path / "scores_of_a_user.py").write_text(
-        "def length(completion_ids, **_):\n    return [1.0 for _ in completion_ids]\n"
-    )
+    code = "def length(completion_ids, **_):\n    return [1.0 for _ in completion_ids]\n"
+    (tmp_path / "scores_of_a_user.py").write_text(code)
     monkeypatch.setattr(sys, "path", list(sys.path))
     found = recipes.reward_function(recipe_of("grpo", reward="scores_of_a_user:length", directory=str(tmp_path)))
     assert found(completion_ids=[[1], [2]]) == [1.0, 1.0]
@@ -185,7 +173,7 @@ def test_rewards_are_imported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward", "kto", "grpo"])
-def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tmp_path, monkeypatch, name):
+def test_a_files_longest_row_comes_first_though_few_rows_are_read(trainer_of, tmp_path, monkeypatch, name):
     monkeypatch.setattr(recipes, "_MOST_ROWS", 8)
     monkeypatch.setattr(recipes, "_LONGEST_ROWS", 2)
     columns = RECIPES[name].columns
@@ -195,16 +183,8 @@ def test_a_files_longest_row_comes_first_though_few_rows_are_read(tiny_llama, tm
         rows[20].update(chosen="c" * 30, rejected="r" * 30)
     for n, row in enumerate(rows):
         row.update({"label": n % 2 == 0} if name == "kto" else {})
-    changes = workload_of(name, dataset=rows_file(tmp_path, rows), sequence_length=128)
-    workload = Workload(model=resolve(str(tiny_llama)), **changes)
-    recipes.checked_data(workload, tmp_path / "data")
-    made = TrainConfig(per_device_train_batch_size=4, optim="adamw_torch", dataloader_pin_memory=False)
-    mapping = plan(made, workload, detect("cpu"))
-    arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path)}
-    model = build_model(workload.model, workload.task, device="cpu", **mapping.model, **recipes.head_figures(workload))
-    trainer = recipes.recipe_trainer(
-        workload, mapping, arguments, model, directory=tmp_path / "data", samples=16, distinct=16, longest_first=4
-    )
+    config = {"per_device_train_batch_size": 4}
+    trainer = trainer_of(name, config, {}, dataset=jsonl(tmp_path / "rows.jsonl", rows), sequence_length=128)
     first = trainer.train_dataset[0]
     decode = trainer.processing_class.decode
     texts = [first["prompt"]] if name == "grpo" else [decode(first[c]) for c in first if c.endswith("_ids")]
@@ -217,7 +197,7 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     rows = [
         {c: c[0] * (4 + n) for c in columns} | ({"label": n % 2 == 0} if "label" in columns else {}) for n in (0, 9)
     ]
-    fields = workload_of(name, dataset=rows_file(tmp_path, rows), sequence_length=20)
+    fields = fields_of(name, dataset=jsonl(tmp_path / "rows.jsonl", rows), sequence_length=20)
     workload = Workload(model=resolve(str(tiny_llama)), **fields)
     lengths, _ = recipes.checked_data(workload, tmp_path / "data")
     # Bytes, and "</s>" and the end that TRL and the tokenizer add: of prompt and completion together, cut at 20, of a
@@ -229,11 +209,11 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
 
 
 def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(bench, tiny_llama, tmp_path):
-    file = rows_file(tmp_path, [{"chosen": "c" * 30, "rejected": "r" * 30}])
-    workload = Workload(model=resolve(str(tiny_llama)), **workload_of("reward", dataset=file))
+    file = jsonl(tmp_path / "rows.jsonl", [{"chosen": "c" * 30, "rejected": "r" * 30}])
+    workload = Workload(model=resolve(str(tiny_llama)), **fields_of("reward", dataset=file))
     with pytest.raises(InputError, match="all rows are too long"):
         recipes.checked_data(workload, tmp_path / "data")
-    file = rows_file(tmp_path, [{"prompt": "a", "choosen": "b", "rejected": "c"}])
-    request = bench.request(workload=workload_of("dpo", dataset=file))
+    file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "choosen": "b", "rejected": "c"}])
+    request = bench.request(workload=fields_of("dpo", dataset=file))
     with pytest.raises(InputError, match="dpo needs the columns prompt, chosen, rejected; there is no chosen"):
         bench.runner.describe(DescribeRequest(workload=request.workload))

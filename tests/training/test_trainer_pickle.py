@@ -1,7 +1,5 @@
 """A Trainer is taken apart and made anew with all that it was made of; what can't be handed over is named."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from types import SimpleNamespace

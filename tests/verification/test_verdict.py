@@ -21,7 +21,7 @@ from factories import (
 from autotune.errors import InfrastructureError, InputError, NothingFitsError
 from autotune.output.table import verdict_line
 from autotune.planning.plan import SearchState
-from autotune.training.arguments import plan as training_plan
+from autotune.training.arguments import training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort

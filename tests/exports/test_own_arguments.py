@@ -1,19 +1,16 @@
 """The user's own TrainingArguments in exports: each is carried with its value, or told to be lost."""
 
-from __future__ import annotations
-
-import ast
 import dataclasses
 import json
 from typing import Any
 
 import pytest
-from exporting import drafted
+from exporting import constant, drafted
 from transformers import TrainingArguments
 
-from autotune.exports.draft import DEFAULTS
+from autotune.exports.launch_files import DEFAULTS
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.training.baseline import _LEFT_OUT, _REFUSED, _WITHOUT_EFFECT, read_arguments
+from autotune.training.baseline import _LEFT_OUT, _REFUSED, read_arguments
 
 # Where a value of another kind than the default's is wanted, or one of a few.
 VALUES: dict[str, Any] = {
@@ -61,7 +58,7 @@ LOOP = {
 }
 
 
-def other(field: dataclasses.Field) -> Any:
+def other(field):
     """Return a value of JSON that isn't the default."""
     if field.name in VALUES:
         return VALUES[field.name]
@@ -73,41 +70,32 @@ def other(field: dataclasses.Field) -> Any:
     return 7 if "int" in str(field.type) else "other"
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory) -> dict[str, Any]:
+@pytest.fixture
+def own(tmp_path):
     """Every argument that a baseline may have, and that isn't a knob of the search."""
-    path = tmp_path_factory.mktemp("baseline") / "args.json"
-    left = SEARCHED_ARGUMENTS | _LEFT_OUT | _WITHOUT_EFFECT | set(_REFUSED)
-    fields = [field for field in dataclasses.fields(TrainingArguments) if field.name not in left]
-    path.write_text(json.dumps({field.name: other(field) for field in fields}))
-    found = read_arguments(path).fixed
-    assert set(found) == {field.name for field in fields}
+    left = SEARCHED_ARGUMENTS | _LEFT_OUT | set(_REFUSED)
+    values = {f.name: other(f) for f in dataclasses.fields(TrainingArguments) if f.name not in left}
+    (tmp_path / "args.json").write_text(json.dumps(values))
+    found = read_arguments(tmp_path / "args.json").fixed
+    assert found.keys() == values.keys()
     return found
 
 
-def constant(source: str, name: str) -> Any:
-    (value,) = [n.value for n in ast.parse(source).body if isinstance(n, ast.Assign) and n.targets[0].id == name]
-    return ast.literal_eval(value)
-
-
-def carried(target: str, content: str, name: str, value: Any) -> bool:
-    if target in ("python", "trl"):
-        if name == "max_steps":
-            return LOOP[name] in content
-        told = constant(content, "SFT_ARGUMENTS" if target == "trl" else "TRAINING_ARGUMENTS")
-        return name in told and told[name] == value
-    return LOOP.get(name, "no such line") in content
+def carried(target, content, name, value):
+    if target == "accelerate-loop" or name == "max_steps":
+        return LOOP.get(name, "no such line") in content
+    told = constant(content, "SFT_ARGUMENTS" if target == "trl" else "TRAINING_ARGUMENTS")
+    return name in told and told[name] == value
 
 
 @pytest.mark.parametrize("target", ["python", "accelerate-loop", "trl"])
 def test_each_of_the_users_arguments_is_carried_or_told(target, own):
     made = drafted(target, own=own)
-    content = next(iter(made.files.values()))
     told = {line.removeprefix("your own argument ").partition("=")[0] for line in made.lost}
     told |= {"optim_args"} if any("optimizer" in line and "rank=64" in line for line in made.lost) else set()
-    missing = [name for name, value in own.items() if name not in told and not carried(target, content, name, value)]
+    missing = [name for name, value in own.items() if name not in told and not carried(target, made.text, name, value)]
     assert not missing
-    both = [name for name in told & set(own) if carried(target, content, name, own[name])]
+    both = [name for name in told & set(own) if carried(target, made.text, name, own[name])]
     assert not both
 
 
