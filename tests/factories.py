@@ -4,6 +4,7 @@ The workload is a tiny Llama at a global batch of 16, the device a CPU or an A10
 builds a model or touches a device.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,45 +53,29 @@ def make_workload(**fields: Any) -> Workload:
 
 
 def make_facts(**fields: Any) -> ModelFacts:
+    kernels = ("sdpa", "eager", "flash_attention_2")
     defaults = {
-        "task": Task.CAUSAL_LM,
-        "parameters": 1_000_000,
-        "attn_implementations": ("sdpa", "eager", "flash_attention_2"),
-        "supports_checkpointing": True,
-        "has_dropout": False,
-        "linear_modules": ("q_proj", "v_proj"),
-    }
+        "task": Task.CAUSAL_LM, "parameters": 1_000_000, "attn_implementations": kernels,
+        "supports_checkpointing": True, "has_dropout": False, "linear_modules": ("q_proj", "v_proj"),
+    }  # fmt: skip
     return ModelFacts(**{**defaults, **fields})
 
 
 def make_hardware(**fields: Any) -> Hardware:
     """A CPU."""
     defaults = {
-        "kind": "cpu",
-        "device": "cpu",
-        "name": "a CPU",
-        "memory_bytes": 16 * GIB,
-        "free_bytes": 12 * GIB,
-        "cores": 2,
-        "host_memory_bytes": 16 * GIB,
-        "cxx": "g++",
-        "versions": VERSIONS,
-    }
+        "kind": "cpu", "device": "cpu", "name": "a CPU", "memory_bytes": 16 * GIB, "free_bytes": 12 * GIB, "cores": 2,
+        "host_memory_bytes": 16 * GIB, "cxx": "g++", "versions": VERSIONS,
+    }  # fmt: skip
     return Hardware(**{**defaults, **fields})
 
 
 def make_gpu(**fields: Any) -> Hardware:
     """A GPU with everything installed."""
     defaults = {
-        "kind": "cuda",
-        "device": "cuda:0",
-        "name": "a GPU",
-        "memory_bytes": 40 * GIB,
-        "free_bytes": 39 * GIB,
-        "capability": (8, 0),
-        "driver": "580.1",
-        "versions": {**VERSIONS, "flash-attn": "2.8.0", "triton": "3.7.0"},
-    }
+        "kind": "cuda", "device": "cuda:0", "name": "a GPU", "memory_bytes": 40 * GIB, "free_bytes": 39 * GIB,
+        "capability": (8, 0), "driver": "580.1", "versions": {**VERSIONS, "flash-attn": "2.8.0", "triton": "3.7.0"},
+    }  # fmt: skip
     return make_hardware(**{**defaults, **fields})
 
 
@@ -116,13 +101,9 @@ def make_space_file(parameters: dict[str, Any], rules: Sequence[dict[str, Any]] 
 
 def make_problem(**fields: Any) -> Problem:
     defaults = {
-        "workload": make_workload(),
-        "facts": make_facts(),
-        "hardware": make_hardware(),
-        "memory_bytes": 8 * GIB,
-        "allowance": Allowance.METHOD,
-        "baseline": make_config(),
-    }
+        "workload": make_workload(), "facts": make_facts(), "hardware": make_hardware(), "memory_bytes": 8 * GIB,
+        "allowance": Allowance.METHOD, "baseline": make_config(),
+    }  # fmt: skip
     return Problem(**{**defaults, **fields})
 
 
@@ -142,26 +123,17 @@ def make_space(parameters: dict[str, Any] | None = None, **fields: Any) -> Searc
 
 def make_limits(**fields: Any) -> Limits:
     defaults = {
-        "memory_bytes": 8 * GIB,
-        "timeout_s": 60.0,
-        "discarded_steps": 1,
-        "measure_steps": 6,
-        "measure_time_s": 8.0,
+        "memory_bytes": 8 * GIB, "timeout_s": 60.0, "discarded_steps": 1, "measure_steps": 6, "measure_time_s": 8.0,
         "relative_interval": 0.04,
-    }
+    }  # fmt: skip
     return Limits(**{**defaults, **fields})
 
 
 def make_request(config: TrainConfig | None = None, **fields: Any) -> TrialRequest:
     defaults = {
-        "number": 0,
-        "purpose": Purpose.SEARCH,
-        "config": config or make_config(),
-        "workload": make_workload(),
-        "device": "cpu",
-        "accumulation_steps": 1,
-        "limits": make_limits(),
-    }
+        "number": 0, "purpose": Purpose.SEARCH, "config": config or make_config(), "workload": make_workload(),
+        "device": "cpu", "accumulation_steps": 1, "limits": make_limits(),
+    }  # fmt: skip
     return TrialRequest(**{**defaults, **fields})
 
 
@@ -174,10 +146,8 @@ def make_measurement(rate: float = 10.0, *, spread: float = 0.01, samples: int =
         "samples_per_second": rate,
         "samples_per_second_interval": rate_interval(times, samples),
         "memory": Memory(resident_bytes=GIB),
-        "startup_s": 1.0,
-        "first_step_s": 1.0,
+        **dict.fromkeys(("startup_s", "first_step_s", "loss"), 1.0),
         "data_wait_share": 0.0,
-        "loss": 1.0,
         "effects": {},
     }
     return Measurement(**{**defaults, **fields})
@@ -241,6 +211,7 @@ class ScriptedRunner(Runner):
         outcome: From a request to its outcome, or to a throughput.
         duration_s: From a request to the time it takes.
         clock: Moved by that time, as far as the trial's limit allows.
+        places: At how many trials run at once; a trial's outcome is asked for when it ends.
     """
 
     def __init__(
@@ -250,35 +221,53 @@ class ScriptedRunner(Runner):
         *,
         duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
         clock: Clock | None = None,
+        places: int = 1,
     ) -> None:
-        self._directory = directory
-        self._outcome = outcome
+        self._directory, self._outcome, self._duration_s, self._places = directory, outcome, duration_s, places
         self._clock = clock or Clock()
-        self._duration_s = duration_s
+        self._running: list[tuple[float, int, float, bool, TrialRequest]] = []  # a heap, by end and number
         self.requests: list[TrialRequest] = []
+        self.together: list[int] = []  # how many trials ran when each was begun, itself included
+        self.ends: list[int] = []
 
     @property
     def searched(self) -> list[TrainConfig]:
         """The configurations of the baseline's trial and of the search's, in order."""
         return [r.config for r in self.requests if r.purpose.explores]
 
-    def run(self, request: TrialRequest) -> TrialResult:
+    def free(self) -> int:
+        return self._places - len(self._running)
+
+    def begin(self, request: TrialRequest) -> None:
+        assert self.free()
+        wanted_s, limit_s, now_s = self._duration_s(request), request.limits.timeout_s, self._clock.now_s
+        running = (now_s + min(wanted_s, limit_s), request.number, now_s, wanted_s > limit_s, request)
+        heapq.heappush(self._running, running)
         self.requests.append(request)
+        self.together.append(len(self._running))
+
+    def wait(self) -> TrialResult:
+        ends_at, number, began, is_cut, request = heapq.heappop(self._running)
         outcome = self._outcome(request)
-        wanted_s = self._duration_s(request)
-        duration_s = min(wanted_s, request.limits.timeout_s)
-        if duration_s < wanted_s:
+        if is_cut:
             outcome = make_failure(TrialStatus.TIMED_OUT, "cut short")
-        self._clock.now_s += duration_s
+        self._clock.now_s = ends_at
         result = TrialResult(
             request=request,
             outcome=outcome if isinstance(outcome, Measurement | Failure) else make_measurement(outcome),
-            duration_s=duration_s,
+            duration_s=ends_at - began,
+            began=began if self._places > 1 else None,
         )
-        directory = self._directory / "trials" / f"{request.number:04d}"
+        directory = self._directory / "trials" / f"{number:04d}"
         directory.mkdir(parents=True)
         write_value(result, directory / "result.json")
+        self.ends.append(number)
         return result
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        assert not self._running
+        self.begin(request)
+        return self.wait()
 
 
 def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,69 +14,28 @@ from factories import (
     make_budget,
     make_config,
     make_plan,
-    make_result,
     make_space_file,
     separable_rate,
 )
 
 from autotune.cost.model import CostModel
-from autotune.execution.runner import Runner
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
-from autotune.value import write_value
 from autotune.values.problem import Event
 from autotune.values.result import ResultData
 from autotune.values.trial import Outcome, Purpose, TrialRequest, TrialResult
 
 
-class ScriptedPool(Runner):
-    """Runs trials at several places; results lie on disk at their end.
-
-    Trial 0 takes 7 s, the others 10 s and up to 2 s more, so that ends come one by one.
-    """
-
-    def __init__(self, directory: Path, outcome: Callable[[TrialRequest], Outcome | float], clock: Clock, places: int):
-        self._directory = directory
-        self._outcome = outcome
-        self._clock = clock
-        self._places = places
-        self._running: list[tuple[float, int, float, TrialRequest]] = []
-        self.requests: list[TrialRequest] = []
-        self.together: list[int] = []  # how many trials ran when each was begun, itself included
-        self.ends: list[int] = []
-
-    def free(self) -> int:
-        return self._places - len(self._running)
-
-    def begin(self, request: TrialRequest) -> None:
-        assert self.free()
-        seconds = 7.0 if request.number == 0 else 10.0 + request.number % 5 / 2
-        heapq.heappush(self._running, (self._clock.now_s + seconds, request.number, self._clock.now_s, request))
-        self.requests.append(request)
-        self.together.append(len(self._running))
-
-    def wait(self) -> TrialResult:
-        ends_at, _, began, request = heapq.heappop(self._running)
-        outcome = self._outcome(request)
-        self._clock.now_s = ends_at
-        result = make_result(request.config, outcome, duration_s=ends_at - began)
-        result = result.model_copy(update={"request": request, "began": began})
-        directory = self._directory / "trials" / f"{request.number:04d}"
-        directory.mkdir(parents=True, exist_ok=True)
-        write_value(result, directory / "result.json")
-        self.ends.append(request.number)
-        return result
-
-    def run(self, request: TrialRequest) -> TrialResult:
-        assert not self._running
-        self.begin(request)
-        return self.wait()
+def staggered_s(request: TrialRequest) -> float:
+    """Seconds of a trial, so that those that run at once end one by one."""
+    return 7.0 if request.number == 0 else 10.0 + request.number % 5 / 2
 
 
 class Search:
     """One search in one run directory, which can be stopped and gone on with.
 
-    `patience`: attempts of the sampler in a space that is exhausted, of which sixty take a second.
+    `patience`: attempts of the sampler in a space that is exhausted, of which sixty take a second. `duration_s`: of a
+    trial; by default 10 at one place, at several `staggered_s`.
     """
 
     def __init__(
@@ -88,20 +46,19 @@ class Search:
         *,
         places: int = 1,
         model: CostModel | None = None,
-        duration_s: Callable[[TrialRequest], float] = lambda request: 10.0,
+        duration_s: Callable[[TrialRequest], float] | None = None,
         starting: dict[str, float] | None = None,
         patience: int = 8,
         **plan,
     ) -> None:
         defaults = {"space": make_space_file(parameters or SEPARABLE), "baseline": make_config()}
         self.plan = make_plan(**{**defaults, "budget": make_budget(max_trials=12), **plan})
-        self.directory = directory
-        self.clock = Clock()
+        self.directory, self.clock = directory, Clock()
         self.events: list[Event] = []
-        self.runner: ScriptedRunner | ScriptedPool = ScriptedRunner(directory, outcome)
-        self._outcome, self._duration_s = outcome, duration_s
-        self._places, self._model = places, model
+        self._outcome, self._places, self._model = outcome, places, model
+        self._duration_s = duration_s or (staggered_s if places > 1 else lambda request: 10.0)
         self._starting, self._patience = starting, patience
+        self.runner = ScriptedRunner(directory, outcome)
 
     def run(self, *, stop_after: int | None = None) -> ResultData:
         """Run the search with a new runner; a Ctrl-C comes in its trial number `stop_after`."""
@@ -112,9 +69,9 @@ class Search:
                 raise KeyboardInterrupt
             return self._outcome(request)
 
-        self.runner = ScriptedRunner(self.directory, outcome, duration_s=self._duration_s, clock=self.clock)
-        if self._places > 1:
-            self.runner = ScriptedPool(self.directory, outcome, self.clock, self._places)
+        self.runner = ScriptedRunner(
+            self.directory, outcome, duration_s=self._duration_s, clock=self.clock, places=self._places
+        )
         with mock.patch("autotune.search.sampler.PATIENCE_DRAWS", self._patience):
             tuner = Tuner(
                 self.plan, RunDirectory(self.directory), self.runner, self.events.append,
