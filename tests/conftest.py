@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,31 @@ def lent(bench):
     """Searches of this process start no launcher of their own, which takes seconds."""
     with bench.lent():
         yield
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Return a function that runs the command line as the fixture `autotune` does, but in this process."""
+    from typer.testing import CliRunner
+
+    from autotune.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    wide = {"COLUMNS": "200"}
+    return lambda *words, **options: CliRunner().invoke(app, [*map(str, words)], **{"env": wide, **options})
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory with a script, which the process is in until the test ends."""
+    from own_trainings import SCRIPT, write
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    write(tmp_path, SCRIPT)
+    return tmp_path
 
 
 @pytest.fixture

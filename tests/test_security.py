@@ -2,23 +2,19 @@
 
 import inspect
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 from conftest import TINY_LLAMA
 from exporting import answer_of
-from factories import make_config, make_plan, make_spec
-from typer.testing import CliRunner
+from factories import make_config, make_spec
 
 from autotune.cli import reports
-from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.execution.environment import ADDRESS, launcher_environment
 from autotune.integrations.dashboard import is_loopback
 from autotune.planning.options import SearchOptions
-from autotune.storage.run_directory import RunDirectory
 from autotune.training.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -79,33 +75,9 @@ def test_the_page_leads_to_what_is_there():
 
 
 @pytest.mark.parametrize("words", ["--dry-run", "--run-dir x", "--max-trials 3", "--seed 3"])
-def test_a_script_is_not_run_where_an_option_would_be_passed_over(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
+def test_a_script_is_not_run_where_an_option_would_be_passed_over(command, tmp_path, words):
     (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     answer_of(make_config(16, attn_implementation=None)).save(tmp_path / "best.json")
-    done = CliRunner().invoke(app, ["script", "--apply", "best.json", *words.split(), "--", "python", "train.py"])
+    done = command("script", "--apply", "best.json", *words.split(), "--", "python", "train.py")
     assert (done.exit_code, (tmp_path / "ran").exists()) == (2, False)
     assert f"{words.split()[0]}: is of a search" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "files"),
-    [
-        (["dashboard", "run", "--host", "\u0130" * 70], {}),
-        (["find", "--model", "gpt2", "--space", "s.yaml"], {"s.yaml": "seed: " + "9" * 5000}),
-        (["find", "--model", "gpt2", "--space", "s" * 5000], {}),
-        (["find", "--model", "gpt2", "--baseline", "pipe"], {}),
-        (["find", "--model", "gpt2", "--fix", "x" * 5000 + "=1"], {}),
-    ],
-    ids=["a host", "digits", "a name", "a pipe", "a knob"],
-)
-def test_an_odd_input_is_a_short_line(tmp_path, monkeypatch, words, files):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
-    RunDirectory.create(tmp_path / "run").write_plan(make_plan())
-    os.mkfifo(tmp_path / "pipe")
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert len(done.stderr) < 2100

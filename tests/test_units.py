@@ -11,9 +11,7 @@ from exporting import GPU, answer_of
 from factories import make_config, make_spec, make_workload
 from rich.table import Table
 from rich.text import Text
-from typer.testing import CliRunner
 
-from autotune.cli.main import app
 from autotune.output.progress import Progress
 from autotune.output.report import html_report
 from autotune.output.table import text_of
@@ -124,10 +122,3 @@ def test_pages_show_what_can_not_be_seen(result):
         assert not unseen(page)
         assert "<img" not in page
         assert "\\x1b[2J" in html.unescape(page)
-
-
-def test_an_error_about_a_name_is_a_line_without_control_characters(tmp_path):
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "a\x1b[2J\n\u202eb.json")])
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.strip().isprintable()

@@ -4,15 +4,18 @@ import json
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 import typer
+from factories import make_plan
 from typer.testing import CliRunner
 
 from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
+from autotune.storage.run_directory import RunDirectory
 
 COMMANDS = (
     "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "dashboard",
@@ -76,63 +79,69 @@ def test_a_shared_option_is_in_the_same_group(command):
             assert other == group or not options & known, options & known
 
 
-BAD_INPUT = {
-    "unknown model": (["--model", "t5-smal"], "t5-small"),
-    "model directory without a configuration": (["--model", "."], "config.json"),
-    "a global batch beyond all digits": (["--model", "gpt2", "--global-batch", "9" * 5000], "expected a whole number"),
-    "a global batch in other digits": (["--model", "gpt2", "--global-batch", "²"], "expected a whole number or any"),
-    "devices in words": (["--model", "gpt2", "--devices", "some"], "--devices some: expected a whole number"),
-    "a global batch that devices can't share": (
-        ["--model", "gpt2", "--device", "cpu", "--devices", "2", "--global-batch", "7"], "6 and 8 do"
+DIGITS = "9" * 5000
+
+# A command line, its exit code, and words of the line that is said of it. `file` is a file, `train.py` a script.
+ERRORS = [
+    ("find --model t5-smal", 2, "t5-small"),
+    ("find --model .", 2, "config.json"),
+    (f"find --model gpt2 --global-batch {DIGITS}", 2, "expected a whole number"),
+    ("find --model gpt2 --global-batch ²", 2, "expected a whole number or any"),
+    ("find --model gpt2 --devices some", 2, "--devices some: expected a whole number"),
+    ("find --model gpt2 --device cpu --devices 2 --global-batch 7", 2, "6 and 8 do"),
+    ("find --model gpt2 --memory 900TiB", 2, "--memory"),
+    ("find --model gpt2 --fix optm=sgd", 2, "--fix optm: no such knob (did you mean 'optim'?)"),
+    (f"find --model gpt2 --fix {'x' * 5000}=1", 2, "no such knob"),
+    ("find --model gpt2 --only optim --only acumulation", 2, "--only acumulation"),
+    ("find --model gpt2 --device abacus", 2, "--device abacus"),
+    ("find --model gpt2 --device cuda:99", 3, "cuda:99"),
+    ("find --model gpt2 --device cpu --space no.yaml --dry-run --quiet", 2, "no.yaml"),
+    (f"find --model gpt2 --space {'s' * 5000}", 2, "sss"),
+    ("find --model gpt2 --space digits.yaml", 2, "digits.yaml"),
+    ("find --model gpt2 --data nowhere.jsonl", 2, "nowhere.jsonl"),
+    ("find --model gpt2 --baseline pipe", 2, "a pipe to which nobody writes"),
+    ("find --model gpt2 -o no/such/place.json", 2, "no/such/place.json"),
+    ("find --model gpt2 --run-dir file/run", 2, "file/run"),
+    (
+        "find --model gpt2 --report-to tensorbord",
+        2,
+        "expected tensorboard, wandb, mlflow (did you mean 'tensorboard'?)",
     ),
-    "more memory than there is": (["--model", "gpt2", "--memory", "900TiB"], "--memory"),
-    "unknown knob": (["--model", "gpt2", "--fix", "optm=sgd"], "--fix optm: no such knob (did you mean 'optim'?)"),
-    "the second of two": (["--model", "gpt2", "--only", "optim", "--only", "acumulation"], "--only acumulation"),
-    "unknown device": (["--model", "gpt2", "--device", "abacus"], "--device abacus"),
-    "missing search space file": (["--model", "gpt2", "--space", "mine.yaml"], "mine.yaml"),
-    "missing data": (["--model", "gpt2", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
-    "output in a directory that isn't there": (["--model", "gpt2", "-o", "no/such/place.json"], "no/such/place.json"),
-    "sequence longer than the model": (["--model", "gpt2", "--seq-len", "5000"], "1024"),
-}  # fmt: skip
+    ("find --model gpt2 --quiet --verbose", 2, "--quiet and --verbose contradict each other; drop"),
+    ("script torchrun train.py", 2, "torchrun: a script is tuned on one device"),
+    ("script -- python missing.py", 2, "missing.py: no such script"),
+    ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),
+    ("script --space nowhere.yaml --device cpu -- python train.py", 2, "nowhere.yaml"),
+    ("resume .", 2, "holds no search"),
+    ("report .", 2, "holds no search"),
+    ("explain .", 2, "holds no search"),
+    ("dashboard run", 2, "has no study yet (no study.journal); `autotune resume run` makes it"),
+    ("export 'a\x1b[2J\n\u202eb.json'", 2, r"a\x1b[2J"),
+    ("models zzz", 2, "no model of the catalogue has 'zzz' in its name"),
+    ("--json models", 2, "No such option: --json"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    # The model's classes have to be looked at for a sequence that is too long.
-    [
-        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name.startswith("sequence") else [])
-        for name, case in BAD_INPUT.items()
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(command, arguments, expected):
-    done = command("find", *arguments)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("autotune: ")
-    assert expected in last
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["find", "--model", "gpt2", "--device", "cuda:99"], 3, "cuda:99"),
-        (["find", "--model", "gpt2", "--run-dir", "file/run"], 2, "file/run"),
-        (["find", "--model", "gpt2", "--quiet", "--verbose"], 2, "--quiet and --verbose contradict each other; drop"),
-        (["resume", "."], 2, "holds no search"),
-        (["report", "."], 2, "holds no search"),
-        (["explain", "."], 2, "holds no search"),
-        (["models", "zzz"], 2, "no model of the catalogue has 'zzz' in its name"),
-        (["--json", "models"], 2, "No such option: --json"),
-    ],
-    ids=str,
-)
-def test_what_can_not_be_done_is_one_line_and_an_exit_code(command, tmp_path, words, code, said):
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("words", "code", "said"), ERRORS, ids=[case[0][:60] for case in ERRORS])
+def test_an_error_is_one_short_line_and_its_exit_code(command, tmp_path, monkeypatch, words, code, said):
+    monkeypatch.setattr("autotune.value.PATIENCE_S", 0.1)
     (tmp_path / "file").write_text("in the way")
-    done = command(*words)
-    assert (done.exit_code, done.stderr.count("\n")) == (code, 1)
+    (tmp_path / "digits.yaml").write_text(f"seed: {DIGITS}")
+    os.mkfifo(tmp_path / "pipe")
+    RunDirectory.create(tmp_path / "run").write_plan(make_plan())
+    done = command(*shlex.split(words))
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert done.stderr.startswith("autotune: ")
+    assert (done.stderr.count("\n"), done.stderr.strip().isprintable(), len(done.stderr) < 2100) == (1, True, True)
     assert said in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.slow
+def test_a_sequence_that_is_longer_than_the_model_takes_is_refused(command):
+    done = command("find", "--model", "gpt2", "--seq-len", "5000")
+    assert (done.exit_code, "1024" in done.stderr.splitlines()[-1]) == (2, True)
 
 
 def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command, autotune):

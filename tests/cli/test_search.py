@@ -3,71 +3,36 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from pathlib import Path
 
 import pytest
 from exporting import answer_of
 from factories import make_config, make_plan
-from own_trainings import LLAMA_SCRIPT, SCRIPT, write
-from typer.testing import CliRunner
+from own_trainings import LLAMA_SCRIPT, write
 
-from autotune.cli.main import app
 from autotune.search.run import Preview, preview
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import load
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A directory with a script, which the process is in until the test ends."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    write(tmp_path, SCRIPT)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["script", "torchrun", "train.py"], "torchrun: a script is tuned on one device"),
-        (["script", "--", "python", "missing.py"], "missing.py: no such script"),
-        (["script", "--apply", "none.json", "--", "python", "train.py"], "none.json: No such file or directory"),
-        (["script", "--space", "nowhere.yaml", "--device", "cpu", "--", "python", "train.py"], "nowhere.yaml"),
-        (["find", "--model", "gpt2", "--device", "cpu", "--space", "no.yaml", "--dry-run", "--quiet"], "no.yaml"),
-    ],
-    ids=str,
-)
-def test_what_can_not_be_tuned_is_one_line(here, monkeypatch, words, message):
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process keeps its handlers
-    done = CliRunner().invoke(app, words)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not list(here.glob("runs/*"))
-
-
-def test_options_behind_the_script_are_the_scripts(here, monkeypatch):
+@pytest.mark.usefixtures("here")
+def test_options_behind_the_script_are_the_scripts(command, monkeypatch):
     asked = {}
     monkeypatch.setattr("autotune.api.find", lambda **given: asked.update(given) or sys.exit(0))
-    CliRunner().invoke(app, ["script", "--effort", "quick", "python", "train.py", "--effort", "none", "--json"])
+    command("script", "--effort", "quick", "python", "train.py", "--effort", "none", "--json")
     assert (asked["effort"], asked["script"]) == ("quick", ["python", "train.py", "--effort", "none", "--json"])
 
 
 @pytest.mark.usefixtures("lent")
-def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(tiny_llama, tmp_path, monkeypatch):
+def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(command, tiny_llama, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--model", tiny_llama, "--device", "cpu", "--effort", "quick", "--only", "optim,micro-batch", "--dry-run"]
-    done = CliRunner().invoke(app, ["find", *map(str, words)], env={"COLUMNS": "150"})
+    done = command("find", *words)
     assert done.exit_code == 0, done.stderr
     assert "16 configurations (--allow optimizer); at most 4 min 45 s and 12 trials" in done.stdout
     assert "micro-batch 8, fp32, adamw_torch_fused" in done.stdout
@@ -77,11 +42,12 @@ def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(tiny_llama, tmp_
     assert not list((tmp_path / "temporary").glob("autotune-*"))
 
 
-def test_a_dry_run_is_printed_as_json(here, monkeypatch):
+@pytest.mark.usefixtures("here")
+def test_a_dry_run_is_printed_as_json(command, monkeypatch):
     asked = {}
     found = preview(make_plan(), None)
     monkeypatch.setattr("autotune.api.preview", lambda **given: asked.update(given) or found)
-    done = CliRunner().invoke(app, ["script", "--dry-run", "--json", "--quiet", "python", "train.py"])
+    done = command("script", "--dry-run", "--json", "--quiet", "python", "train.py")
     assert Preview.model_validate_json(done.stdout) == found
     assert (asked["script"], done.stderr) == (["python", "train.py"], "")
 
@@ -111,9 +77,8 @@ def test_a_script_is_tuned_gone_on_with_and_trained_with_the_answer(autotune, tm
 
 
 @pytest.fixture
-def resume(tmp_path, monkeypatch):
+def resume(command, tmp_path, monkeypatch):
     """Return a function that resumes a search whose answer is there at once; it gives the output and what was asked."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     directory = RunDirectory.create(tmp_path / "run")
     directory.write_plan(make_plan(output=str(tmp_path / "wanted.json")))
 
@@ -129,7 +94,7 @@ def resume(tmp_path, monkeypatch):
             return result
 
         monkeypatch.setattr("autotune.api.resume", answer)
-        return CliRunner().invoke(app, ["resume", str(tmp_path / "run"), *options]), asked
+        return command("resume", "run", *options), asked
 
     return run
 

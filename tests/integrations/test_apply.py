@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
@@ -20,16 +19,6 @@ from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
 OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A directory with a script, which the process is in until the test ends."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    write(tmp_path, SCRIPT)
-    return tmp_path
 
 
 @pytest.fixture

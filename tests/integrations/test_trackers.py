@@ -6,9 +6,7 @@ import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result
 from finished_searches import BEST, make_search
 from search_events import Heard
-from typer.testing import CliRunner
 
-from autotune.cli.main import app
 from autotune.errors import MachineError
 from autotune.integrations.trackers import Tracking, answer_of, check, run_of
 from autotune.storage.run_directory import RunDirectory
@@ -100,14 +98,6 @@ def test_a_missing_library_is_said_before_the_search_though_a_folder_is_called_s
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(MachineError, match="the package wandb is not installed; pip install wandb"):
         check(("wandb",))
-
-
-def test_an_unknown_tracker_ends_the_command_with_2(tmp_path):
-    run = tmp_path / "run"
-    done = CliRunner().invoke(app, ["find", "--model", "gpt2", "--report-to", "tensorbord", "--run-dir", str(run)])
-    assert done.exit_code == 2
-    assert "--report-to tensorbord: expected tensorboard, wandb, mlflow (did you mean" in " ".join(done.output.split())
-    assert not run.exists()
 
 
 @pytest.mark.parametrize(
