@@ -1,7 +1,10 @@
 """Answers of searches of which a test names only what trials and finals measured."""
 
+import io
+
 from factories import make_budget, make_config, make_failure, make_measurement, make_plan, make_result
 
+from autotune.output.terminal import Console
 from autotune.planning.plan import SearchState
 from autotune.space.knobs import with_changes
 from autotune.tuning_result import TuningResult
@@ -52,3 +55,10 @@ def report_of(result: ResultData) -> RunReport:
 def compiled(rate: float, start_s: float) -> Outcome:
     measured = make_measurement(rate)
     return measured.model_copy(update={"first_step_s": measured.step_times_s[0] + start_s})
+
+
+def drawn(renderable, width: int = 160) -> str:
+    """What a console of this width prints."""
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(renderable, highlight=False, crop=False)
+    return file.getvalue()

@@ -6,7 +6,7 @@ import sys
 import unicodedata
 
 import pytest
-from answers import report_of
+from answers import drawn, report_of
 from exporting import GPU, answer_of
 from factories import make_config, make_spec, make_workload
 from rich.table import Table
@@ -76,12 +76,6 @@ def unseen(text: str) -> set[str]:
     return {c for c in text if not c.isprintable()} - {"\n"}
 
 
-def drawn(renderable, width=100) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(renderable, highlight=False)
-    return file.getvalue()
-
-
 def test_what_can_be_seen_stays_and_the_rest_is_its_escape():
     assert visible("Zoë's model, 模型 🤗 [a] \\n") == "Zoë's model, 模型 🤗 [a] \\n"
     assert visible("a\n\t\x00\x1b\x9b\u2028\u202e\ufeff\ud800") == r"a\n\t\x00\x1b\x9b\u2028\u202e\ufeff\ud800"
@@ -98,7 +92,7 @@ def test_a_console_draws_no_control_character_and_reads_no_markup(made):
     table = Table(title=made(NAME))
     table.add_column("model")
     table.add_row(made(NAME))
-    for shown in (drawn(table), drawn(made(NAME), 300)):
+    for shown in (drawn(table, 100), drawn(made(NAME), 300)):
         assert not unseen(shown)
         assert "\\x1b" in shown
     assert "[/x][red]:smile:" in drawn(made(NAME), 300)

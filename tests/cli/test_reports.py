@@ -30,36 +30,24 @@ def test_a_report_is_written_beside_the_search_or_under_a_name_that_says_the_for
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "report.pdf"], "its name doesn't say the format; add --format html|json"),
-        (["--out", "no/such/place.html"], "can't be written: No such file or directory"),
+        ("report run --out report.pdf", "its name doesn't say the format; add --format html|json"),
+        ("report run --out no/such/place.html", "can't be written: No such file or directory"),
+        ("explain nothing", "the baseline itself is the best"),
+        ("explain run --max-time soon", "--max-time soon"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(command, run, words, said):
-    done = command("report", run, *words)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_nothing_to_explain_and_no_time_for_it_are_bad_input(command, run, tmp_path):
+def test_bad_input_is_one_line_and_exit_code_2(command, run, tmp_path, words, said):
     make_search(tmp_path / "nothing", nothing_helps)
-    for words, said in (
-        ([tmp_path / "nothing"], "the baseline itself is the best"),
-        ([run, "--max-time", "soon"], "--max-time soon"),
-    ):
-        done = command("explain", *words)
-        assert done.exit_code == 2
-        assert said in done.stderr
+    done = command(*words.split())
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
 
 
-def test_a_link_that_is_named_is_followed(command, run, tmp_path):
+def test_a_link_that_is_named_is_followed_and_one_in_the_place_of_the_usual_name_refused(command, run, tmp_path):
     (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
     assert command("report", run, "-o", tmp_path / "link.json").exit_code == 0
     assert (tmp_path / "link.json").is_symlink()
     assert (tmp_path / "target.json").read_text().startswith("{")
-
-
-def test_the_usual_name_in_a_run_directory_leads_nowhere_else(command, run, tmp_path):
     (tmp_path / "mine").write_text("mine")
     (run / "report.html").symlink_to(tmp_path / "mine")
     assert command("report", run).exit_code == 2

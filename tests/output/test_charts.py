@@ -11,16 +11,7 @@ from factories import make_budget, make_config
 from factories import make_contribution as part
 from finished_searches import BASE, BEST, make_report, outcome
 
-from autotune.output.charts import (
-    Spot,
-    best_over_time,
-    pareto,
-    spots,
-    svg,
-    throughput_against_memory,
-    waterfall,
-    waterfall_steps,
-)
+from autotune.output import charts
 from autotune.units import GIB
 from autotune.values.result import Contribution, Explanation
 from autotune.values.trial import Interval, Purpose
@@ -42,56 +33,54 @@ def marks(chart, words: str):
     return [line for line in lines(chart, words) if line.get_gid()]
 
 
-def spot(rate: float, peak: int) -> Spot:
-    return Spot(make_config(peak), rate, peak, "", is_once=False)
+def spot(rate: float, peak: int) -> charts.Spot:
+    return charts.Spot(make_config(peak), rate, peak, "", is_once=False)
 
 
 def test_the_front_is_who_is_fastest_with_as_little_memory():
     found = [spot(10, 4), spot(12, 4), spot(8, 2), spot(7, 3), spot(20, 9)]
-    assert [(s.rate, s.peak) for s in pareto(found)] == [(8, 2), (12, 4), (20, 9)]
+    assert [(s.rate, s.peak) for s in charts.pareto(found)] == [(8, 2), (12, 4), (20, 9)]
 
 
 def test_a_configuration_is_one_spot_however_often_it_ran(report):
-    found = {s.config: s for s in spots(report)}
+    found = {s.config: s for s in charts.spots(report)}
     assert found[BEST].rate == pytest.approx(19.8)
     assert found[BEST].peak == 2 * GIB
     labels = ", ".join(t.label for t in report.trials if t.config == BEST and t.is_compared)
     assert found[BEST].tip.endswith(f"trial {labels}")
     later = {"purpose": Purpose.EXPLAIN, "samples_per_second": 1.0}  # to explain the winner, on another day
     slow = [report.trials[0].model_copy(update={**later, "config": c}) for c in (BEST, make_config(4))]
-    assert spots(report.model_copy(update={"trials": (*report.trials, *slow)})) == spots(report)
+    assert charts.spots(report.model_copy(update={"trials": (*report.trials, *slow)})) == charts.spots(report)
 
 
 def test_a_finalist_has_the_rate_of_the_answers_table_and_not_of_its_lucky_trial():
     searched = [(BASE, 10.0), (BIG, 56.0), (BF16, 55.0)]
     result = answer(searched, [(BASE, 10.0), (BIG, 10.2), (BF16, 20.0)] * 2, budget=make_budget(finalists=3))
-    rates = {s.config: s.rate for s in spots(report_of(result))}
+    rates = {s.config: s.rate for s in charts.spots(report_of(result))}
     contenders = [result.baseline, result.best, *result.runners_up]
-    assert len(rates) == len(contenders) == 3
-    for contender in contenders:
-        assert rates[contender.config] == contender.measurement.samples_per_second
-    assert rates[BIG] == pytest.approx(10.2)
+    assert rates == {c.config: c.measurement.samples_per_second for c in contenders}
+    assert (len(rates), rates[BIG]) == (3, pytest.approx(10.2))
 
 
 def test_who_was_faster_than_the_winner_in_a_single_trial_is_not_on_the_front():
     searched = [(BASE, 10.0), (BIG, 50.0), (BF16, 49.0)]
     result = answer(searched, [(BASE, 10.0), (BIG, 20.0)] * 2, budget=make_budget(finalists=1))
-    chart = throughput_against_memory(report_of(result))
+    chart = charts.throughput_against_memory(report_of(result))
     assert len(marks(chart, "Pareto front")) == 0
     (lucky,) = marks(chart, "other")
     assert lucky.get_gid().endswith("measured once")
 
 
 def test_baseline_winner_and_budget_are_marked_among_all_that_completed(report, tmp_path):
-    chart = throughput_against_memory(report)
+    chart = charts.throughput_against_memory(report)
     assert len(marks(chart, "winner")) == len(marks(chart, "baseline")) == 1
     others = len(marks(chart, "other")) + len(marks(chart, "Pareto front"))
-    assert others == len(spots(report)) - 2
+    assert others == len(charts.spots(report)) - 2
     (budget,) = lines(chart, "memory budget")
     assert budget.get_xdata()[0] == 8
     lacking = [t for t in report.trials if t.status == "out of memory"]
     assert len(marks(chart, "ran out of memory")) == len(lacking) > 0
-    far = throughput_against_memory(make_report(tmp_path / "run", outcome))
+    far = charts.throughput_against_memory(make_report(tmp_path / "run", outcome))
     assert not lines(far, "memory budget")
     assert far.axes[0].get_title(loc="right") == "budget 8.00 GiB, further right"
 
@@ -100,13 +89,13 @@ def test_the_best_so_far_rises_until_the_finals_and_is_then_the_winners():
     result = answer([(BASE, 20.0), (BF16, 60.0), (BIG, 80.0)], [(BASE, 21.0), (BIG, 21.7)] * 2)
     found = report_of(result)
     finals = [t for t in found.trials if t.purpose is Purpose.FINAL]
-    ((line,), winner) = lines(best_over_time(found), "best so far"), result.best.measurement.samples_per_second
+    ((line,), winner) = lines(charts.best_over_time(found), "best so far"), result.best.measurement.samples_per_second
     assert list(line.get_ydata()) == [20.0, 60.0, 80.0, winner, winner]
     assert line.get_xdata()[-2] == line.get_xdata()[-1] == finals[-1].ended_s
 
 
 def test_every_trial_of_the_search_is_on_the_line_of_time(report):
-    chart = best_over_time(report)
+    chart = charts.best_over_time(report)
     explored = [t for t in report.trials if t.purpose is not None and t.purpose.explores]
     completed = [t for t in explored if t.samples_per_second]
     assert len(marks(chart, "a trial of the search")) == len(completed)
@@ -114,46 +103,39 @@ def test_every_trial_of_the_search_is_on_the_line_of_time(report):
     assert len(marks(chart, "a trial of the finals")) == sum(t.purpose == "final" for t in report.trials)
 
 
-def test_where_nothing_completed_nothing_is_drawn(report):
-    empty = report.model_copy(update={"trials": (), "result": None})
-    assert throughput_against_memory(empty) is None
-    assert best_over_time(empty) is None
-    assert svg(lambda: best_over_time(empty), "progress") == ""
+@pytest.mark.parametrize("chart", [charts.throughput_against_memory, charts.best_over_time])
+def test_where_nothing_completed_nothing_is_drawn(report, chart):
+    assert charts.svg(lambda: chart(report.model_copy(update={"trials": (), "result": None})), "chart") == ""
 
 
 def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
-    return Explanation(
-        winner=make_config(),
-        winner_samples_per_second=30.0,
-        baseline_samples_per_second=baseline,
-        total=total,
-        contributions=parts,
-    )
+    rates = {"winner_samples_per_second": 30.0, "baseline_samples_per_second": baseline}
+    return Explanation(winner=make_config(), **rates, total=total, contributions=parts)
 
 
 def test_a_waterfall_leads_from_baseline_to_winner():
-    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.2)))
+    steps = charts.waterfall_steps(explained(part("precision", 2.0), part("optim", 1.2)))
     assert [(round(s.start, 6), round(s.end, 6)) for s in steps] == [(10.0, 20.0), (20.0, 24.0), (24.0, 30.0)]
     assert [s.words for s in steps] == ["precision a → b", "optim a → b", "together"]
-    back = waterfall_steps(explained(part("precision", 4.0, "once"), part("optim", 1.5)))
+    back = charts.waterfall_steps(explained(part("precision", 4.0, "once"), part("optim", 1.5)))
     assert [s.kind.split()[0] for s in back] == ["told", "measured", "together"]
     assert back[-1].end == pytest.approx(30.0)
-    bars = [
-        (bar.get_x(), bar.get_x() + bar.get_width()) for bar in waterfall(explained(part("a", 2.0))).axes[0].patches
-    ]
-    assert bars == [(10.0, 20.0)]
+    (bar,) = charts.waterfall(explained(part("a", 2.0))).axes[0].patches
+    assert (bar.get_x(), bar.get_width()) == (10.0, 10.0)
 
 
 def test_a_knob_whose_factor_is_not_sure_is_pale_and_without_one_has_words_for_a_bar():
-    (step,) = waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
+    (step,) = charts.waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
     assert (step.kind, step.value) == ("told by trials of the search, or not surely", "couldn't tell")
-    needed = waterfall_steps(explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory")))
+    needed = charts.waterfall_steps(
+        explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory"))
+    )
     assert (needed[1].value, needed[1].start, needed[1].known) == ("needed", None, "no memory")
-    assert waterfall(explained(part("precision", None, "unknown"), total=None)) is None
+    assert charts.waterfall(explained(part("precision", None, "unknown"), total=None)) is None
 
 
 def test_without_a_baseline_each_bar_ends_at_the_winner():
-    steps = waterfall_steps(explained(part("precision", 2.0), part("optim", 1.5), baseline=None, total=None))
+    steps = charts.waterfall_steps(explained(part("precision", 2.0), part("optim", 1.5), baseline=None, total=None))
     assert [(s.start, s.end) for s in steps] == [(15.0, 30.0), (20.0, 30.0)]
 
 
@@ -166,7 +148,7 @@ def drawn(words: str = "a mark"):
 def test_a_chart_is_a_labelled_picture_whose_texts_stay_texts():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = svg(lambda: drawn(EVIL), "chart")
+        text = charts.svg(lambda: drawn(EVIL), "chart")
     found = ET.fromstring(text)
     assert (found.get("role"), found.get("aria-label")) == ("img", EVIL.replace("\u202e", "\\u202e"))
     assert EVIL in [e.text for e in found.iter("text")]
@@ -175,10 +157,10 @@ def test_a_chart_is_a_labelled_picture_whose_texts_stay_texts():
 
 
 def test_the_same_chart_is_the_same_text_whatever_the_users_settings_and_no_id_is_of_two_charts():
-    found = [svg(drawn, name) for name in ("a", "b")]
+    found = [charts.svg(drawn, name) for name in ("a", "b")]
     ids = [found_id for each in found for found_id in re.findall(r' id="([^"]*)"', each)]
     assert len(ids) == len(set(ids)) > 0
     with mpl.rc_context({"font.size": 40, "axes.grid": False, "svg.fonttype": "path"}):
         mine = dict(mpl.rcParams)
-        assert svg(drawn, "a") == found[0]
+        assert charts.svg(drawn, "a") == found[0]
         assert dict(mpl.rcParams) == mine

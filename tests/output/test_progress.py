@@ -5,6 +5,7 @@ import logging
 import sys
 
 import pytest
+from answers import drawn
 from factories import OUT_OF_MEMORY, Clock, make_measurement
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,69 +18,61 @@ from autotune.values.problem import Note, Phase, PhaseBegan, ignore
 from autotune.values.trial import Interval, Phases, Prediction, Purpose
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def make_progress(width: int = 100) -> tuple[Progress, Clock]:
+    clock = Clock()
+    return Progress(Console(file=io.StringIO(), width=width), clock=clock), clock
 
 
-@pytest.fixture
-def progress(clock) -> Progress:
-    return Progress(Console(file=io.StringIO(), width=100), clock=clock)
-
-
-def drawn(progress: Progress) -> list[str]:
+def live(progress: Progress) -> list[str]:
     """The live lines."""
-    console = Console(file=io.StringIO(), width=100)
-    console.print(progress.drawn())
-    return console.file.getvalue().splitlines()
+    return drawn(progress.drawn(), 100).splitlines()
 
 
-def test_before_the_first_trial_it_says_what_it_is_at_and_since_when(progress, clock):
+def test_before_the_first_trial_it_says_what_it_is_at_and_since_when():
+    progress, clock = make_progress()
     progress(PhaseBegan(phase=Phase.LOOKING))
     clock.now_s = 3.0
-    assert drawn(progress) == ["looking at the machine and the model · 3 s"]
+    assert live(progress) == ["looking at the machine and the model · 3 s"]
     progress(PhaseBegan(phase=Phase.PREDICTING))
     clock.now_s = 7.0
-    assert drawn(progress) == ["predicting · 4 s"]
+    assert live(progress) == ["predicting · 4 s"]
 
 
 @pytest.mark.parametrize(
     ("purpose", "phase"),
     [
-        (Purpose.BASELINE, "baseline"),
-        (Purpose.SEARCH, "searching"),
-        (Purpose.FINAL, "confirming"),
-        (Purpose.SOAK, "checking"),
-        (Purpose.LOSS_CHECK, "checking"),
-        (Purpose.EXPLAIN, "explaining"),
+        (Purpose.BASELINE, "baseline"), (Purpose.SEARCH, "searching"), (Purpose.FINAL, "confirming"),
+        (Purpose.SOAK, "checking"), (Purpose.LOSS_CHECK, "checking"), (Purpose.EXPLAIN, "explaining"),
     ],
-)
-def test_the_phase_follows_from_the_purpose_of_the_trial(progress, purpose, phase):
+)  # fmt: skip
+def test_the_phase_follows_from_the_purpose_of_the_trial(purpose, phase):
+    progress, _ = make_progress()
     progress(make_started(purpose=purpose))
-    assert drawn(progress)[0].startswith(f"{phase} · at most 12 min")
+    assert live(progress)[0].startswith(f"{phase} · at most 12 min")
 
 
-def test_the_running_trial_has_its_time_beside_the_best_and_the_time_that_is_left(progress, clock):
+def test_the_running_trial_has_its_time_beside_the_best_and_the_time_that_is_left():
+    progress, clock = make_progress()
     progress(make_started(7, time_left_s=720.0, trials_left=17))
     clock.now_s = 300.0
     best = "best · 34.2 samples/s · 1.62 x the baseline · precision bf16"
     trial = "trial 7 · 5 min · precision bf16, micro-batch 16"
-    assert drawn(progress) == ["searching · at most 7 min and 17 trials left", trial, best]
+    assert live(progress) == ["searching · at most 7 min and 17 trials left", trial, best]
     clock.now_s = 1000.0
-    assert "at most 0 s" in drawn(progress)[0]
+    assert "at most 0 s" in live(progress)[0]
     progress(make_ended())
-    assert drawn(progress)[1:] == [best]
+    assert live(progress)[1:] == [best]
 
 
 @pytest.mark.parametrize("width", [40, 100])
 def test_of_many_trials_at_once_the_first_is_shown_and_what_has_no_room_is_cut(width):
-    progress = Progress(Console(file=io.StringIO(), width=width), clock=Clock())
+    progress, _ = make_progress(width)
     for number in range(3, 8):
         progress(make_started(number))
     said = "trial 3 · 0 s · precision bf16, micro-batch 16 · and 4 more"
-    assert drawn(progress)[1] == (said if width == 100 else f"{said[:37]}…")
-    assert len(drawn(progress)) == 3
-    assert max(map(cell_len, drawn(progress))) <= width - len("^C")  # a Ctrl-C has room behind it
+    assert live(progress)[1] == (said if width == 100 else f"{said[:37]}…")
+    assert len(live(progress)) == 3
+    assert max(map(cell_len, live(progress))) <= width - len("^C")  # a Ctrl-C has room behind it
 
 
 class Terminal(io.StringIO):
@@ -106,15 +99,13 @@ def test_a_log_has_a_plain_line_an_event():
         make_ended(outcome=34.2),
         make_ended(8, outcome=OUT_OF_MEMORY),
     )
+    what = "precision bf16, micro-batch 16"
     assert lines == [
         "tuning for the CPU",
         "predicting ...",
-        "trial 7: precision bf16, micro-batch 16: completed, 34.2 samples/s ± 2%, peak 1.00 GiB, 10 s",
-        "trial 8: precision bf16, micro-batch 16: out of memory, no memory left, 10 s",
+        f"trial 7: {what}: completed, 34.2 samples/s ± 2%, peak 1.00 GiB, 10 s",
+        f"trial 8: {what}: out of memory, no memory left, 10 s",
     ]
-
-
-def test_a_log_of_checks_says_what_they_found():
     soaked = Soaked(eval_batch_size=16, checkpoint_bytes=1 << 30)
     curve = make_measurement(curve=LossCurve(losses=(3.0, 2.5), dropout_spread=None))
     first, second = log_of(
@@ -168,16 +159,16 @@ def test_verbose_tells_what_is_expected_of_a_trial_and_where_its_seconds_went():
 @pytest.mark.parametrize(
     ("file", "environment", "expected"),
     [
-        (Terminal(), {"TERM": "xterm-256color"}, True),
-        (Terminal(), {"TERM": "xterm-256color", "NO_COLOR": "1"}, True),
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": "1"}, True),
         (Terminal(), {"TERM": "dumb"}, False),
-        (io.StringIO(), {"TERM": "xterm-256color"}, False),
-        (io.StringIO(), {"TERM": "xterm-256color", "FORCE_COLOR": "1"}, False),
+        (io.StringIO(), {}, False),
+        (io.StringIO(), {"FORCE_COLOR": "1"}, False),
     ],
     ids=["terminal", "no colours", "dumb", "file", "colours in a file"],
 )
 def test_the_display_is_for_terminals_that_can_do_it(file, environment, expected):
-    assert can_be_live(Console(file=file, _environ=environment)) is expected
+    assert can_be_live(Console(file=file, _environ={"TERM": "xterm-256color", **environment})) is expected
 
 
 # Who hears of a search that is started from Python.
@@ -188,12 +179,7 @@ LINES = ["predicting ...", EVENTS[1].text]
 @pytest.fixture
 def stderr(monkeypatch):
     """Return a function that puts another stderr in place."""
-
-    def put(file):
-        monkeypatch.setattr(sys, "stderr", file)
-        return file
-
-    return put
+    return lambda file: monkeypatch.setattr(sys, "stderr", file) or file
 
 
 def tell(observer=None, **options):

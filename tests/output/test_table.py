@@ -2,12 +2,10 @@
 
 import math
 import re
-from io import StringIO
 
 import pytest
-from answers import ADAFACTOR, BASE, BF16, BIG, answer, noisy, report_of
+from answers import ADAFACTOR, BASE, BF16, BIG, answer, drawn, noisy, report_of
 from factories import make_config, make_contribution, make_failure, make_measurement, make_workload
-from rich.console import Console
 
 from autotune.output.report import html_report
 from autotune.output.table import contribution_rows, remarks, result_table, verdict_line
@@ -16,28 +14,27 @@ from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Interval, TrialStatus
 from autotune.values.workload import OwnCode
 
+SEARCHED = [(BASE, 10.0), (BIG, 15.0)]
+
 # Two steps of which one took thirty times as long as the other.
 WILD = make_measurement(10.0, step_times_s=(0.1, 3.0), samples_per_second_interval=Interval(low=0.09, high=469_458.0))
 
 
-def shown(result: ResultData, width: int = 160) -> list[str]:
-    console = Console(width=width, file=StringIO())
-    console.print(result_table(result, "best-config.json", "runs/gpt2"), crop=False)
-    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+def shown(result: ResultData) -> list[str]:
+    return [
+        " ".join(line.split()) for line in drawn(result_table(result, "best-config.json", "runs/gpt2")).splitlines()
+    ]
 
 
 def row(result: ResultData, label: str) -> list[str]:
     """The cells of the first row of that label."""
-    console = Console(width=160, file=StringIO())
-    console.print(result_table(result), crop=False)
-    lines = (re.split(r"\s{2,}", line.strip()) for line in console.file.getvalue().splitlines())
+    lines = (re.split(r"\s{2,}", line.strip()) for line in drawn(result_table(result)).splitlines())
     return next(cells for cells in lines if cells[0] == label)
 
 
 def test_lines_to_be_pasted_are_never_wrapped_and_say_how_to_train():
-    console, path = Console(width=40, file=StringIO()), "a/rather/long/path/to/the/place/of/best-config.json"
-    console.print(result_table(answer([(BASE, 10.0), (BIG, 15.0)]), path, "runs/gpt2-20261121-020000"), crop=False)
-    lines = console.file.getvalue().splitlines()
+    result, path = answer(SEARCHED), "a/rather/long/path/to/the/place/of/best-config.json"
+    lines = drawn(result_table(result, path, "runs/gpt2-20261121-020000"), 40).splitlines()
     assert f"written: {path}" in lines
     assert "all of it: runs/gpt2-20261121-020000 (autotune report runs/gpt2-20261121-020000)" in lines
     assert f"train with it: autotune export {path} --to python --output train.py && python train.py" in lines
@@ -50,7 +47,7 @@ def test_samples_that_come_in_an_order_of_their_own_are_not_said_to_be_the_longe
     code = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/", reorders=bool(reorders))
     workload = make_workload(own_code=None if reorders is None else code)
     soaked = Soaked(eval_batch_size=None, checkpoint_bytes=1000)
-    result = answer([(BASE, 10.0), (BIG, 15.0)]).model_copy(update={"workload": workload, "soaked": soaked})
+    result = answer(SEARCHED).model_copy(update={"workload": workload, "soaked": soaked})
     (line,) = [line for line in shown(result) if line.startswith("checked on")]
     assert line.startswith(f"checked on {samples}")
 
@@ -64,7 +61,7 @@ def test_padding_of_the_baseline_is_told():
 
 
 def test_the_first_line_is_the_verdict_in_words():
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    result = answer(SEARCHED, SEARCHED * 2)
     first, second, *_ = shown(result)
     low, high = result.speedup.interval.low, result.speedup.interval.high
     assert first == f"1.50 x as fast as your baseline ({low:.2f} to {high:.2f} x): micro-batch 16"
@@ -72,14 +69,13 @@ def test_the_first_line_is_the_verdict_in_words():
 
 
 def test_a_surely_faster_winner_with_a_wide_interval_has_its_lower_end_alone():
-    speedup = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
-    wide = speedup.speedup.model_copy(update={"interval": Interval(low=1.2, high=3.0)})
-    best = speedup.best.model_copy(update={"speedup": wide})
-    result = speedup.model_copy(update={"speedup": wide, "best": best})
+    found = answer(SEARCHED, SEARCHED * 2)
+    wide = found.speedup.model_copy(update={"interval": Interval(low=1.2, high=3.0)})
+    best = found.best.model_copy(update={"speedup": wide})
+    result = found.model_copy(update={"speedup": wide, "best": best})
     assert row(result, "winner")[1] == "at least 1.20"
-    assert verdict_line(result) == (
-        "at least 1.20 x as fast as your baseline, how much more couldn't be told: micro-batch 16"
-    )
+    said = "at least 1.20 x as fast as your baseline, how much more couldn't be told: micro-batch 16"
+    assert verdict_line(result) == said
 
 
 def test_a_kept_baseline_has_the_bound_of_the_best_challenger():
@@ -87,26 +83,23 @@ def test_a_kept_baseline_has_the_bound_of_the_best_challenger():
     result = answer([(BASE, 10.0), (BIG, 10.5)], finals)
     interval = result.runners_up[0].speedup.interval
     assert result.challenger.bound == result.challenger.interval.high == interval.high
-    percent = re.fullmatch(
-        r"the fastest tried isn't faster than your baseline by more than (\d+) %; the baseline is kept",
-        verdict_line(result),
-    )[1]
-    assert int(percent) - 1 < 100 * (interval.high - 1) <= int(percent)
+    kept = r"the fastest tried isn't faster than your baseline by more than (\d+) %; the baseline is kept"
+    percent = int(re.fullmatch(kept, verdict_line(result))[1])
+    assert percent - 1 < 100 * (interval.high - 1) <= percent
 
 
 def test_a_bound_says_of_how_many_it_is():
     """BF16 was never measured again, and may be faster by more."""
     steady = [(c, make_measurement(rate, spread=0.02)) for c, rate in ((BASE, 10.0), (BIG, 10.1), (ADAFACTOR, 10.0))]
     result = answer([(BASE, 10.0), (BIG, 10.7), (ADAFACTOR, 10.6), (BF16, 10.5)], steady * 2)
-    assert verdict_line(result).startswith(
-        "none of the 2 fastest of 3 configurations tried is faster than your baseline"
-    )
+    said = "none of the 2 fastest of 3 configurations tried is faster than your baseline"
+    assert verdict_line(result).startswith(said)
     unknown = result.model_copy(update={"challenger": None})  # nothing stood the finals
     assert verdict_line(unknown) == "nothing tried is clearly faster than your baseline; the baseline is kept"
 
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, noisy(10.0)), (BIG, WILD)])
+    result = answer(SEARCHED, [(BASE, noisy(10.0)), (BIG, WILD)])
     assert result.verdict == "undecided"
     assert verdict_line(result).startswith("couldn't tell whether anything tried is faster than your baseline")
     assert row(result, "runner-up")[1] == "couldn't tell"
@@ -128,12 +121,10 @@ def test_ratios_stand_beside_the_baseline_with_their_intervals_where_measured_in
 
 
 def test_a_baseline_that_did_not_complete_has_no_figures_and_its_cause_in_the_verdict():
-    cause = make_failure(TrialStatus.OUT_OF_MEMORY, "no memory left, however long the line that says so becomes")
-    result = answer([(BASE, cause), (BIG, 15.0)])
-    assert verdict_line(result) == (
-        "your baseline did not complete here (out of memory: no memory left, however long the line that says so "
-        "becomes); the fastest that does: micro-batch 16"
-    )
+    cause = "no memory left, however long the line that says so becomes"
+    result = answer([(BASE, make_failure(TrialStatus.OUT_OF_MEMORY, cause)), (BIG, 15.0)])
+    said = f"your baseline did not complete here (out of memory: {cause}); the fastest that does: micro-batch 16"
+    assert verdict_line(result) == said
     assert row(result, "baseline")[1:4] == ["–", "–", "–"]
     assert row(result, "winner *")[1] == "15", "no multiple"
 
@@ -159,14 +150,14 @@ def test_classes_with_the_same_fastest_configuration_stand_together():
         "fastest seen by what may change (--allow): exact: the baseline; "
         "numerics, optimizer, method: about 1.5 x with micro-batch 16, precision bf16"
     )
-    assert not [x for x in remarks(answer([(BASE, 10.0), (BIG, 15.0)]))[0] if x.startswith("fastest seen")]
+    assert not [x for x in remarks(answer(SEARCHED))[0] if x.startswith("fastest seen")]
 
 
 @pytest.mark.parametrize(
     ("number", "rest"), [(3, None), (4, "1 more note in the report"), (6, "3 more notes in the report")]
 )
 def test_three_notes_are_shown_and_the_others_counted(number, rest):
-    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)] * 2)
+    result = answer(SEARCHED, SEARCHED * 2)
     notes = tuple(f"disturbance {n}" for n in range(number))
     result = result.model_copy(update={"proof_notes": (), "disturbances": notes})
     lines = shown(result)
@@ -176,29 +167,19 @@ def test_three_notes_are_shown_and_the_others_counted(number, rest):
 
 
 def test_a_knob_has_its_factor_or_why_there_is_none_and_how_that_is_known():
-    def shown(*arguments, interval=None, **fields) -> tuple[str, str]:
-        part = make_contribution("precision", *arguments, **fields)
-        part = (
-            part
-            if interval is None
-            else part.model_copy(update={"interval": Interval(low=interval[0], high=interval[1])})
-        )
-        found = Explanation(
-            winner=BIG,
-            winner_samples_per_second=1.0,
-            baseline_samples_per_second=1.0,
-            total=None,
-            contributions=(part,),
-        )
-        ((_, factor, known),) = contribution_rows(found)
+    def shown(*arguments, **fields) -> tuple[str, str]:
+        part, rates = make_contribution("precision", *arguments, **fields), ("winner", "baseline")
+        found = {f"{whose}_samples_per_second": 1.0 for whose in rates} | {"winner": BIG, "total": None}
+        ((_, factor, known),) = contribution_rows(Explanation(**found, contributions=(part,)))
         return factor, known
+
+    def within(ratio: float, low: float, high: float) -> str:
+        return shown(ratio, interval=Interval(low=low, high=high))[0]
 
     assert [shown(None, basis)[0] for basis in ("fails", "slow", "unknown")] == ["needed", "too slow", "not told"]
     assert shown(None, "fails", cause="no memory", trials=("3",))[1] == "no memory"
     in_turn = "measured in turn with the winner (explain trials 0, 1, 10)"
     assert shown(1.5, trials=("explain 10", "explain 0", "explain 1")) == ("1.50 (1.35 to 1.65)", in_turn)
     assert shown(1.5, "once", trials=("4", "3"))[1] == "told by one trial of the search each (trials 3, 4)"
-    for wide in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0)):
-        assert shown(1.5, interval=wide)[0] == "couldn't tell"
-    assert shown(1.5, interval=(1.2, 3.0))[0] == "at least 1.20"
-    assert shown(0.3, interval=(0.1, 0.9))[0] == "at most 0.90"
+    assert {within(1.5, *wide) for wide in ((0.0, math.inf), (0.9, 2.0), (-1.0, 1.0))} == {"couldn't tell"}
+    assert (within(1.5, 1.2, 3.0), within(0.3, 0.1, 0.9)) == ("at least 1.20", "at most 0.90")
