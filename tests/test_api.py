@@ -4,17 +4,15 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
-from typer.testing import CliRunner
+from running import process
 
 import autotune
-from autotune.cli.main import app
 from autotune.execution.job import marked
 from autotune.tuning_result import TuningResult
 from autotune.tuning_result import load as load_result
@@ -178,7 +176,7 @@ def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_lla
     assert done.returncode == 5
     line = done.stderr.strip().splitlines()[-1]
     assert re.search(
-        r"nothing fits: micro-batch 1, .* comes nearest and takes \d+ MiB .*; .* has 40 MiB; with --fix ", line
+        r"nothing fits: micro-batch 1, .* comes nearest and takes \d+ MiB .* has 40 MiB; with --fix ", line
     )
     assert "--allow method" in line
 
@@ -213,20 +211,18 @@ def test_the_users_own_arguments_are_the_baseline_and_real_data_have_their_own_l
     assert any("ByT5" in note for note in result.notes)
 
 
-def _wait_for(condition, process, limit_s: float = 120) -> None:
+def _wait_for(condition, search, limit_s: float = 120) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert process.poll() is None, process.stderr.read()
+        assert search.poll() is None, search.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def _start(model: Path, run: Path, *options: object, code: str = "") -> subprocess.Popen:
-    program = ["-c", code] if code else ["-m", "autotune"]
-    words = [*program, "find", "--model", model, *QUICK, "--run-dir", run, *options]
-    return subprocess.Popen(
-        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    program = ("-c", code) if code else ("-m", "autotune")
+    words = (*program, "find", "--model", model, *QUICK, "--run-dir", run, *options)
+    return subprocess.Popen(**process(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.slow
@@ -251,10 +247,9 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
 
 
 @pytest.mark.usefixtures("lent")
-def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(found, monkeypatch):
+def test_resuming_a_finished_search_runs_nothing_and_json_prints_the_result_alone(command, found):
     before = results(found.run)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
-    done = CliRunner().invoke(app, ["resume", str(found.run), "--json"])
+    done = command("resume", found.run, "--json")
     assert done.exit_code == 0, done.stderr
     assert results(found.run) == before
     assert TuningResult.model_validate_json(done.stdout).best.config == found.result.best.config

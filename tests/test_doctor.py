@@ -6,10 +6,8 @@ import json
 
 import pytest
 from factories import make_gpu
-from typer.testing import CliRunner
 
 from autotune import doctor
-from autotune.cli.main import app
 from autotune.doctor import why_unusable
 
 LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"), "")
@@ -23,17 +21,22 @@ def quick_home(monkeypatch, tmp_path):
     return tmp_path
 
 
-def examine(*arguments):
-    return CliRunner().invoke(app, ["doctor", "--device", "cpu", *arguments], env={"COLUMNS": "200"})
+@pytest.fixture
+def examine(command, quick_home):
+    return lambda *arguments: command("doctor", "--device", "cpu", *arguments)
 
 
-def test_without_measured_rates_it_says_how_to_get_them(quick_home):
+def found_in(report: dict, name: str) -> tuple[bool, str]:
+    """What a report has found, and its details."""
+    return next((f["available"], f["detail"]) for f in report["findings"] if f["name"] == name)
+
+
+def test_without_measured_rates_it_says_how_to_get_them(examine, quick_home):
     report = json.loads(examine("--json").stdout)
-    (finding,) = [f for f in report["findings"] if f["name"] == "measured rates"]
-    assert not finding["available"]
-    assert "--calibrate" in finding["detail"]
-    assert report["rates"] is None
-    assert report["table_rates"]["source"] == "table"
+    available, detail = found_in(report, "measured rates")
+    assert not available
+    assert "--calibrate" in detail
+    assert (report["rates"], report["table_rates"]["source"]) == (None, "table")
     assert not list(quick_home.iterdir())
 
 
@@ -47,22 +50,20 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, q
 
 
 @pytest.mark.slow
-def test_calibrating_keeps_the_rates(quick_home):
+def test_calibrating_keeps_the_rates(examine, quick_home):
     shown = examine("--calibrate")
     assert shown.exit_code == 0
     (file,) = quick_home.rglob("*.json")
     assert str(file) in shown.stdout.replace("\n", "")
     report = json.loads(examine("--json").stdout)  # afterwards, without the option
     assert report["rates"] == json.loads(file.read_text())
-    assert report["rates"]["source"] == "measured"
-    assert report["rates_file"] == str(file)
-    (finding,) = [f for f in report["findings"] if f["name"] == "measured rates"]
-    assert finding["available"]
+    assert (report["rates"]["source"], report["rates_file"]) == ("measured", str(file))
+    assert found_in(report, "measured rates")[0]
     file.write_text("{")  # a broken file does not stop the doctor
     assert json.loads(examine("--json").stdout)["rates"] is None
 
 
-def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(quick_home, monkeypatch):
+def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(examine, quick_home, monkeypatch):
     (quick_home / "file").touch()
     monkeypatch.setenv("AUTOTUNE_HOME", str(quick_home / "file"))
     monkeypatch.setattr(doctor, "calibrate", lambda hardware: pytest.fail("measured in vain"))
@@ -88,7 +89,8 @@ class version:
 def randn(*shape, device):
     {randn}
 """
-OLD_DRIVER = "raise RuntimeError('The NVIDIA driver on your system is too old (found version 11040).')"
+TOO_OLD = "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
+OLD_DRIVER = f"raise RuntimeError({TOO_OLD.removeprefix('RuntimeError: ')!r})"
 NO_KERNEL = (
     "raise RuntimeError('CUDA error: no kernel image is available for execution on the device\\n"
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\\nCompile with `TORCH_USE_CUDA_DSA` ...')"
@@ -109,7 +111,7 @@ def torch_that(monkeypatch, tmp_path):
     ("fails", "told"),
     [
         ({}, None),
-        ({"init": OLD_DRIVER}, "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
+        ({"init": OLD_DRIVER}, TOO_OLD),
         ({"randn": NO_KERNEL}, "RuntimeError: CUDA error: no kernel image is available for execution on the device"),
         ({"randn": "os._exit(7)"}, "a product on it ended with exit code 7"),
     ],
@@ -126,10 +128,7 @@ def test_the_doctor_finds_a_device_that_the_driver_shows_and_torch_can_not_use(t
     monkeypatch.setattr(doctor, "cuda_count", lambda: 1)
     name, available, detail = doctor._device(make_gpu(driver="470.1"), doctor._libraries())
     assert (name, available) == ("CUDA device", False)
-    assert detail == (
-        "torch (CUDA 13.0) can't compute on it with driver 470.1: "
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."
-    )
+    assert detail == f"torch (CUDA 13.0) can't compute on it with driver 470.1: {TOO_OLD}"
 
 
 @pytest.mark.cuda
@@ -138,8 +137,7 @@ def test_a_real_device_computes():
     assert why_unusable("cuda:7") is not None
 
 
-def test_a_torch_for_amd_gpus_is_said_to_be_of_no_use(quick_home, monkeypatch):
+def test_a_torch_for_amd_gpus_is_said_to_be_of_no_use(examine, monkeypatch):
     monkeypatch.setattr(doctor, "cuda_count", lambda: 0)
     monkeypatch.setattr("autotune.values.hardware.installed_versions", lambda: {"torch": "2.13.0+rocm7.0"})
-    findings = json.loads(examine("--json").stdout)["findings"]
-    assert any(f["name"] == "CUDA device" and "AMD GPUs" in f["detail"] for f in findings)
+    assert "AMD GPUs" in found_in(json.loads(examine("--json").stdout), "CUDA device")[1]

@@ -18,6 +18,8 @@ from autotune.values.workload import OwnCode
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
 
 
@@ -42,7 +44,6 @@ def answer(here):
     return written
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_fast(answer, here, capfd):
     best = make_config(4, attn_implementation=None, precision="bf16", optim="adafactor")
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "16", "--disable_tqdm", "True"]
@@ -58,7 +59,6 @@ def test_an_applied_answer_trains_the_unchanged_script_to_its_end_and_says_how_f
     assert not [r for r in production["reasons"] if "optim" in r or "bf16" in r]
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, here, capfd):
     path = answer(make_config(4, attn_implementation=None), measurement=None)
     words = ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]
@@ -89,7 +89,6 @@ print("split", second.args.per_device_train_batch_size, second.args.gradient_acc
 """
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("batch", "split"), [(8, "split 4 4 True"), (2, "split 2 2 True")], ids=["same", "smaller"])
 def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, capfd, batch, split):
     write(here, SCRIPT + SECOND.format(batch=batch))
@@ -99,7 +98,6 @@ def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, 
     assert split in capfd.readouterr().out
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
     write(here, LLAMA_SCRIPT)
     path = answer(make_config(4, attn_implementation=None), measurement=None)

@@ -39,13 +39,18 @@ def search(directory: Path, name: str, *numbers: int, answer: bool = False) -> l
     return [event.text for event in heard if isinstance(event, Note)]
 
 
+def searched(folder: Path, name: str) -> Path:
+    """Return the run directory of a search that was gone on with after two of its three trials."""
+    assert search(folder / "run", name, 0, 1) == []
+    assert search(folder / "run", name, 2, answer=True) == []
+    return folder / "run"
+
+
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = tmp_path / "run"
-    assert search(run, "tensorboard", 0, 1) == []
-    assert search(run, "tensorboard", 2, answer=True) == []
+    run = searched(tmp_path, "tensorboard")
     folders = sorted(path.name for path in (run / "tensorboard").iterdir())
     assert folders == ["answer-0016", "trial-0000", "trial-0001", "trial-0002"]
     one = EventAccumulator(str(run / "tensorboard" / "trial-0001"))
@@ -63,9 +68,7 @@ def test_tensorboard(tmp_path):
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = tmp_path / "run"
-    assert search(run, "wandb", 0, 1) == []
-    assert search(run, "wandb", 2, answer=True) == []
+    run = searched(tmp_path, "wandb")
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 4
     records = [record for file in files for record in read_wandb(file)]
@@ -117,9 +120,7 @@ def test_wandb_without_a_login_is_said_before_the_search(tmp_path, monkeypatch):
 def test_mlflow(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    run = tmp_path / "run"
-    assert search(run, "mlflow", 0, 1) == []
-    assert search(run, "mlflow", 2, answer=True) == []
+    searched(tmp_path, "mlflow")
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("autotune")
     runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
