@@ -3,14 +3,13 @@
 import html
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from code_blocks import ROOT, every_command
 from finished_searches import make_search
+from running import python
 
 import autotune
 from autotune import errors
@@ -20,12 +19,7 @@ from autotune.cli.main import app
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    built = python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder, cwd=ROOT)
     assert built.returncode == 0, built.stderr
     return folder
 

@@ -26,48 +26,40 @@ EVALUATED = "--do_train --do_eval --eval_strategy steps --eval_steps 2 --per_dev
 SPLIT = "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 4"
 GENERATES = "--predict_with_generate --generation_max_length 12 --num_beams 1"
 
-# Folder and arguments of each script: what its users write, with paths of `unchanged_data`.
-TRANSFORMERS = {
-    "text-classification/run_glue": f"--model_name_or_path bert --train_file pairs-train.csv --validation_file "
-    f"pairs-validation.csv --max_seq_length 64 {EVALUATED}",
-    "language-modeling/run_clm": "--model_name_or_path llama --train_file texts.json --validation_file "
-    f"few-texts.json --block_size 64 {EVALUATED}",
-    "language-modeling/run_mlm": "--model_name_or_path masked --train_file texts.json --validation_file "
-    f"few-texts.json --max_seq_length 64 {EVALUATED}",
-    "summarization/run_summarization": f"--model_name_or_path t5 --train_file summaries.json --validation_file "
-    f"few-summaries.json --max_source_length 64 --max_target_length 16 {EVALUATED} {GENERATES}",
-    "translation/run_translation": f"--model_name_or_path t5 --train_file translations.json --validation_file "
-    f"few-translations.json --source_lang en --target_lang de --max_source_length 32 --max_target_length 16 "
-    f"{EVALUATED} {GENERATES}",
-    "question-answering/run_qa": f"--model_name_or_path bert --train_file questions.json --validation_file "
-    f"few-questions.json --max_seq_length 64 --doc_stride 16 {EVALUATED}",
-    "image-classification/run_image_classification": f"--model_name_or_path vit --train_dir images --train_val_split "
-    f"0.2 --remove_unused_columns False {EVALUATED}",
-    "speech-recognition/run_speech_recognition_ctc": f"--model_name_or_path wav2vec2 --dataset_name speech "
-    f"--text_column_name text --train_split_name train --eval_split_name test "
-    f"--length_column_name input_length {EVALUATED}",
-    "speech-recognition/run_speech_recognition_seq2seq": f"--model_name_or_path whisper --dataset_name speech "
-    f"--text_column_name text --eval_split_name test --max_duration_in_seconds 1.0 --freeze_feature_encoder False "
-    f"--predict_with_generate --generation_max_length 12 {EVALUATED}",
-}
-TRL = {
-    "sft": f"--model_name_or_path llama --dataset_name chats --max_length 64 {SPLIT}",
-    "dpo": f"--model_name_or_path llama --dataset_name preferences --max_length 64 {SPLIT}",
-    "reward": f"--model_name_or_path llama --dataset_name preferences --max_length 64 {SPLIT}",
-    "kto": f"--model_name_or_path llama --dataset_name judged --max_length 64 {SPLIT}",
-    "grpo": "--model_name_or_path llama --dataset_name prompts --reward_funcs rewards.brief --max_completion_length 8 "
-    "--num_generations 4",
-    "rloo": "--model_name_or_path llama --dataset_name prompts --reward_funcs rewards.brief --max_completion_length 8 "
-    "--num_generations 4",
-}
-WITH_IMAGES = "--model_name_or_path vlm --dataset_name pictures"
 
-NEEDS = {
-    "image-classification": ("torchvision",),
-    "speech-recognition": ("torchcodec",),
-    "summarization": ("nltk",),
-    "sft_vlm": ("torchvision",),
+def files(name: str) -> str:
+    return f"--train_file {name}.json --validation_file few-{name}.json"
+
+
+# Folder, model and arguments of each script: what its users write, with paths of `unchanged_data`.
+TRANSFORMERS = {
+    "text-classification/run_glue": "bert --train_file pairs-train.csv --validation_file pairs-validation.csv "
+    "--max_seq_length 64",
+    "language-modeling/run_clm": f"llama {files('texts')} --block_size 64",
+    "language-modeling/run_mlm": f"masked {files('texts')} --max_seq_length 64",
+    "summarization/run_summarization": f"t5 {files('summaries')} --max_source_length 64 --max_target_length 16 "
+    f"{GENERATES}",
+    "translation/run_translation": f"t5 {files('translations')} --source_lang en --target_lang de "
+    f"--max_source_length 32 --max_target_length 16 {GENERATES}",
+    "question-answering/run_qa": f"bert {files('questions')} --max_seq_length 64 --doc_stride 16",
+    "image-classification/run_image_classification": "vit --train_dir images --train_val_split 0.2 "
+    "--remove_unused_columns False",
+    "speech-recognition/run_speech_recognition_ctc": "wav2vec2 --dataset_name speech --text_column_name text "
+    "--train_split_name train --eval_split_name test --length_column_name input_length",
+    "speech-recognition/run_speech_recognition_seq2seq": "whisper --dataset_name speech --text_column_name text "
+    "--eval_split_name test --max_duration_in_seconds 1.0 --freeze_feature_encoder False --predict_with_generate "
+    "--generation_max_length 12",
 }
+GENERATED = "llama --dataset_name prompts --reward_funcs rewards.brief --max_completion_length 8 --num_generations 4"
+TRL = {
+    "sft": f"llama --dataset_name chats --max_length 64 {SPLIT}",
+    "dpo": f"llama --dataset_name preferences --max_length 64 {SPLIT}",
+    "reward": f"llama --dataset_name preferences --max_length 64 {SPLIT}",
+    "kto": f"llama --dataset_name judged --max_length 64 {SPLIT}",
+    **dict.fromkeys(("grpo", "rloo"), GENERATED),
+}
+
+NEEDS = {"image-classification": "torchvision", "speech-recognition": "torchcodec", "summarization": "nltk"}
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +75,13 @@ def commands():
     """Return the command line of each script, and the packages that it needs."""
     examples = os.environ.get("AUTOTUNE_TRANSFORMERS_EXAMPLES", "")
     for name, arguments in TRANSFORMERS.items():
-        needs = ("evaluate", *NEEDS.get(name.partition("/")[0], ()))
-        yield pytest.param(name, f"{examples}/{name}.py", arguments, needs, id=name.rpartition("/")[2])
+        folder, _, short = name.partition("/")
+        needs = ("evaluate", *filter(None, [NEEDS.get(folder)]))
+        yield pytest.param(name, f"{examples}/{name}.py", f"{arguments} {EVALUATED}", needs, id=short)
     for name, arguments in TRL.items():
         yield pytest.param(name, f"-m trl.scripts.{name}", arguments, ("trl",), id=f"trl-{name}")
     script = f"{os.environ.get('AUTOTUNE_TRL_EXAMPLES', '')}/sft_vlm.py"
-    yield pytest.param("sft_vlm", script, WITH_IMAGES, ("trl", "torchvision"), id="trl-sft_vlm")
+    yield pytest.param("sft_vlm", script, "vlm --dataset_name pictures", ("trl", "torchvision"), id="trl-sft_vlm")
 
 
 def autotune_script(folder, *arguments):
@@ -105,7 +98,7 @@ def test_a_script_is_tuned_unchanged_checked_and_run(folder, name, script, argum
     if missing or not (script.startswith("-m") or Path(script).is_file()):
         pytest.skip(f"needs {', '.join(missing) or 'the folder of the examples'}")
     shutil.rmtree(folder / "out", ignore_errors=True)
-    command = ["python", *script.split(), *arguments.split(), *COMMON.split()]
+    command = ["python", *script.split(), "--model_name_or_path", *arguments.split(), *COMMON.split()]
     answer = folder / f"{name.rpartition('/')[2]}.json"
     search = ["--effort", "quick", "--max-trials", "2", "--max-time", "3m", "--run-dir"]
     tuned = autotune_script(folder, *search, answer.with_suffix(""), "-o", answer, "--", *command)
