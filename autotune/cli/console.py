@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import Annotated, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 import typer.core
@@ -30,6 +30,9 @@ from autotune.errors import (
     refusing_long_names,
 )
 from autotune.units import visible
+
+if TYPE_CHECKING:
+    from autotune.output.progress import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -132,6 +135,21 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
     if quiet and verbose:
         raise InputError("--quiet and --verbose contradict each other; drop one of the two")
     return Console(stderr=True, quiet=quiet)
+
+
+def show(document: Any, table: Any, *, as_json: bool) -> None:
+    """Print a table, or the document as JSON."""
+    if as_json:
+        print_json(document)
+    else:
+        stdout().print(table, highlight=False)
+
+
+def progress(*, quiet: bool, verbose: bool) -> Progress:
+    """Return what shows the progress of a search on stderr; InputError: both are asked for."""
+    from autotune.output.progress import Progress
+
+    return Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose)
 
 
 _GIVEN = "autotune.options"  # key in `typer.Context.meta`: values of options

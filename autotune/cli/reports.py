@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from autotune.cli.console import (
-    Json,
-    Quiet,
-    TrustRunDir,
-    Verbose,
-    guarded,
-    print_json,
-    print_text,
-    stderr,
-    stdout,
-    writing,
-)
+from autotune.cli import console
+from autotune.cli.console import Json, Quiet, TrustRunDir, Verbose, guarded
 from autotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,16 +22,12 @@ if TYPE_CHECKING:
 
 
 def _listed(rows: Sequence[Any], table: Callable[[Any], Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json([row.model_dump(mode="json") for row in rows])
-    else:
-        stdout().print(table(rows), highlight=False)
+    console.show([row.model_dump(mode="json") for row in rows], table(rows), as_json=as_json)
 
 
 @guarded
 def models(
-    name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "",
-    as_json: Json = False,
+    name: Annotated[str, typer.Argument(help="Show only models whose name contains this.")] = "", as_json: Json = False
 ) -> None:
     """List the built-in catalogue of models."""
     from autotune.output.listings import models_table
@@ -76,10 +62,7 @@ def doctor(
     from autotune.output.listings import doctor_table
 
     report = examine(device, measure=calibrate)
-    if as_json:
-        print_json(report.model_dump(mode="json"))
-    else:
-        stdout().print(doctor_table(report))
+    console.show(report.model_dump(mode="json"), doctor_table(report), as_json=as_json)
 
 
 @guarded
@@ -105,10 +88,7 @@ def listed(context: typer.Context, as_json: Json = False) -> None:
 
     database = _database()
     found = history_rows(database.searches())
-    if as_json:
-        print_json(found)
-    else:
-        stdout().print(history_table(found, database.where), highlight=False)
+    console.show(found, history_table(found, database.where), as_json=as_json)
 
 
 @history.command()
@@ -137,10 +117,7 @@ def forget(
             raise typer.Exit(0)
     if found:
         database.forget(found)
-    if as_json:
-        print_json({"searches": len(found), "trials": trials})
-    else:
-        stdout().print(f"forgotten: {counted}", highlight=False)
+    console.show({"searches": len(found), "trials": trials}, f"forgotten: {counted}", as_json=as_json)
 
 
 def _database() -> Record:
@@ -170,14 +147,14 @@ def report(
         raise InputError(f"--out {out}: its name doesn't say the format; add --format html|json")
     path, found = out or run_dir / f"report.{chosen}", gather(run_dir)
     content = found.model_dump_json(indent=2) + "\n" if chosen == "json" else html_report(found)
-    with writing(f"--out {path}"):
+    with console.writing(f"--out {path}"):
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
-        print_json({"file": str(path), "format": chosen, "answer": answer(found)})
+        console.print_json({"file": str(path), "format": chosen, "answer": answer(found)})
     elif quiet:
-        print_text(str(path))
+        console.print_text(str(path))
     else:
-        print_text(answer(found), f"written: {path}")
+        console.print_text(answer(found), f"written: {path}")
 
 
 @guarded
@@ -190,22 +167,19 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Measure what each knob of the winner contributes, by putting it back to the baseline's value."""
-    from autotune.output.progress import Progress
     from autotune.output.table import explanation_table
     from autotune.planning.options import SearchOptions, options_of
     from autotune.search.explain import explain as explained
 
-    console = stderr(quiet=quiet, verbose=verbose)
+    display = console.progress(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     limit_s = options_of(SearchOptions, {"model": "", "max_time": max_time}).max_time_s
-    with Progress(console, verbose=verbose) as progress:
+    with display as progress:
         found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
-    if as_json:
-        print_json({**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled})
-        return
-    stdout().print(explanation_table(found), highlight=False)
-    if not quiet:
-        print_text(f"`autotune report {run_dir}` shows it")
+    document = {**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled}
+    console.show(document, explanation_table(found), as_json=as_json)
+    if not (as_json or quiet):
+        console.print_text(f"`autotune report {run_dir}` shows it")
 
 
 @guarded
@@ -221,12 +195,12 @@ def dashboard(
     with server(host, port, application(run_dir, host)) as listening:
         if not is_loopback(host):
             warning = f"warning: --host {host}: whoever reaches it sees this search; no password is asked for"
-            stderr().print(warning, highlight=False, soft_wrap=True)
+            console.stderr().print(warning, highlight=False, soft_wrap=True)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.server_port}/"
         if as_json:
-            print_json({"url": url, "run_directory": str(run_dir)})
+            console.print_json({"url": url, "run_directory": str(run_dir)})
         else:
-            print_text(f"{run_dir}: {url} (Ctrl-C ends it)")
+            console.print_text(f"{run_dir}: {url} (Ctrl-C ends it)")
         try:
             listening.serve_forever()
         except KeyboardInterrupt:
@@ -261,23 +235,23 @@ def export(
             raise InputError("--json lists the files that were written, so it needs --output")
         sys.stdout.write(found[to].text)
         if not quiet:
-            print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
+            console.print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
     folder = output
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
         folder = output if output.is_dir() else output.parent
         found[to] = found[to].placed(output / found[to].name if output.is_dir() else output)
-    with writing(f"--output {folder}"):
+    with console.writing(f"--output {folder}"):
         made = targets.write(result, to, found, folder, answer)
     missing = targets.missing_script(result, answer, made)
     if as_json:
         lost = {target: draft.lost for target, draft in found.items() if draft.lost}
         document = {"files": list(map(str, made.paths)), "launch": made.launch, "not_expressed": lost}
-        print_json({**document, "left_out": left_out, **({"note": missing} if missing else {})})
+        console.print_json({**document, "left_out": left_out, **({"note": missing} if missing else {})})
     elif quiet:
-        print_text(*map(str, made.paths))
+        console.print_text(*map(str, made.paths))
     else:
-        print_text(*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch))
-        print_text(*([f"note:    {missing}"] if missing else []))
-        print_text(*(f"not expressed: {line}" for line in made.not_expressed))
-        print_text(*(f"left out: {reason}" for reason in left_out.values()))
+        lines = [*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch)]
+        lines += [f"note:    {missing}"] if missing else []
+        lines += [f"not expressed: {line}" for line in made.not_expressed]
+        console.print_text(*lines, *(f"left out: {reason}" for reason in left_out.values()))

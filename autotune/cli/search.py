@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.console import (
-    Debug,
-    Json,
-    Quiet,
-    TrustRunDir,
-    Verbose,
-    given,
-    guarded,
-    print_json,
-    print_text,
-    silence_libraries,
-    stderr,
-    stdout,
-    told_errors,
-)
+from autotune.cli import console
+from autotune.cli.console import Debug, Json, Quiet, TrustRunDir, Verbose, guarded
 from autotune.errors import EXIT_INTERRUPTED, InputError
 
 if TYPE_CHECKING:
@@ -50,7 +37,7 @@ def find(
 
     Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
     """
-    asked = given(context)
+    asked = console.given(context)
     shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
     _find(context, asked, asked["model"], run_dir, dry_run=dry_run, **shown)
 
@@ -63,10 +50,7 @@ def resume(
         str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
     ] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the whole search [as it was].")] = None,
-    effort: Annotated[
-        str | None,
-        typer.Option(help="quick, standard, thorough: with its limits [as it was]."),
-    ] = None,
+    effort: Annotated[str | None, typer.Option(help="quick, standard, thorough: with its limits [as it was].")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer here too [as find].")] = None,
     trust_run_dir: TrustRunDir = False,
     quiet: Quiet = False,
@@ -76,16 +60,9 @@ def resume(
     """Go on with a search, within other limits if you like; no measurement is repeated."""
     from autotune import api
 
-    search = partial(
-        api.resume,
-        run_dir,
-        max_time=max_time,
-        max_trials=max_trials,
-        effort=effort,
-        output=output,
-        trust_run_dir=trust_run_dir,
-    )
-    _watched(context, search, run_dir, output=output, as_json=as_json, quiet=quiet, verbose=verbose)
+    limits: dict[str, Any] = {"max_time": max_time, "max_trials": max_trials, "effort": effort}
+    search = partial(api.resume, run_dir, **limits, output=output, trust_run_dir=trust_run_dir)
+    _watched(context, search, run_dir, output, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 def script(
@@ -108,12 +85,12 @@ def script(
 
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
-    silence_libraries(verbose=verbose)
-    with told_errors(as_json=as_json, debug=debug):
+    console.silence_libraries(verbose=verbose)
+    with console.told_errors(as_json=as_json, debug=debug):
         if apply is None:
             from autotune.planning.user_code import code_of
 
-            asked = {**given(context), "script": command}
+            asked = {**console.given(context), "script": command}
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
             _find(context, asked, code_of(command).name, run_dir, dry_run=dry_run, **shown)
             return
@@ -138,25 +115,25 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
     With --fix precision=bf16,micro-batch=8 that configuration is estimated; without, the best are ranked;
     with --gpu all, the devices of the table; the ways to share a training with --devices.
     """
-    with stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
+    with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         from autotune.estimates.estimate import report, shortfall
         from autotune.estimates.request import EstimateOptions
         from autotune.planning.options import options_of
 
-        found = report(options_of(EstimateOptions, given(context)))
+        found = report(options_of(EstimateOptions, console.given(context)))
     error = shortfall(found)
     if as_json:
         document = found.model_dump(mode="json")
         if error is not None:
             code = error.exit_code
             document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": code}
-        print_json(document)
+        console.print_json(document)
     else:
         from autotune.output.estimate_table import estimate_table
 
-        stdout().print(estimate_table(found, with_notes=not quiet), highlight=False)
+        console.stdout().print(estimate_table(found, with_notes=not quiet), highlight=False)
     if error is not None:
-        print_text(f"autotune: {error}", file=sys.stderr)
+        console.print_text(f"autotune: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code)
 
 
@@ -171,59 +148,50 @@ def _find(
 
         directory = run_dir or default_run_directory(name)
         search = partial(api.find, **asked, run_dir=directory)
-        _watched(context, search, directory, output=asked.get("output"), **shown)
+        _watched(context, search, directory, asked.get("output"), **shown)
         return
     from autotune.output.listings import preview_table
-    from autotune.output.progress import Progress
 
-    verbose = shown["verbose"]
-    with Progress(stderr(quiet=shown["quiet"], verbose=verbose), verbose=verbose) as progress:
+    with console.progress(quiet=shown["quiet"], verbose=shown["verbose"]) as progress:
         found = api.preview(**asked, observer=progress)
-    if shown["as_json"]:
-        print_json(found.model_dump(mode="json"))
-    else:
-        stdout().print(preview_table(found), highlight=False)
+    console.show(found.model_dump(mode="json"), preview_table(found), as_json=shown["as_json"])
 
 
 def _watched(
     context: typer.Context,
     search: Callable[..., TuningResult],
     directory: Path,
-    *,
     output: str | Path | None,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
+    **shown: bool,
 ) -> None:
     """Run a search in a run directory with a progress display, then print its answer.
 
     Raises:
         typer.Exit: The search was interrupted; its answer so far has been printed.
     """
-    from autotune.output.progress import Progress
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
     from autotune.values.time_spent import command_began
 
     command_began.set(context.obj)  # None: unknown
-    console = stderr(quiet=quiet, verbose=verbose)
+    display = console.progress(quiet=shown["quiet"], verbose=shown["verbose"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None
     try:
-        with Progress(console, verbose=verbose) as progress:
+        with display as progress:
             result = search(observer=progress)
     except SearchInterrupted as error:
         if error.result is None:
             raise
         interrupted, result = error, with_methods(error.result)
-    if as_json:
-        print_json(result.model_dump(mode="json"))
+    if shown["as_json"]:
+        console.print_json(result.model_dump(mode="json"))
     else:
         from autotune.output.table import result_table
 
         path = output or read_plan(directory).output or directory / ANSWER_FILE
-        stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
+        console.stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
     if interrupted is not None:
-        print_text(f"autotune: {interrupted}", file=sys.stderr)
+        console.print_text(f"autotune: {interrupted}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)

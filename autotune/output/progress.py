@@ -25,17 +25,7 @@ from autotune.output import terminal
 from autotune.output.table import measurement_detail, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
-from autotune.values.problem import (
-    Event,
-    Leader,
-    Note,
-    Observer,
-    Phase,
-    PhaseBegan,
-    TrialEnded,
-    TrialStarted,
-    ignore,
-)
+from autotune.values.problem import Event, Leader, Note, Observer, Phase, PhaseBegan, TrialEnded, TrialStarted, ignore
 from autotune.values.trial import Failure, TrialResult
 
 LOGGER = logging.getLogger("autotune")

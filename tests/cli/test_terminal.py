@@ -112,9 +112,7 @@ def test_the_display_stands_below_what_has_happened_and_ctrl_c_leaves_the_lines_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "escapes"),
-    [({}, True), ({"columns": 40}, True), ({"TERM": "dumb"}, False)],
-    ids=["wide", "narrow", "dumb"],
+    ("how", "escapes"), [({}, True), ({"columns": 40}, True), ({"TERM": "dumb"}, False)], ids=["wide", "narrow", "dumb"]
 )
 def test_a_terminal_gets_what_it_can_draw(shown, how, escapes):
     screen = shown("ends", **how)

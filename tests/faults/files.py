@@ -2,10 +2,7 @@
 
 from tiny_models import TINY
 
-DEEP = {
-    "lists": "[" * 20_000 + "]" * 20_000,
-    "objects": '{"a":' * 20_000 + "1" + "}" * 20_000,
-}
+DEEP = {"lists": "[" * 20_000 + "]" * 20_000, "objects": '{"a":' * 20_000 + "1" + "}" * 20_000}
 NO_JSON = {
     **DEEP,
     "nothing": "",

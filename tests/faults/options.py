@@ -98,11 +98,7 @@ RECIPES = (
 )  # fmt: skip
 
 # What this machine lacks is exit code 3.
-LACKING = {
-    "--devices": ("100000", "9" * 30),
-    "--workers": ("100000", "9" * 30),
-    "--device": ("cuda:99",),
-}
+LACKING = {"--devices": ("100000", "9" * 30), "--workers": ("100000", "9" * 30), "--device": ("cuda:99",)}
 
 # Whole command lines.
 COMMANDS = (

@@ -68,8 +68,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 @pytest.mark.parametrize(
-    ("name", "stride"),
-    [*((name, STRIDE) for name in SHORT), *(pytest.param(name, 1, marks=SLOW) for name in ROWS)],
+    ("name", "stride"), [*((name, STRIDE) for name in SHORT), *(pytest.param(name, 1, marks=SLOW) for name in ROWS)]
 )
 def test_a_search_survives_what_happens_at_each_write(server, begin, name, stride):
     row = ROWS[name]
