@@ -146,7 +146,7 @@ def subject_of(options: SearchOptions, knobs: Knobs | None = None, **own: Any) -
 def planned(
     subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
 ) -> SearchPlan:
-    """Return the plan for a subject, after its notes, for which a child process looks at the model or the code."""
+    """Have a child process look at the model or the code, tell the notes on it, and return the plan."""
     asker, options = backend.asker, subject.options
     asker.launch()  # the child imports libraries while this process reads the model's config
     start = start_of(options, backend.allotment)

@@ -50,7 +50,6 @@ def why_unusable(device: str) -> str | None:
 
 
 def _run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a child process for at most `_PROBE_TIMEOUT_S`."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=environment)
 

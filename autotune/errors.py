@@ -68,7 +68,7 @@ def located(error: ValidationError, whole: str = "") -> str:
 
 
 def first_complaint(error: ValidationError) -> str:
-    """Return the mistake in the first wrong field, by all types that the field may have."""
+    """Return what is wrong with the first wrong field; if it may have several types, what each of them expects."""
     errors = error.errors()
     several = dict.fromkeys(complaint(e) for e in errors if e["loc"][:1] == errors[0]["loc"][:1])
     first, *others = several
@@ -145,7 +145,7 @@ class NothingPassedError(AutotuneError):
 
 @contextlib.contextmanager
 def refusing_long_names() -> Iterator[None]:
-    """Refuse (InputError) names of files that no file system takes, wherever one is met."""
+    """Turn the error of a file's name that is too long into an InputError."""
     try:
         yield
     except OSError as error:

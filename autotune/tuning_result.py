@@ -112,9 +112,8 @@ class TuningResult(ResultData):
     def prepare_model(self, model: Any) -> Any:
         """Return `model` as the trials trained it: frozen as asked, its loss normalised, with its adapter.
 
-        Checkpointing that a user's own code has switched on is switched off where the answer has none.
-
-        A user's own code that computes the loss itself is left as it is.
+        Checkpointing that a user's own code has switched on is switched off where the answer has none. The loss of code
+        that computes it itself is left as it is.
         """
         from autotune.training.adapters import prepare_model, put_on
         from autotune.training.inputs import freeze_vision

@@ -1,7 +1,7 @@
 """Shared by all commands: options, errors as one line with an exit code, and output on stdout and stderr.
 
-The options of `find`, `script` and `estimate` are made from fields (`autotune.planning.options`), slow to import, when
-the command is used. Values are passed on as text, which the fields parse and check.
+The options of `find`, `script` and `estimate` are made from fields (`autotune.planning.options`) when the command is
+used, as they are slow to import. Values are passed on as text, which the fields parse and check.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def given(context: typer.Context) -> dict[str, Any]:
 
 @functools.cache
 def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
-    """Return typer's options for the fields of a class, of which a script decides some, made from a signature."""
+    """Return typer's options for the fields of a class; `of_script` leaves out those that a script decides."""
     from pydantic import NonNegativeInt, PositiveInt
 
     from autotune.planning.options import fields_by_name
@@ -207,14 +207,14 @@ def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
 
 
 def taking(module: str, name: str, *, of_script: bool = False) -> type[typer.core.TyperCommand]:
-    """Return a class of commands with options for a class's fields, but those that a script decides, and their own."""
+    """Return a class of commands that have, beside their own options, those that `_made` makes of a class."""
 
     class Command(typer.core.TyperCommand):
         def get_params(self, ctx: Any) -> list[Any]:
             return [*_made(module, name, of_script=of_script), *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
-            """Write the help of arguments and options, by group; those of the command alone are about its output."""
+            """Write the help of arguments and options by group; a command's own options are about its output."""
             from autotune.planning.options import GROUPS
 
             groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *GROUPS)}

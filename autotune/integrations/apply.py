@@ -1,9 +1,9 @@
 """Runs a user's unchanged script with the answer of a search in place of its arguments: `autotune script --apply`.
 
-The same arguments and changes of the model as in trials are applied, without those that only a trial needs: the script
-saves, evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. An
-answer that was found for another model, other data or another batch is said to be so in a line, and applied; but the
-number of samples a step stays the script's.
+It gets the arguments and changes of the model that trials had, without those that only a trial needs: the script saves,
+evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. A line says
+whether the answer was found for another model, other data or another batch; it is applied all the same, and the number
+of samples a step stays the script's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run(code: OwnCode, result: ResultData) -> None:
 
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
-    """Yield how a Trainer, whose model had so many parameters, trains otherwise than what the answer was found for."""
+    """Yield each difference between a Trainer's training and the one that the answer was found for."""
     from autotune.execution.user_code import as_written
     from autotune.execution.user_data import lengths_of
 

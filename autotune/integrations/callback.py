@@ -239,7 +239,7 @@ def differences(
     samples_per_step: int,
     data_wait_share: float | None,
 ) -> list[str]:
-    """Return how a training differs from the promised one, as far as both are known and steps take another time."""
+    """Return what is known to differ from the promised training and changes the time of a step."""
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
 
     def newest(name: str) -> str:  # in the installed transformers, which may have the older name as well

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` can be reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,7 +63,6 @@ class Guard:
         self._dashboard, self._host = dashboard, host
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request."""
         asked = environ.get("HTTP_HOST", "")
         origin = environ.get("HTTP_ORIGIN")
         is_foreign = origin is not None and urlsplit(origin).netloc != asked

@@ -105,7 +105,7 @@ def check(names: tuple[str, ...]) -> None:
 
 
 class Tracking:
-    """Writes one search to the trackers that its plan names; the observer hears every event, and of what fails here."""
+    """Writes a search to the trackers of its plan; the observer gets every event, and a note for each that fails."""
 
     def __init__(self, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
         self._plan, self._directory, self._observer, self._names = plan, directory, observer, list(plan.report_to)
@@ -115,13 +115,11 @@ class Tracking:
                 self._write(run_of(plan, result))
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on, and write a trial that has ended."""
         self._observer(event)
         if isinstance(event, TrialEnded):
             self._write(run_of(self._plan, event.result))
 
     def end(self, answer: ResultData) -> None:
-        """Write the answer."""
         self._write(answer_of(self._plan, answer))
 
     def _write(self, run: Run) -> None:
@@ -145,7 +143,6 @@ class Tracking:
 
 
 def run_of(plan: SearchPlan, result: TrialResult) -> Run:
-    """Return the run of a trial that has ended."""
     request, outcome, prediction = result.request, result.outcome, result.request.prediction
     config = _config(plan, request.config, str(request.purpose), str(result.status))
     metrics = {"duration_s": result.duration_s}
@@ -160,7 +157,7 @@ def run_of(plan: SearchPlan, result: TrialResult) -> Run:
 
 
 def answer_of(plan: SearchPlan, result: ResultData) -> Run:
-    """Return the run of the answer; after more trials it is another."""
+    """Return the run of the answer, which is another one after more trials."""
     metrics = {"search_time_s": result.search_time_s, **_figures(result.best.measurement)}
     if result.baseline.measurement is not None:
         metrics["baseline_samples_per_second"] = result.baseline.measurement.samples_per_second

@@ -51,7 +51,7 @@ _WIDTH, _ROW = 540, 42  # pixels
 
 
 def svg(draw: Callable[[], Figure | None], name: str) -> Markup:
-    """Return what `draw` draws as an SVG element whose ids are those of no other name; empty: nothing.
+    """Draw a figure as an SVG element whose ids hold for this `name` alone; empty if `draw` returns none.
 
     Screen readers read the figure's label. An artist's `gid` of the form "tip:..." becomes its title.
     """
@@ -193,7 +193,7 @@ _OPACITY = {_SURE: 1.0, _WEAK: 0.35, _REST: 0.15}
 
 
 def waterfall_steps(explanation: Explanation) -> list[Step]:
-    """Return the rows from baseline to winner; without a baseline, each row ends at the winner."""
+    """Return rows from baseline to winner; without a baseline each row ends at the winner."""
     found = []
     at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
     for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
@@ -213,7 +213,6 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
 
 
 def waterfall(found: Explanation | None) -> Figure | None:
-    """Return the waterfall from the baseline's throughput to the winner's."""
     steps = waterfall_steps(found) if found is not None else []
     if found is None or found.winner_samples_per_second is None or not any(step.end for step in steps):
         return None

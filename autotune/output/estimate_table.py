@@ -33,7 +33,6 @@ _UNSURE = "? the upper end of the interval is beyond the memory"
 
 
 def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
-    """Return an estimate as tables and lines, with notes on its assumptions below."""
     match report:
         case ConfigReport():
             place, *parts = _configuration(report)
@@ -200,7 +199,7 @@ def _spread(report: SpreadReport) -> list[RenderableType]:
 
 
 def _table_of_known(rows: Sequence[dict[str, str]], *, left: Collection[str], **options: Any) -> RenderableType:
-    """Return a table of rows by heading, without columns in which nothing is known; see `table_of` for the rest."""
+    """Return a table of the columns in which something is known; `options` as of `table_of`."""
     known = [heading for heading in rows[0] if any(row[heading] not in ("", _UNKNOWN) for row in rows)]
     cells = ([row[heading] for heading in known] for row in rows)
     return table_of(known, cells, right=[name for name in known if name not in left], **options)
@@ -249,7 +248,7 @@ def _share(speed: Speed | None) -> str:
 
 
 def _unit_of(value: float) -> tuple[int, str, int]:
-    """Return size, name and decimals of the unit of all rows, in which `value` is not a small fraction."""
+    """Return bytes, name and decimals of the unit in which `value` is at least a half, else of the next smaller."""
     return (GIB, "GiB", 2) if value >= GIB / 2 else (GIB >> 10, "MiB", 1)
 
 

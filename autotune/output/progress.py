@@ -177,7 +177,7 @@ def _details(result: TrialResult) -> Iterator[str]:
 
 @contextlib.contextmanager
 def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
-    """Yield the user's observer of a search, or else the default one, which shows nothing if it is to be `quiet`."""
+    """Yield the user's observer; if there is none the default one, or if `quiet` one that shows nothing."""
     console = terminal.Console(stderr=True)
     if observer is not None or quiet:
         yield ignore if observer is None else observer

@@ -224,7 +224,7 @@ _COLUMNS = (
 
 
 def _trial_row(report: RunReport, trial: TrialRow, position: int) -> dict[str, Any]:
-    """Return the row of the table of trials: each cell's text, and the number by which its column is sorted, if any."""
+    """Return a row of the table of trials: of each cell its text, and the number by which its column is sorted."""
 
     def figure(value: float | None, show: Callable[[float], str]) -> tuple[str, float | None]:
         return ("", None) if value is None else (show(value), float(value))

@@ -255,7 +255,6 @@ _BASIS = {
 
 
 def explanation_table(found: Explanation) -> RenderableType:
-    """Return the table of contributions, in descending order, and of their interaction."""
     lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
     if not found.is_settled:
         lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
