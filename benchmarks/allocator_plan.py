@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from autotune.value import Value
-from autotune.values.config import Parallelism, Precision, TrainConfig
+from autotune.values.config import Parallelism, Precision, Sharding, TrainConfig
 from autotune.values.workload import Workload
 
 SEED = 20261122
@@ -83,7 +83,7 @@ OPTIMIZERS = (
 
 _DRAWS = 16  # of a family on one device, of which rules refuse some
 _SOAKS = 1
-_SPREAD = 2  # over two devices
+_SPREAD: tuple[Sharding, ...] = ("none", "fsdp_full")  # over two devices
 _FURTHER_DRAWS = 10
 _FRAMES = 3000  # of a sample of Whisper
 
@@ -111,12 +111,16 @@ def plan() -> list[Case]:
     for part, families in DRAWN.items():
         for family, models in families.items():
             chance = random.Random(f"{SEED}-{family}")
+            given = {"part": part, "family": family}
             for i in range(_DRAWS):
-                cases.append(_drawn(chance, len(cases), part, family, models[i % len(models)], soak=i < _SOAKS))
+                model = models[i % len(models)]
+                cases.append(_drawn(chance, number=len(cases), model=model, soak=i < _SOAKS, **given))
             if part == "further":
                 cases[-_DRAWS:] = [_of_convolutions(chance, case) for case in cases[-_DRAWS:]][:_FURTHER_DRAWS]
                 continue
-            cases += [_spread(chance, len(cases) + i, part, family, models[0], i) for i in range(_SPREAD)]
+            cases += [
+                _spread(chance, way, number=len(cases) + i, model=models[0], **given) for i, way in enumerate(_SPREAD)
+            ]
     for family, model, precision, checkpointing, micro_batch, length in COMPILED:
         config = TrainConfig(
             per_device_train_batch_size=micro_batch,
@@ -130,7 +134,7 @@ def plan() -> list[Case]:
     return cases
 
 
-def _drawn(chance: random.Random, number: int, part: str, family: str, model: str, *, soak: bool) -> Case:
+def _drawn(chance: random.Random, *, family: str, model: str, **given: Any) -> Case:
     capability = chance.choice(list(DEVICES))
     halves = ["bf16", "pure_bf16"] if capability != "7.5" else []
     precision = chance.choice(["fp32", *(["fp16"] if family != "t5" else []), *halves])
@@ -142,14 +146,12 @@ def _drawn(chance: random.Random, number: int, part: str, family: str, model: st
     length = min(length, _SHORT.get(family, length))
     tokens = 2 ** chance.choice([11, 12, 13]) // (2 if _is_large(model) else 1)
     return Case(
-        number=number,
-        part=part,
+        **given,
         family=family,
         model=model,
         capability=capability,
         length=length,
         accumulation=chance.choice([1, 1, 2]),
-        soak=soak,
         config=TrainConfig.model_validate(
             {
                 "per_device_train_batch_size": max(1, tokens // length - chance.choice([0, 0, 1])),
@@ -170,9 +172,8 @@ def _of_convolutions(chance: random.Random, case: Case) -> Case:
     return case.model_copy(update={"config": config, "length": _FRAMES, "soak": False})
 
 
-def _spread(chance: random.Random, number: int, part: str, family: str, model: str, which: int) -> Case:
-    sharding = ("none", "fsdp_full")[which]
-    case = _drawn(chance, number, part, family, model, soak=False)
+def _spread(chance: random.Random, sharding: Sharding, **given: Any) -> Case:
+    case = _drawn(chance, **given)
     changes = {
         "parallelism": Parallelism(world_size=2, sharding=sharding),
         "adapter": None,

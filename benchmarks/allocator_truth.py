@@ -21,7 +21,6 @@ import json
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from allocator_plan import DEVICES, PARTS, SEED, Case, plan, workload_of
-from provenance import RESULTS, provenance
+from provenance import RESULTS, error_figures, provenance
 
 from autotune.values.workload import Workload
 
@@ -153,11 +152,8 @@ def _attention(kernels: Iterable[str]) -> list[str]:
 
     Neither of the fused ones and a softmax that is no logarithm, as that of a loss is: torch's math attention.
     """
-    marks = {
-        "flash": "flash_fwd",
-        "efficient": "fmha_cutlassF",
-        "softmax": "(?<!Log)SoftMaxForward|softmax_warp_forward",
-    }
+    softmax = "(?<!Log)SoftMaxForward|softmax_warp_forward"
+    marks = {"flash": "flash_fwd", "efficient": "fmha_cutlassF", "softmax": softmax}
     return [name for name, mark in marks.items() if any(re.search(mark, kernel) for kernel in kernels)]
 
 
@@ -226,15 +222,10 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
 QUANTITIES = {"allocated": "allocated_peak_bytes", "reserved": "reserved_peak_bytes", "device": "device_peak_bytes"}
 
 
-def _context_bytes() -> float:
-    """Return what is predicted for the context, in whose place the stand-in has a size of its own."""
-    from autotune.cost.memory import _CUDA
-
-    return _CUDA[0]
-
-
 def compared(parts: Iterable[str], measured: Path, predicted: Path) -> list[dict[str, Any]]:
     """Return the cases that were both measured and predicted, with predicted over measured less one."""
+    from autotune.cost.memory import _CUDA
+
     predictions = {row["key"]: row for row in read(predicted)}
     rows = []
     for row in read(measured):
@@ -242,7 +233,7 @@ def compared(parts: Iterable[str], measured: Path, predicted: Path) -> list[dict
             continue
         guess = predictions[row["key"]]
         expected = {name: guess["memory"][field] for name, field in QUANTITIES.items()}
-        expected["device"] += STAND_IN_CONTEXT - _context_bytes()
+        expected["device"] += STAND_IN_CONTEXT - _CUDA[0]  # the stand-in's context for the predicted one
         errors = {name: expected[name] / row["memory"][f"{name}_bytes"] - 1 for name in QUANTITIES}
         interval = guess["memory"]["reserved_interval"]
         covered = interval["low"] <= row["memory"]["reserved_bytes"] <= interval["high"]
@@ -254,16 +245,8 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the errors over rows: signed median, median, 90th percentile and the worst, in percent."""
     summary: dict[str, Any] = {"rows": len(rows)}
     for name in QUANTITIES:
-        errors = [100 * row["errors"][name] for row in rows]
-        if not errors:
-            continue
-        ranked = sorted(errors, key=abs)
-        summary[name] = {
-            "signed median": round(statistics.median(errors), 2),
-            "median": round(statistics.median(map(abs, errors)), 2),
-            "90th percentile": round(abs(ranked[max(0, -(-9 * len(ranked) // 10) - 1)]), 2),
-            "worst": round(ranked[-1], 2),
-        }
+        if rows:
+            summary[name] = error_figures([100 * row["errors"][name] for row in rows], 2)
     told = [row for row in rows if _told_kernels(row) is not None]
     summary["attention right"] = f"{sum(bool(_told_kernels(row)) for row in told)} of {len(told)}"
     return summary

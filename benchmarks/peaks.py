@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pack.trials import request_of
-from provenance import keep
+from provenance import error_figures, keep
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
@@ -151,22 +150,14 @@ def _errors(row: dict[str, Any]) -> dict[str, float]:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the errors over all rows: signed median, median and 90th percentile of the absolute error."""
+    """Return the errors over all rows, by quantity."""
     collected: dict[str, list[float]] = {}
     for row in rows:
         if "peak_bytes" in row and "predicted" in row:
             for name, error in _errors(row).items():
                 collected.setdefault(name, []).append(error)
     summary: dict[str, Any] = {"trials": len(rows), "measured": sum("peak_bytes" in r for r in rows)}
-    for name, errors in collected.items():
-        ranked = sorted(abs(e) for e in errors)
-        summary[name] = {
-            "signed_median": round(statistics.median(errors), 4),
-            "median": round(statistics.median(ranked), 4),
-            "p90": round(ranked[max(0, -(-9 * len(ranked) // 10) - 1)], 4),
-            "n": len(errors),
-        }
-    return summary
+    return summary | {name: {**error_figures(errors, 4), "n": len(errors)} for name, errors in collected.items()}
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Says where figures come from: date, machine, versions and command. Used by every benchmark that writes results."""
+"""Says where figures come from (date, machine, versions, command), keeps them, and sums errors up."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,18 @@ def keep(name: str, hardware: Hardware, found: dict[str, Any], path: Path | None
     print(json.dumps(document))
 
 
+def error_figures(errors: Sequence[float], digits: int) -> dict[str, float]:
+    """Return the signed median, median and 90th percentile of the absolute errors, and the worst."""
+    ranked = sorted(errors, key=abs)
+    figures = {
+        "signed median": statistics.median(errors),
+        "median": statistics.median(map(abs, errors)),
+        "90th percentile": abs(ranked[max(0, -(-9 * len(ranked) // 10) - 1)]),
+        "worst": ranked[-1],
+    }
+    return {name: round(figure, digits) for name, figure in figures.items()}
+
+
 def slug(text: str) -> str:
     """Return `text` as part of a file's name: 'NVIDIA H200' becomes 'nvidia-h200'."""
     return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", text.lower())).strip("-.")
@@ -52,14 +66,9 @@ def slug(text: str) -> str:
 
 def _commit() -> str | None:
     """Return the commit of the checkout, with a plus sign if files differ; None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

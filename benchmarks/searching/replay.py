@@ -31,30 +31,18 @@ _PATIENCE = 200
 _FAILED = 0.5
 
 
-class ReplayClock:
-    """Time that passes only when a replayed trial takes it."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now(self) -> float:
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        self._now_s += seconds
-
-
 class ReplayRunner(Runner):
     """Answers requests from a table: of a configuration's trials the first, then the next, then from the start again.
 
-    `seed` draws which of a configuration's trials is its first; None: the one that was run first.
+    `seed` draws which of a configuration's trials is its first; None: the one that was run first. `now_s` is the time
+    that trials have taken.
     """
 
-    def __init__(self, table: Table, clock: ReplayClock, *, seed: int | None = None) -> None:
+    def __init__(self, table: Table, *, seed: int | None = None) -> None:
         self._seed = seed
         self._trials = {point.config: point.trials for point in table.points}
-        self._clock = clock
         self._asked: Counter[TrainConfig] = Counter()
+        self.now_s = 0.0
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Return what was recorded for the request's configuration; one that wasn't recorded is invalid."""
@@ -73,7 +61,7 @@ class ReplayRunner(Runner):
         if duration_s > timeout_s:
             outcome = Failure(status=TrialStatus.TIMED_OUT, cause=f"no result within {timeout_s:.0f} s")
             duration_s = timeout_s
-        self._clock.advance(duration_s)
+        self.now_s += duration_s
         return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
 
 
@@ -103,9 +91,7 @@ class Oracle:
     """
 
     def __init__(self, table: Table, plan: SearchPlan) -> None:
-        self._plan = plan
-        self._clock = ReplayClock()
-        self._runner = ReplayRunner(table, self._clock, seed=plan.workload.seed)
+        self._plan, self._runner = plan, ReplayRunner(table, seed=plan.workload.seed)
         self._recorded = frozenset(point.config for point in table.points)
         self._known: dict[TrainConfig, TrialResult] = {}
         self.trials: list[Replayed] = []
@@ -121,7 +107,7 @@ class Oracle:
             timeout_s, number = self._plan.budget.trial_timeout_s, len(self.trials)
             request = request_of(self._plan, config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
             self._known[config] = self._runner.run(request)
-            self.trials.append(Replayed(config, self._known[config].status, self._clock.now()))
+            self.trials.append(Replayed(config, self._known[config].status, self._runner.now_s))
         return self._known.get(config)
 
 

@@ -173,33 +173,20 @@ def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
 
 
 def plan_of(
-    table: Table,
-    *,
-    effort: Effort = Effort.STANDARD,
-    seed: int | None = None,
-    memory_bytes: int | None = None,
-    max_trials: int | None = None,
-    max_time_s: float | None = None,
+    table: Table, *, effort: Effort = Effort.STANDARD, seed: int | None = None, max_trials: int | None = None
 ) -> SearchPlan:
     """Return the plan of a search of `table`; its space is the recorded one at every effort.
 
-    The seed is by default that of the recorded workload, the memory the recorded one, which is the most that there is:
-    `InputError` if it is exceeded. Time counts in recorded seconds.
+    The seed is by default that of the recorded workload. Time counts in recorded seconds.
     """
     header = table.header
-    if memory_bytes is not None and memory_bytes > header.memory_bytes:
-        raise InputError(
-            f"--memory {show_memory(memory_bytes)}: the table was recorded within {show_memory(header.memory_bytes)}; "
-            "what needs more is not known"
-        )
-    plan = SearchPlan(
-        **header.problem_fields(),
-        budget=Budget.of(effort).limited(max_trials=max_trials, max_time_s=max_time_s),
+    workload = header.workload.model_copy(update={} if seed is None else {"seed": seed})
+    return SearchPlan(
+        **{**header.problem_fields(), "workload": workload},
+        budget=Budget.of(effort).limited(max_trials=max_trials),
         space=_recorded_space(header),
         notes=(),
     )
-    workload = header.workload.model_copy(update={} if seed is None else {"seed": seed})
-    return plan.model_copy(update={"workload": workload, "memory_bytes": memory_bytes or header.memory_bytes})
 
 
 def _anywhere(workload: Workload) -> Workload:

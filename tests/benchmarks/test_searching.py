@@ -17,7 +17,7 @@ from factories import (
     make_space_file,
     product_rate,
 )
-from searching.replay import ReplayClock, ReplayRunner, tightened
+from searching.replay import ReplayRunner, tightened
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 
 from autotune.errors import InputError
@@ -49,13 +49,8 @@ def table() -> Table:
 
 
 @pytest.fixture
-def clock() -> ReplayClock:
-    return ReplayClock()
-
-
-@pytest.fixture
-def runner(table, clock) -> ReplayRunner:
-    return ReplayRunner(table, clock)
+def runner(table) -> ReplayRunner:
+    return ReplayRunner(table)
 
 
 def test_the_trials_of_a_configuration_come_in_turn_and_then_again(runner):
@@ -63,23 +58,20 @@ def test_the_trials_of_a_configuration_come_in_turn_and_then_again(runner):
     assert rates == [10.0, 12.0, 10.0, 12.0, 10.0]
 
 
-def test_a_configuration_that_was_not_recorded_is_named_and_takes_no_time(runner, clock):
+def test_a_configuration_that_was_not_recorded_is_named_and_takes_no_time(runner):
     result = runner.run(make_request(UNKNOWN))
     assert result.status is TrialStatus.INVALID
     assert f"the table has no trial of {UNKNOWN.config_id}" in result.outcome.cause
     assert '"per_device_train_batch_size":2' in result.outcome.cause
-    assert clock.now() == 0.0
+    assert runner.now_s == 0.0
 
 
-def test_a_trial_ends_at_its_time_limit(runner, clock):
-    result = runner.run(make_request(FAST, limits=make_limits(timeout_s=19.0)))
-    assert (result.status, result.duration_s, clock.now()) == (TrialStatus.TIMED_OUT, 19.0, 19.0)
-
-
-def test_memory_runs_out_in_the_first_step(runner, clock):
-    result = runner.run(make_request(FAST, limits=make_limits(memory_bytes=GIB - 1)))
-    assert result.outcome.cause == "needed 1.00 GiB when it was recorded"
-    assert clock.now() == 2.0  # one second to start, one for the first step
+def test_a_trial_ends_at_its_time_limit_and_runs_out_of_memory_in_the_first_step(runner):
+    late = runner.run(make_request(FAST, limits=make_limits(timeout_s=19.0)))
+    assert (late.status, late.duration_s, runner.now_s) == (TrialStatus.TIMED_OUT, 19.0, 19.0)
+    large = runner.run(make_request(FAST, limits=make_limits(memory_bytes=GIB - 1)))
+    assert large.outcome.cause == "needed 1.00 GiB when it was recorded"
+    assert runner.now_s == 19.0 + 2.0  # one second to start, one for the first step
 
 
 PARAMETERS = {
@@ -111,23 +103,17 @@ def space_table() -> Table:
 
 
 def replayed(table: Table, directory, **plan):
-    clock, events = ReplayClock(), list[Event]()
-    tuner = Tuner(
-        plan_of(table, effort=Effort.QUICK, **plan),
-        RunDirectory(directory),
-        ReplayRunner(table, clock),
-        events.append,
-        clock=clock.now,
-    )
-    result = tuner.run()
-    return result, [e.result for e in events if isinstance(e, TrialEnded)], clock
+    runner, events = ReplayRunner(table), list[Event]()
+    searched = plan_of(table, effort=Effort.QUICK).model_copy(update=plan)
+    result = Tuner(searched, RunDirectory(directory), runner, events.append, clock=lambda: runner.now_s).run()
+    return result, [e.result for e in events if isinstance(e, TrialEnded)], runner.now_s
 
 
 def test_a_whole_search_is_replayed_to_the_best_of_the_table(space_table, tmp_path):
-    result, trials, clock = replayed(space_table, tmp_path)
+    result, trials, now_s = replayed(space_table, tmp_path)
     assert result.best.config == make_config(16, precision="bf16", optim="adafactor")
     assert result.verdict == "faster"
-    assert clock.now() == result.search_time_s == 4.0 * len(trials)
+    assert now_s == result.search_time_s == 4.0 * len(trials)
     assert {t.status for t in trials} == {TrialStatus.COMPLETED}
 
 

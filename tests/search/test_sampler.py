@@ -17,7 +17,7 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
-from searching.replay import ReplayClock, ReplayRunner
+from searching.replay import ReplayRunner
 from searching.tables import load_table, plan_of
 
 from autotune.planning.plan import request_of
@@ -289,9 +289,8 @@ def test_a_plain_loop_tries_what_a_search_tries_on_a_recorded_table(tmp_path, se
     table = load_table(TABLE)
     plan = plan_of(table, seed=seed, max_trials=most)
     model = model_by_data_sheet(plan) if is_guided else None
-    clock, numbers = ReplayClock(), itertools.count()
-    runner, again = (ReplayRunner(table, c, seed=seed) for c in (clock, ReplayClock()))
-    tuner = Tuner(plan, RunDirectory(tmp_path), runner, ignore, clock=clock.now, model=model)
+    runner, again, numbers = ReplayRunner(table, seed=seed), ReplayRunner(table, seed=seed), itertools.count()
+    tuner = Tuner(plan, RunDirectory(tmp_path), runner, ignore, clock=lambda: runner.now_s, model=model)
     tuner.run()
 
     def measured(config: TrainConfig) -> Measurement | None:
