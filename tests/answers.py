@@ -58,7 +58,6 @@ def compiled(rate: float, start_s: float) -> Outcome:
 
 
 def drawn(renderable, width: int = 160) -> str:
-    """What a console of this width prints."""
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(renderable, highlight=False, crop=False)
     return file.getvalue()

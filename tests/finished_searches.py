@@ -51,7 +51,6 @@ _FACTORS = {
 
 
 def rate(config: TrainConfig) -> float:
-    """Samples per second."""
     large = config.per_device_train_batch_size == 16
     growth = (1.1 if config.precision == "bf16" else 1.2) if large else 1.0
     return 10.0 * _FACTORS["precision"][config.precision] * _FACTORS["optim"][config.optim] * growth
@@ -78,8 +77,6 @@ def predicted(request: TrialRequest) -> TrialRequest:
 
 
 class PredictingRunner(ScriptedRunner):
-    """Its requests had a prediction."""
-
     def run(self, request: TrialRequest):
         return super().run(predicted(request))
 

@@ -197,7 +197,6 @@ def step_taken(model, arguments, rows, collator=None):
 
 
 def one_step(model, name, directory, micro_batch, accumulation, samples=None, **arguments):
-    """Return loss and gradients of one optimizer step of a case."""
     made = arguments_for(directory, micro_batch, accumulation, **arguments)
     return step_taken(model, made, samples or samples_for(name), collator_for(name))
 

@@ -93,7 +93,6 @@ trainer.save_model()
 
 
 def write(directory: Path, text: str, name: str = "train.py") -> Path:
-    """Write a script; return its path."""
     path = directory / name
     path.write_text(dedent(text))
     return path

@@ -59,6 +59,5 @@ def stored(*trials: TrialResult) -> list[optuna.trial.FrozenTrial]:
 
 
 def keep(database: Record, *searches: RecordedSearch) -> None:
-    """Write whole searches."""
     for search in searches:
         database.write(search, stored(*search.trials))

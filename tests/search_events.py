@@ -36,8 +36,6 @@ def make_ended(number: int = 7, **fields: Any) -> TrialEnded:
 
 
 class Heard(list[Event]):
-    """An observer that remembers."""
-
     def __call__(self, event: Event) -> None:
         self.append(event)
 

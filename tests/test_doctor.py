@@ -27,7 +27,6 @@ def examine(command, quick_home):
 
 
 def found_in(report: dict, name: str) -> tuple[bool, str]:
-    """What a report has found, and its details."""
     return next((f["available"], f["detail"]) for f in report["findings"] if f["name"] == name)
 
 

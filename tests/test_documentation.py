@@ -25,7 +25,6 @@ def site(tmp_path_factory) -> Path:
 
 
 def page(site: Path, name: str) -> str:
-    """Return the readable part of a page."""
     whole = (site / name / "index.html").read_text()
     return whole[whole.index("<article") : whole.index("</article>")]
 

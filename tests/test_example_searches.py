@@ -28,7 +28,6 @@ def tiny(tmp_path_factory):
 
 
 def line_with(text, lines):
-    """Return the one line in which `text` stands."""
     (found,) = (line for line in lines if text in line)
     return found
 

@@ -64,7 +64,6 @@ NEEDS = {"image-classification": "torchvision", "speech-recognition": "torchcode
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A working directory with models, data and metrics."""
     made = tmp_path_factory.mktemp("scripts")
     run_example("make_tiny.py", made, "--texts", 300, cwd=made)
     unchanged_data.make(made)
@@ -85,7 +84,6 @@ def commands():
 
 
 def autotune_script(folder, *arguments):
-    """Run `autotune script` in the folder; return the completed process."""
     own = ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME", "NLTK_DATA")
     caches = {name: str(folder / name.lower()) for name in own}
     command = ("-m", "autotune", "script", *arguments)

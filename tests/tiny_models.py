@@ -52,7 +52,6 @@ NO_DROPOUT = (
 
 
 def tiny(tmp_path, name, **changes):
-    """Resolve a tiny local model, with changes to its config."""
     return resolve(str(write_model(tmp_path / f"tiny-{name}", {**TINY[name], **changes})))
 
 

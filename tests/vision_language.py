@@ -80,7 +80,6 @@ def edge(name: str) -> int | None:
 
 
 def tiny_vision_language(folder: Any, name: str, **sizes: int) -> ModelSpec:
-    """Resolve a tiny local model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(vision_language(**sizes)[name]))
     return resolve(str(folder))

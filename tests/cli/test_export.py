@@ -24,7 +24,6 @@ def result() -> TuningResult:
 
 @pytest.fixture
 def export(command, result, tmp_path):
-    """Return a function that exports the answer, which lies in a run directory."""
     result.save(tmp_path / ANSWER_FILE)
     return lambda *options: command("export", tmp_path, *options)
 

@@ -66,8 +66,6 @@ def filled(path) -> Record:
 
 @pytest.fixture
 def run(command):
-    """Return a function that runs `autotune history`."""
-
     def run(*arguments: str, code: int = 0, answer: str | None = None):
         done = command("history", *arguments, input=answer)
         assert done.exit_code == code, done.output

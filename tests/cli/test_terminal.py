@@ -59,7 +59,6 @@ class Terminal:
         return self._child.exitstatus
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
         self._child.sendintr()
 
     def close(self) -> None:

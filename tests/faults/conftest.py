@@ -14,7 +14,6 @@ from own_trainings import SCRIPT
 
 @pytest.fixture(scope="session")
 def server():
-    """What starts processes that have everything imported."""
     return replaying.server()
 
 

@@ -62,11 +62,9 @@ class Search(NamedTuple):
 
     @property
     def record(self) -> Path:
-        """The file of the lasting record."""
         return self.home / "record.journal"
 
     def recorded(self) -> list[RecordedSearch]:
-        """What the lasting record has."""
         return Record(self.server or self.record).searches()
 
 

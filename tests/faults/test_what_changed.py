@@ -36,13 +36,11 @@ def more(search: Search) -> Search:
 
 
 def other_versions() -> None:
-    """Another torch is installed."""
     now = {**hardware.installed_versions(), "torch": "2.99.0"}
     hardware.installed_versions = lambda: now
 
 
 def other_machine() -> None:
-    """The processor has another name."""
     name = hardware._cpuinfo
     hardware._cpuinfo = lambda field: "Another CPU" if field == "model name" else name(field)
 

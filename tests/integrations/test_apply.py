@@ -25,8 +25,6 @@ OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), dir
 
 @pytest.fixture
 def answer(here):
-    """Write the answer of a search of own code whose best is a configuration; return its path."""
-
     def written(best, **fields):
         workload = make_workload(own_code=OWN, global_batch_size=16)
         baseline = make_config(attn_implementation=None)

@@ -24,7 +24,6 @@ def make_progress(width: int = 100) -> tuple[Progress, Clock]:
 
 
 def live(progress: Progress) -> list[str]:
-    """The live lines."""
     return drawn(progress.drawn(), 100).splitlines()
 
 
@@ -83,7 +82,6 @@ class Terminal(io.StringIO):
 
 
 def log_of(*events, verbose: bool = False, **options) -> list[str]:
-    """The lines that events leave in a file."""
     file = io.StringIO()
     with Progress(Console(file=file, width=40, **options), verbose=verbose, clock=Clock()) as progress:
         for event in events:
