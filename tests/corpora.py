@@ -25,16 +25,10 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 USUAL_MODEL = {
-    Task.CAUSAL_LM: "llama",
-    Task.SEQ2SEQ_LM: "t5",
-    Task.MASKED_LM: "bert",
-    Task.SEQUENCE_CLASSIFICATION: "bert",
-    Task.IMAGE_CLASSIFICATION: "vit",
-    Task.SPEECH_CTC: "wav2vec2",
-    Task.SPEECH_SEQ2SEQ: "whisper",
-    Task.AUDIO_CLASSIFICATION: "wav2vec2",
-    Task.IMAGE_TEXT_TO_TEXT: "llava",
-}
+    Task.CAUSAL_LM: "llama", Task.SEQ2SEQ_LM: "t5", Task.MASKED_LM: "bert", Task.SEQUENCE_CLASSIFICATION: "bert",
+    Task.IMAGE_CLASSIFICATION: "vit", Task.SPEECH_CTC: "wav2vec2", Task.SPEECH_SEQ2SEQ: "whisper",
+    Task.AUDIO_CLASSIFICATION: "wav2vec2", Task.IMAGE_TEXT_TO_TEXT: "llava",
+}  # fmt: skip
 
 
 def config_of(model_type: str, **changes: Any) -> Any:
@@ -44,14 +38,9 @@ def config_of(model_type: str, **changes: Any) -> Any:
 def workload_of(task: Task = Task.CAUSAL_LM, model_type: str | None = None, **fields: Any) -> Workload:
     model_type = model_type or USUAL_MODEL[task]
     spec = ModelSpec(
-        reference=model_type,
-        name=f"tiny/{model_type}",
-        source="catalogue",
-        model_type=model_type,
-        kind="decoder",
-        config={**MODELS[model_type], **fields.pop("changes", {})},
-        path=fields.pop("path", None),
-    )
+        reference=model_type, name=f"tiny/{model_type}", source="catalogue", model_type=model_type, kind="decoder",
+        config={**MODELS[model_type], **fields.pop("changes", {})}, path=fields.pop("path", None),
+    )  # fmt: skip
     return Workload(**{"model": spec, "task": task, "sequence_length": 24, "global_batch_size": 8, **fields})
 
 

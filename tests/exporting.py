@@ -21,27 +21,13 @@ SCRIPTS = ("python", "accelerate-loop", "trl")
 
 # Another value of each knob that a configuration has, apart from those of other devices.
 EACH_KNOB = {
-    "precision": "bf16",
-    "tf32": True,
-    "optim": "adamw_bnb_8bit",
-    "checkpointing": "every-2nd",
-    "attn_implementation": "flash_attention_2",
-    "experts_implementation": "grouped_mm",
-    "experts_per_token": 1,
-    "expert_capacity": 8,
-    "use_liger_kernel": True,
-    "torch_compile_backend": "inductor",
-    "adapter": {"kind": "lora"},
-    "dataloader_num_workers": 2,
-    "dataloader_pin_memory": True,
-    "torch_empty_cache_steps": 4,
-    "expandable_segments": True,
-    "chunked_loss": True,
-    "activation_memory_budget": 0.5,
-    "train_sampling_strategy": "group_by_length",
-    "packing": True,
-    "micro_batch": 8,
-}
+    "precision": "bf16", "tf32": True, "optim": "adamw_bnb_8bit", "checkpointing": "every-2nd", "micro_batch": 8,
+    "attn_implementation": "flash_attention_2", "experts_implementation": "grouped_mm", "experts_per_token": 1,
+    "expert_capacity": 8, "use_liger_kernel": True, "torch_compile_backend": "inductor", "adapter": {"kind": "lora"},
+    "dataloader_num_workers": 2, "dataloader_pin_memory": True, "torch_empty_cache_steps": 4,
+    "expandable_segments": True, "chunked_loss": True, "activation_memory_budget": 0.5,
+    "train_sampling_strategy": "group_by_length", "packing": True,
+}  # fmt: skip
 
 
 def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
@@ -65,20 +51,19 @@ def _assembled() -> TuningResult:
 
 def answer_with(
     *,
-    micro_batch: int = 4,
     name: str = "meta-llama/Llama-3.2-1B",
+    kind: str = "decoder",
     task: Task = Task.CAUSAL_LM,
-    own: dict[str, Any] | None = None,
     hardware: Any = GPU,
+    own: dict[str, Any] | None = None,
+    micro_batch: int = 4,
+    parallelism: dict[str, Any] | None = None,
     **knobs: Any,
 ) -> TuningResult:
     """The answer of a search for a catalogue's model, on a GPU with everything, in which these knobs won."""
-    spread = knobs.pop("parallelism", {})
-    workload = make_workload(
-        model=make_spec(name=name, kind=knobs.pop("kind", "decoder")), task=task, fixed_arguments=own or {}
-    )
-    parallel = Parallelism(**spread)
-    return answer_of(make_config(micro_batch, parallelism=parallel, **knobs), workload=workload, hardware=hardware)
+    workload = make_workload(model=make_spec(name=name, kind=kind), task=task, fixed_arguments=own or {})
+    config = make_config(micro_batch, parallelism=Parallelism(**(parallelism or {})), **knobs)
+    return answer_of(config, workload=workload, hardware=hardware)
 
 
 def drafted(target: str, **answer: Any) -> Draft:

@@ -51,30 +51,24 @@ WHISPER = {**TINY["whisper"], "num_mel_bins": 4, "max_source_positions": 20, "ma
 MODELS = {
     "Llama": ("llama", Task.CAUSAL_LM, LLAMA),
     "GPT-2": ("gpt2", Task.CAUSAL_LM, GPT2),
-    "OPT": (
-        "opt",
-        Task.CAUSAL_LM,
-        {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, **TOKENS},
-    ),
+    "OPT": ("opt", Task.CAUSAL_LM, {
+        **SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, **TOKENS,
+    }),
     "Mixtral": ("mixtral", Task.CAUSAL_LM, MIXTRAL),
     "Mamba": ("mamba", Task.CAUSAL_LM, {**TINY["mamba"], **TOKENS}),
     "BERT as a decoder": ("bert", Task.CAUSAL_LM, {**BERT, "is_decoder": True}),
     "BART's decoder alone": ("bart", Task.CAUSAL_LM, BART),
     "T5": ("t5", Task.SEQ2SEQ_LM, T5),
     "BART": ("bart", Task.SEQ2SEQ_LM, BART),
-    "Switch": (
-        "switch_transformers",
-        Task.SEQ2SEQ_LM,
-        {**T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
-         "router_jitter_noise": 0.0},
-    ),
+    "Switch": ("switch_transformers", Task.SEQ2SEQ_LM, {
+        **T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+        "router_jitter_noise": 0.0,
+    }),
     "BERT": ("bert", Task.MASKED_LM, BERT),
     "BERT classifier": ("bert", Task.SEQUENCE_CLASSIFICATION, {**BERT, "num_labels": 3}),
-    "RoBERTa classifier": (
-        "roberta",
-        Task.SEQUENCE_CLASSIFICATION,
-        {**BERT, "pad_token_id": 1, "num_labels": 3, "classifier_dropout": 0.0},
-    ),
+    "RoBERTa classifier": ("roberta", Task.SEQUENCE_CLASSIFICATION, {
+        **BERT, "pad_token_id": 1, "num_labels": 3, "classifier_dropout": 0.0,
+    }),
     "T5 classifier": ("t5", Task.SEQUENCE_CLASSIFICATION, {**T5, "num_labels": 3, "classifier_dropout": 0.0}),
     "GPT-2 classifier": ("gpt2", Task.SEQUENCE_CLASSIFICATION, {**GPT2, "num_labels": 3}),
     "ViT": ("vit", Task.IMAGE_CLASSIFICATION, TINY["vit"]),

@@ -61,23 +61,14 @@ def make_profile(family: Family | None = None, **fields: Any) -> Profile:
 
 def make_rates(**fields: Any) -> Rates:
     defaults = {
-        "matmul_flops": {"fp32": 1e8, "bf16": 4e8},
-        "bandwidth": 1e12,
-        "launch_s": 0.0,
-        "host_bandwidth": 1e10,
+        "matmul_flops": {"fp32": 1e8, "bf16": 4e8}, "bandwidth": 1e12, "launch_s": 0.0, "host_bandwidth": 1e10,
         "source": "measured",
-    }
+    }  # fmt: skip
     return Rates(**{**defaults, **fields})
 
 
 def make_model(profiles: Sequence[Profile] | None = None, **fields: Any) -> CostModel:
     """Of a workload on a CPU that knows the fp32 family, unless other profiles are given."""
-    return CostModel.of(
-        **{
-            "workload": make_workload(),
-            "hardware": make_hardware(),
-            "rates": make_rates(),
-            "profiles": [make_profile()] if profiles is None else profiles,
-            **fields,
-        }
-    )
+    known = [make_profile()] if profiles is None else profiles
+    usual = {"workload": make_workload(), "hardware": make_hardware(), "rates": make_rates()}
+    return CostModel.of(**{**usual, "profiles": known, **fields})

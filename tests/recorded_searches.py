@@ -40,15 +40,10 @@ def recorded_search(*trials: TrialResult, plan: SearchPlan | None = None, **fiel
     baseline = recorded_trial(plan.baseline, purpose=Purpose.BASELINE)
     found = trials if any(t.request.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
     defaults = {
-        "id": "a",
-        "key": key_of(plan),
-        "model": plan.workload.model.name,
-        "shape": "causal-lm, sequence 128, batch 16",
-        "device": plan.hardware.name,
-        "started": MOMENT,
-        "run_directory": "/runs/tiny",
+        "id": "a", "key": key_of(plan), "model": plan.workload.model.name, "shape": "causal-lm, sequence 128, batch 16",
+        "device": plan.hardware.name, "started": MOMENT, "run_directory": "/runs/tiny",
         "trials": tuple(numbered(trial, number) for number, trial in enumerate(found)),
-    }
+    }  # fmt: skip
     return RecordedSearch(**{**defaults, **fields})
 
 

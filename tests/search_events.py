@@ -18,14 +18,10 @@ LEADER = Leader(changes=(BF16,), samples_per_second=34.2, speedup=1.62)
 
 def make_started(number: int = 7, **fields: Any) -> TrialStarted:
     defaults = {
-        "purpose": Purpose.SEARCH,
-        "config": make_config(16, precision="bf16"),
-        "changes": (BF16, MICRO_BATCH),
-        "time_left_s": 720.0,
-        "trials_left": 17,
+        "purpose": Purpose.SEARCH, "config": make_config(16, precision="bf16"), "changes": (BF16, MICRO_BATCH),
+        "time_left_s": 720.0, "trials_left": 17, "leader": LEADER,
         "prediction": Prediction(samples_per_second=40.0, peak_bytes=5 * GIB),
-        "leader": LEADER,
-    }
+    }  # fmt: skip
     return TrialStarted(number=number, **{**defaults, **fields})
 
 

@@ -1,9 +1,11 @@
 """Errors: exit codes, suggestions, and what is wrong with a value in the user's words."""
 
 import re
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
+from pydantic_core.core_schema import ErrorType
 
 from autotune import errors
 from autotune.errors import AutotuneError, complaint, first_complaint, suggestion
@@ -11,17 +13,9 @@ from autotune.planning.options import SearchOptions
 from autotune.search.tuner import SearchInterrupted
 
 EXIT_CODES = {
-    "AutotuneError": 1,
-    "InputError": 2,
-    "UnknownModelError": 2,
-    "SearchSpaceError": 2,
-    "RunDirectoryError": 2,
-    "RecordError": 2,
-    "MachineError": 3,
-    "InfrastructureError": 4,
-    "NothingFitsError": 5,
-    "NothingPassedError": 6,
-}
+    "AutotuneError": 1, "InputError": 2, "UnknownModelError": 2, "SearchSpaceError": 2, "RunDirectoryError": 2,
+    "RecordError": 2, "MachineError": 3, "InfrastructureError": 4, "NothingFitsError": 5, "NothingPassedError": 6,
+}  # fmt: skip
 
 
 def test_exit_codes_are_those_that_are_documented():
@@ -73,13 +67,7 @@ def test_what_was_expected_is_said_in_a_line(fields, said):
 
 
 def test_every_word_of_ours_fits_an_error_of_pydantic():
-    from typing import get_args
-
-    from pydantic_core.core_schema import ErrorType
-
-    from autotune.errors import _WORDS
-
-    assert set(_WORDS) <= set(get_args(ErrorType))
+    assert set(errors._WORDS) <= set(get_args(ErrorType))
 
 
 def test_what_has_no_words_of_ours_is_said_by_who_refuses_it():

@@ -15,18 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ALIKE = (
-    "cublas",
-    "cublasLt",
-    "cudnn",
-    "cufft",
-    "cupti",
-    "curand",
-    "cusolver",
-    "cusparse",
-    "cusparseLt",
-    "nccl",
-    "nvrtc",
-)
+    "cublas", "cublasLt", "cudnn", "cufft", "cupti", "curand", "cusolver", "cusparse", "cusparseLt", "nccl", "nvrtc",
+)  # fmt: skip
 PREFIXES = {name: name for name in ALIKE} | {"cufile": "cuFile", "nvshmem_host": "nvshmem", "nvToolsExt": "nvtx"}
 NEEDED = re.compile(r"\(NEEDED\).*\[(lib([A-Za-z_]+)\.so[^\]]*)\]")
 UNDEFINED = re.compile(r"^\s*U (\w+)(?:@+(\S+))?$", re.MULTILINE)
