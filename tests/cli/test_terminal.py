@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pyte
@@ -18,14 +19,9 @@ class Terminal:
 
     def __init__(self, command: list[str], *, columns: int = 80, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "TERM", "CI")}
-        self._child = pexpect.spawn(
-            command[0],
-            command[1:],
-            env={**inherited, "TERM": "xterm-256color", **environment},
-            dimensions=(24, columns),
-            encoding="utf-8",
-            timeout=200,
-        )
+        own = {**inherited, "TERM": "xterm-256color", **environment}
+        how: dict[str, Any] = {"dimensions": (24, columns), "encoding": "utf-8", "timeout": 200}
+        self._child = pexpect.spawn(command[0], command[1:], env=own, **how)
         self.raw = ""
         self._screen = pyte.HistoryScreen(columns, 24, history=1000)
         self._stream = pyte.Stream(self._screen)
@@ -41,15 +37,10 @@ class Terminal:
         return bool(self._screen.cursor.hidden)
 
     def read_until(self, text: str) -> None:
-        """Take in what is written until `text` stands there."""
+        """Take in what is written until `text` stands there, or is the window's title."""
         ends = time.monotonic() + 120
-        while text not in "\n".join(self.lines):
+        while text not in "\n".join([self._screen.title, *self.lines]):
             assert time.monotonic() < ends, f"{text!r} never came: {self.lines}"
-            self._feed(self._child.read_nonblocking(size=4096, timeout=120))
-
-    def read_until_titled(self, title: str) -> None:
-        """Take in what is written until the window has a title."""
-        while self._screen.title != title:
             self._feed(self._child.read_nonblocking(size=4096, timeout=120))
 
     def read_to_the_end(self) -> int:
@@ -97,7 +88,7 @@ LOGGED = "trial 6: precision bf16, micro-batch 16: completed, 34.2 samples/s ± 
 
 def test_the_display_stands_below_what_has_happened_and_ctrl_c_leaves_the_lines_and_a_cursor(shown):
     screen = shown()
-    screen.read_until_titled("waiting")
+    screen.read_until("waiting")
     assert screen.lines[0] == "tuning for the CPU"
     assert "".join(screen.lines[1:3]) == LOGGED
     assert [line.partition(" · ")[0] for line in screen.lines[3:]] == ["searching", "trial 7", "best"]
@@ -125,9 +116,8 @@ def test_a_terminal_gets_what_it_can_draw(shown, how, escapes):
 @pytest.mark.slow
 def test_a_real_search_shows_its_phases_and_then_the_answer(terminal, tiny_llama, tmp_path):
     options = ("--effort", "quick", "--device", "cpu", "--seq-len", "32", "--global-batch", "4", "--max-trials", "2")
-    screen = terminal(
-        sys.executable, "-m", "autotune", "find", "--model", tiny_llama, *options, "--run-dir", tmp_path / "run"
-    )
+    words = ("-m", "autotune", "find", "--model", tiny_llama, *options, "--run-dir", tmp_path / "run")
+    screen = terminal(sys.executable, *words)
     screen.read_until("searching · at most")
     assert screen.lines[-1].startswith("best · ")
     assert screen.read_to_the_end() == 0

@@ -107,27 +107,19 @@ def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
 
 
 @pytest.mark.parametrize(
-    ("best", "message"),
+    ("best", "processes", "message"),
     [
-        ({"parallelism": Parallelism(world_size=2)}, "trains on several devices"),
-        ({"packing": True}, "packs samples, which your script puts into batches by itself"),
-        ({"quantization": "nf4", "adapter": {"rank": 4}}, "packed base weights"),
+        ({"parallelism": Parallelism(world_size=2)}, "1", "trains on several devices"),
+        ({"packing": True}, "1", "packs samples, which your script puts into batches by itself"),
+        ({"quantization": "nf4", "adapter": {"rank": 4}}, "1", "packed base weights"),
+        ({}, "2", "this is one of several"),
+        *(({}, n, f"WORLD_SIZE={n}: expected the number of processes") for n in ("x", "", "2.5")),
     ],
     ids=str,
 )
-def test_what_can_not_be_laid_over_a_script_is_refused(answer, best, message):
+def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best, processes, message):
     path = answer(make_config(8, attn_implementation=None, **best))
-    with pytest.raises(InputError, match=message):
-        prepared(path, ["python", "train.py"])
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [("2", "this is one of several"), *((n, f"WORLD_SIZE={n}: expected the number of proc") for n in ("x", "", "2.5"))],
-)
-def test_a_number_of_processes_that_is_not_one_is_refused(answer, monkeypatch, said, message):
-    path = answer(make_config(16, attn_implementation=None))
-    monkeypatch.setenv("WORLD_SIZE", said)
+    monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(InputError, match=message):
         prepared(path, ["python", "train.py"])
 

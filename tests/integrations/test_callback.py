@@ -181,26 +181,23 @@ def arguments_of(result, **changes):
 
 
 REASONS = ("optim sgd (promised adamw_torch)", "waiting for data: 30%")
+NO_REASON = "no reason was seen (samples of other lengths? another load of the machine?)"
+SEEN, STEPS, PROMISED = "; ".join(REASONS), "samples/s over 40 steps,", "100 (95 to 105)"
 ENDLESS = make_promise(interval=Interval(low=0.0, high=math.inf))
 
 
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (make_production(97.0, reasons=REASONS), "97 samples/s over 40 steps, as promised: 100 (95 to 105)"),
-        (make_production(80.0, reasons=REASONS), "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): "
-         "optim sgd (promised adamw_torch); waiting for data: 30%"),
-        (make_production(80.0), "80 samples/s over 40 steps, 0.80 times the promised 100 (95 to 105): no reason was "
-         "seen (samples of other lengths? another load of the machine?)"),
-        (make_production(130.0, reasons=REASONS), "130 samples/s over 40 steps, 1.30 times the promised 100 "
-         "(95 to 105)"),
-        (make_production(None, steps=0), "too few steps to tell the throughput; promised: 100 (95 to 105) samples/s"),
-        (make_production(10.0, promise=ENDLESS), "10 samples/s over 40 steps, which can't be told from the promised "
-         "about 100"),
-        (make_production(100.0, memory=Memory(reserved_bytes=4 * GIB)), "100 samples/s over 40 steps, as promised: 100 "
-         "(95 to 105); peak 4.00 GiB reserved (promised 3.00 GiB)"),
-        (make_production(100.0, memory=Memory(resident_bytes=GIB)), "100 samples/s over 40 steps, as promised: 100 "
-         "(95 to 105)"),
+        (make_production(97.0, reasons=REASONS), f"97 {STEPS} as promised: {PROMISED}"),
+        (make_production(80.0, reasons=REASONS), f"80 {STEPS} 0.80 times the promised {PROMISED}: {SEEN}"),
+        (make_production(80.0), f"80 {STEPS} 0.80 times the promised {PROMISED}: {NO_REASON}"),
+        (make_production(130.0, reasons=REASONS), f"130 {STEPS} 1.30 times the promised {PROMISED}"),
+        (make_production(None, steps=0), f"too few steps to tell the throughput; promised: {PROMISED} samples/s"),
+        (make_production(10.0, promise=ENDLESS), f"10 {STEPS} which can't be told from the promised about 100"),
+        (make_production(100.0, memory=Memory(reserved_bytes=4 * GIB)), f"100 {STEPS} as promised: {PROMISED}; "
+         "peak 4.00 GiB reserved (promised 3.00 GiB)"),
+        (make_production(100.0, memory=Memory(resident_bytes=GIB)), f"100 {STEPS} as promised: {PROMISED}"),
     ],
     ids=["within", "below", "no reason", "above", "too few", "endless", "device", "host"],
 )  # fmt: skip

@@ -67,24 +67,18 @@ def test_a_search_in_which_nothing_fits(run):
     assert report.explanation is None
 
 
-def test_refused_configurations_come_with_their_reasons(run):
+def test_refused_configurations_come_with_their_reasons_and_a_trial_as_the_answer_judges_it(run):
     path = run / "best-config.json"
-    answer = load(path)
-    config = make_config(2)
+    answer, config = load(path), make_config(2)
+    judged = answer.trials[-1].model_copy(update={"status": TrialStatus.INVALID, "cause": "learns something else"})
     refused = TrialRow(number=None, config=config, status=TrialStatus.REJECTED, cause="too slow")
-    answer.model_copy(update={"trials": (*answer.trials, refused)}).save(path)
-    last = gather(run).trials[-1]
+    answer.model_copy(update={"trials": (*answer.trials[:-1], judged, refused)}).save(path)
+    trials = gather(run).trials
+    told = next(t for t in trials if t.label == str(judged.number))
+    assert (told.status, told.cause) == (TrialStatus.INVALID, "learns something else")
+    last = trials[-1]
     assert (last.label, last.purpose, last.config, last.cause) == ("", None, config, "too slow")
     assert [c.knob for c in last.changes] == ["per_device_train_batch_size"]
-
-
-def test_a_trial_whose_losses_are_refused_is_as_the_answer_has_it(run):
-    path = run / "best-config.json"
-    answer = load(path)
-    judged = answer.trials[-1].model_copy(update={"status": TrialStatus.INVALID, "cause": "learns something else"})
-    answer.model_copy(update={"trials": (*answer.trials[:-1], judged)}).save(path)
-    told = next(t for t in gather(run).trials if t.label == str(judged.number))
-    assert (told.status, told.cause) == (TrialStatus.INVALID, "learns something else")
 
 
 def test_a_directory_without_a_search_or_a_readable_answer_is_refused(run, tmp_path):
