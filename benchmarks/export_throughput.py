@@ -76,9 +76,10 @@ def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> li
     Raises:
         RuntimeError: One of the two can't train what the search has trained.
     """
-    result = autotune.load(path)
-    steps = steps_for(result, seconds)
-    rounds: list[Round] = []
+    result, rounds = autotune.load(path), list[Round]()
+    measured = result.best.measurement
+    step_s = statistics.fmean(measured.step_times_s) if measured else 1.0
+    steps = min(MOST_STEPS, max(FEWEST_STEPS, round(seconds / step_s)))
     with tempfile.TemporaryDirectory() as scratch, LocalRunner(Path(scratch), hardware) as runner:
         if result.workload.dataset is not None:
             runner.describe(DescribeRequest(workload=result.workload))  # tokenizes
@@ -91,12 +92,6 @@ def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> li
             rounds.append(Round(**{name: sides[name]() for name in order}))
             print(f"round {number}: {rounds[-1]}, ratio {rounds[-1].ratio:.3f}", file=sys.stderr, flush=True)
     return rounds
-
-
-def steps_for(result: TuningResult, seconds: float) -> int:
-    measured = result.best.measurement
-    step_s = statistics.fmean(measured.step_times_s) if measured else 1.0
-    return min(MOST_STEPS, max(FEWEST_STEPS, round(seconds / step_s)))
 
 
 def trial(result: TuningResult, hardware: Hardware, runner: LocalRunner, number: int, steps: int) -> float:
@@ -131,28 +126,17 @@ def train(path: Path, hardware: Hardware, output: Path, steps: int) -> float:
     Of several devices it is torchrun that starts a process for each.
     """
     result = autotune.load(path)
-    visible = visible_devices(result, hardware)
+    ranks = result.best.config.parallelism.world_size
+    others = like_devices(hardware.device)[1:ranks] if ranks > 1 and not hardware.is_cpu else ()
+    visible = launcher_environment(hardware.device, {}, others=others)["CUDA_VISIBLE_DEVICES"]  # no others are seen
     script = [str(EXAMPLE), str(path), "--steps", str(steps + 1), "--output-dir", str(output)]
     command, told = launched(result.launch_commands[0], script)
-    path_of_modules = os.pathsep.join([str(ROOT), *sys.path])
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, **told, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path_of_modules},
-    )
+    own = {**told, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, **own})
     if done.returncode != 0:
         raise RuntimeError(f"{EXAMPLE.name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
     printed = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     return float(json.loads(printed[-1])["samples_per_second"])
-
-
-def visible_devices(result: TuningResult, hardware: Hardware) -> str:
-    """Return what CUDA_VISIBLE_DEVICES has to be for the devices of an answer, and no others, to be seen."""
-    ranks = result.best.config.parallelism.world_size
-    others = like_devices(hardware.device)[1:ranks] if ranks > 1 and not hardware.is_cpu else ()
-    return launcher_environment(hardware.device, {}, others=others)["CUDA_VISIBLE_DEVICES"]
 
 
 def launched(line: str, script: list[str]) -> tuple[list[str], dict[str, str]]:

@@ -51,13 +51,9 @@ def search(share: float) -> dict[str, Any]:
         environment = {**os.environ, "AUTOTUNE_HOME": str(Path(scratch) / "home")}
         burners = [subprocess.Popen([sys.executable, "-c", BUSY, str(s)]) for s in shares]
         began = time.monotonic()
+        command = [sys.executable, "-m", "autotune", *COMMAND, "--run-dir", str(Path(scratch) / "run")]
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "autotune", *COMMAND, "--run-dir", str(Path(scratch) / "run")],
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
         finally:
             for burner in burners:
                 burner.kill()

@@ -28,7 +28,7 @@ from provenance import keep
 
 from autotune.tuning_result import TuningResult
 from autotune.values.hardware import detect
-from autotune.values.problem import TrialEnded
+from autotune.values.problem import Event, TrialEnded
 from autotune.values.trial import TrialResult
 
 MOST_TRIAL_S = 1.0
@@ -40,13 +40,14 @@ def main() -> None:
     options = parser_of(__doc__, usual={"model": "distilbert-base-uncased"}).parse_args()
     hardware = detect(options.device)
     trials: list[TrialResult] = []
+
+    def observer(event: Event) -> None:
+        if isinstance(event, TrialEnded):
+            trials.append(event.result)
+
     with tempfile.TemporaryDirectory() as scratch:
         started = time.monotonic()
-        result = find(
-            options,
-            Path(scratch),
-            observer=lambda event: trials.append(event.result) if isinstance(event, TrialEnded) else None,
-        )
+        result = find(options, Path(scratch), observer=observer)
         find_s = time.monotonic() - started
     found = {
         "model": result.workload.model.name,
@@ -77,7 +78,7 @@ def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
     rows = [row(trial) for trial in trials]
     later = [r["overhead_s"] for r in rows[1:] if r["overhead_s"] is not None]
     spent, typical_s = result.spent, statistics.median(later) if later else None
-    shares = spent.shares() if spent else {}
+    shares, is_small = spent.shares() if spent else {}, result.facts.parameters <= SMALL_PARAMETERS
     outside = sum(shares.get(part, 0.0) for part in ("setting trials up", "starting the search", "between trials"))
     return {
         "spent": spent.model_dump() if spent else None,
@@ -85,9 +86,7 @@ def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
         "outside_share": outside if spent else None,
         "trial_overhead_s": typical_s,
         "targets": {
-            "trial": None
-            if typical_s is None or result.facts.parameters > SMALL_PARAMETERS
-            else typical_s <= MOST_TRIAL_S,
+            "trial": typical_s <= MOST_TRIAL_S if typical_s is not None and is_small else None,
             "search": None if spent is None else outside <= MOST_SHARE,
         },
         "disturbances": result.disturbances,

@@ -72,14 +72,9 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
     spec = resolve(name)
     task = default_task(spec)
     facts = describe(spec, task)
-    length = min(sequence, facts.max_sequence_length or sequence)
-    workload = Workload(
-        model=spec,
-        task=task,
-        sequence_length=length,
-        target_length=length,
-        global_batch_size=8 if hardware.is_cpu else 32,
-    )
+    length, batch = min(sequence, facts.max_sequence_length or sequence), 8 if hardware.is_cpu else 32
+    lengths = {"sequence_length": length, "target_length": length}
+    workload = Workload(model=spec, task=task, **lengths, global_batch_size=batch)
     configs = []
     for config in configurations(hardware):
         kernel = config.attn_implementation if facts.attn_implementations else None
@@ -115,12 +110,9 @@ def _row(name: str, config: TrainConfig, result: TrialResult, model: CostModel, 
     }
     if before and after:
         row |= {"predicted": before.model_dump(mode="json"), "corrected": after.model_dump(mode="json")}
-    if result.measurement:
-        row |= {
-            "memory": result.measurement.memory.model_dump(mode="json"),
-            "peak_bytes": result.measurement.memory.peak_bytes,
-            "samples_per_second": result.measurement.samples_per_second,
-        }
+    if measured := result.measurement:
+        row |= {"memory": measured.memory.model_dump(mode="json"), "peak_bytes": measured.memory.peak_bytes}
+        row["samples_per_second"] = measured.samples_per_second
     else:
         row["cause"] = result.outcome.cause  # type: ignore[union-attr]
     return row

@@ -298,10 +298,8 @@ def report(
 def _line(name: str, found: dict[str, Any] | None, target: tuple[float, float] | None = None) -> None:
     if found is not None:
         aim = f"  {target[0]:.0%}, {target[1]:.0%}" if target else ""
-        shares = (
-            f"{found['signed_median']:+7.1%} {found['median']:6.1%} {found['p90']:6.1%} {found['worst']:+7.1%}{aim}"
-        )
-        print(f"{name:62} {found['count']:3} {shares}")
+        shares = f"{found['signed_median']:+7.1%} {found['median']:6.1%} {found['p90']:6.1%} {found['worst']:+7.1%}"
+        print(f"{name:62} {found['count']:3} {shares}{aim}")
 
 
 def save(

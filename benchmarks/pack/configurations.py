@@ -111,6 +111,7 @@ CHECKPOINTING = tuple(
 )
 _SEEN_COMPILED = {"torch_compile_backend": "^inductor: [1-9]"}
 _TUNED: dict[str, Any] = {**_COMPILED, "torch_compile_mode": "max-autotune"}
+_NO_GRAPHS = "max-autotune-no-cudagraphs"
 _SQUARE: dict[str, Any] = {"model": "square-llama", "seen": _SEEN_COMPILED}
 COMPILATION = (
     Configuration("inductor", _COMPILED, seen=_SEEN_COMPILED),
@@ -118,9 +119,7 @@ COMPILATION = (
     Configuration("inductor, checkpointing", {**_COMPILED, "checkpointing": "full"}, seen=_SEEN_COMPILED),
     # With CUDA graphs micro-steps can't be accumulated: torch says that outputs of one were overwritten by the next.
     Configuration("max-autotune", {**_TUNED, "per_device_train_batch_size": GLOBAL_BATCH}, **_SQUARE),
-    Configuration(
-        "max-autotune-no-cudagraphs", {**_TUNED, "torch_compile_mode": "max-autotune-no-cudagraphs"}, **_SQUARE
-    ),
+    Configuration(_NO_GRAPHS, {**_TUNED, "torch_compile_mode": _NO_GRAPHS}, **_SQUARE),
 )
 LIGER = (
     Configuration("Liger", {"use_liger_kernel": True}, seen={"use_liger_kernel": "^[1-9]"}),
@@ -141,12 +140,8 @@ ADAPTERS = (
 OPTIMIZERS = tuple(
     Configuration(name, {"optim": name}) for name in ("adamw_torch", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit")
 )
+_WORKERS = {"dataloader_num_workers": 2, "dataloader_pin_memory": True}
 VISION = (
     Configuration("images", {"dataloader_num_workers": 0}, model="vit"),
-    Configuration(
-        "images, 2 workers",
-        {"dataloader_num_workers": 2, "dataloader_pin_memory": True},
-        model="vit",
-        seen={"dataloader_num_workers": "^2$"},
-    ),
+    Configuration("images, 2 workers", _WORKERS, model="vit", seen={"dataloader_num_workers": "^2$"}),
 )

@@ -114,10 +114,8 @@ def check_visible(session: Session) -> None:
     looks = {}
     for name, (value, _) in forms.items():
         environment = {**os.environ, "PYTHONPATH": modules_path(), "CUDA_VISIBLE_DEVICES": value}
-        command = [sys.executable, "-m", "pack.machine"]
-        looks[name] = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        command, pipes = [sys.executable, "-m", "pack.machine"], dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        looks[name] = subprocess.Popen(command, **pipes, text=True, env=environment)
     for name, process in looks.items():
         out, errors = process.communicate(timeout=LOOK_S)
         found = json.loads(out) if process.returncode == 0 else {"error": _last_line(errors) or "no answer"}
@@ -181,12 +179,9 @@ def share_device(session: Session) -> None:
     with _held(device, held):
         beside = detect(device)
         budget = beside.default_budget_bytes
-        check(
-            "a budget leaves the memory of others alone",
-            budget < LEFT_BYTES,
-            f"{show_memory(held)} held, {show_memory(budget)} of {show_memory(beside.memory_bytes)} to train in; "
-            f"{len(other_processes(beside))} other processes seen",
-        )
+        shown = f"{show_memory(held)} held, {show_memory(budget)} of {show_memory(beside.memory_bytes)} to train in; "
+        shown += f"{len(other_processes(beside))} other processes seen"
+        check("a budget leaves the memory of others alone", budget < LEFT_BYTES, shown)
         _train_beside(session, beside, held)
 
 
@@ -199,9 +194,8 @@ def _train_beside(session: Session, beside: Hardware, held: int) -> None:
         peak = fits.measurement.memory.peak_bytes if fits.measurement else 0
         check("a trial runs beside another process", bool(peak), str(fits.status))
         if peak:
-            check(
-                "its peak is its own", peak < min(held, LEFT_BYTES), f"{show_memory(peak)} beside {show_memory(held)}"
-            )
+            shown = f"{show_memory(peak)} beside {show_memory(held)}"
+            check("its peak is its own", peak < min(held, LEFT_BYTES), shown)
         # The whole device as its budget: it is the device that has no more.
         large = config_of({"per_device_train_batch_size": LARGE_BATCH}, beside)
         request = request_of(session.number(), large, task, beside, memory_bytes=beside.memory_bytes)
@@ -212,13 +206,9 @@ def _train_beside(session: Session, beside: Hardware, held: int) -> None:
 
 @contextlib.contextmanager
 def _held(device: str, size: int) -> Iterator[None]:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLD, device, str(size)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
-    )
+    command, environment = [sys.executable, "-c", _HOLD, device, str(size)], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    holder = subprocess.Popen(command, **pipes, text=True, env={**os.environ, **environment})
     try:
         assert holder.stdout is not None
         if not holder.stdout.readline():

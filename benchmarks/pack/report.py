@@ -95,9 +95,9 @@ def story_of(
     outcome, request, measured = result.outcome, result.request, result.measurement
     observed_bytes = None if request.in_turn_with else observed_bytes
     detail = outcome.cause if isinstance(outcome, Failure) else measurement_detail(outcome)
-    line = (
-        f"{named}: {result.status}: {detail}" if named else trial_line(request.number, result.status, changes, detail)
-    )
+    line = f"{named}: {result.status}: {detail}"
+    if not named:
+        line = trial_line(request.number, result.status, changes, detail)
     seen = f", {show_memory(observed_bytes)} seen from outside" if observed_bytes is not None else ""
     soaked = measured.soaked if measured is not None and isinstance(request.task, SoakTask) else None
     return Story(
