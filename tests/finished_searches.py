@@ -70,15 +70,12 @@ def without_memory(request: TrialRequest) -> Outcome:
     return outcome(request)
 
 
-def predicted(request: TrialRequest) -> TrialRequest:
-    """The request with a prediction 10 % above what will be measured."""
-    prediction = Prediction(samples_per_second=1.1 * rate(request.config), peak_bytes=int(1.1 * GIB))
-    return request.model_copy(update={"prediction": prediction})
-
-
 class PredictingRunner(ScriptedRunner):
-    def run(self, request: TrialRequest):
-        return super().run(predicted(request))
+    """Its requests have a prediction 10 % above what will be measured."""
+
+    def begin(self, request: TrialRequest) -> None:
+        prediction = Prediction(samples_per_second=1.1 * rate(request.config), peak_bytes=int(1.1 * GIB))
+        super().begin(request.model_copy(update={"prediction": prediction}))
 
 
 def nothing_helps(request: TrialRequest) -> Outcome:
@@ -105,9 +102,7 @@ def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[
     run_directory = RunDirectory.create(directory)
     run_directory.write_plan(plan)
     runner = PredictingRunner(directory, told, clock=Clock())
-    with mock.patch(
-        "autotune.search.sampler.PATIENCE_DRAWS", 1
-    ):  # the sampler's attempts in a small space take a second each
+    with mock.patch("autotune.search.sampler.PATIENCE_DRAWS", 1):  # attempts in a small space take a second each
         found = Tuner(plan, run_directory, runner, ignore, clock=Clock()).run()
         return directory, plan, with_methods(found)
 
@@ -149,8 +144,7 @@ def make_breakdown(**fields) -> MemoryBreakdown:
     defaults = {
         **bytes_,
         "framework_bytes": GIB // 5,
-        "allocated_peak_bytes": allocated,
-        "reserved_peak_bytes": allocated,
+        **dict.fromkeys(("allocated_peak_bytes", "reserved_peak_bytes"), allocated),
         "device_peak_bytes": allocated + GIB // 5,
         **dict.fromkeys(("allocated_interval", "reserved_interval", "device_interval"), interval),
         "phases": (

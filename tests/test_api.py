@@ -88,7 +88,9 @@ def test_sigkill_in_mid_trial_loses_no_finished_trial_and_resume_repeats_none(fo
     assert {0, 1} <= set(found.before)
     after = results(found.run)
     assert {n: after[n] for n in found.before} == found.before
-    assert no_config_twice(after)
+    requests = [r["request"] for r in after.values() if r["request"]["purpose"] in EXPLORING]
+    searched = [json.dumps(request["config"]) for request in requests]
+    assert len(searched) == len(set(searched))
 
 
 def test_the_users_baseline_is_trial_0_every_trial_does_the_same_step_and_samples_together_are_faster(found):
@@ -130,11 +132,6 @@ def test_what_is_exported_is_what_the_best_trial_was_given_and_has_been_checked(
     assert arguments.per_device_eval_batch_size == result.soaked.eval_batch_size
     assert result.soaked.checkpoint_bytes > 12 * result.facts.parameters
     assert not list(run.rglob("*.safetensors"))
-
-
-def no_config_twice(found: dict[int, dict]) -> bool:
-    searched = [json.dumps(r["request"]["config"]) for r in found.values() if r["request"]["purpose"] in EXPLORING]
-    return len(searched) == len(set(searched))
 
 
 @pytest.mark.slow

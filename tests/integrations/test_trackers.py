@@ -42,10 +42,6 @@ def told(monkeypatch):
     return names.__getitem__
 
 
-def ended(number: int) -> TrialEnded:
-    return TrialEnded(result=make_result(number=number), changes=())
-
-
 def on_disk(directory: RunDirectory, *numbers: int) -> None:
     for number in numbers:
         folder = directory.path / "trials" / f"{number:04d}"
@@ -58,7 +54,7 @@ def tell(directory: RunDirectory, trackers: tuple[str, ...], *numbers: int) -> H
     heard = Heard()
     made = Tracking(make_plan(report_to=trackers), directory, heard)
     for number in numbers:
-        made(ended(number))
+        made(TrialEnded(result=make_result(number=number), changes=()))
     return heard
 
 
