@@ -38,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result, or the err
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer, and nothing else.")]
 TrustRunDir = Annotated[
-    bool, typer.Option("--trust-run-dir", help="Run its code, though it was not begun by you on this machine.")
+    bool, typer.Option("--trust-run-dir", help="Run its code although you did not begin it on this machine.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show predictions and conditions, too.")]
 

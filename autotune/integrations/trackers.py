@@ -1,9 +1,8 @@
 """Writes each trial as it ends, and the answer, to TensorBoard, Weights & Biases or MLflow: `--report-to`.
 
-Where runs go is decided by the library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...), and so is how long a
-server is waited for. A tracker that fails gets no further trials: a note says so, and the search goes on. A run that
-was written leaves an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was
-missed, and nothing twice.
+The library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...) decide where runs go and how long it waits for a
+server. A tracker that fails gets no further trials: a note says so, and the search goes on. A run that was written leaves
+an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, once.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from autotune.values.trial import Failure, Measurement, TrialResult
 # The longest text that is written. MLflow refuses 6,000 characters (MAX_PARAM_VAL_LENGTH), older servers 500.
 _LONGEST_TEXT = 500
 
-# The libraries' own settings, where the user has none: a server that doesn't answer holds a search up for a minute or
-# two, once. Of themselves MLflow tries for a quarter of an hour, wandb without end.
+# Settings of the libraries where the user has none: a server that doesn't answer holds a search up for a minute or two,
+# once. By default MLflow tries for a quarter of an hour, wandb without end.
 _PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
