@@ -1,7 +1,7 @@
 """Writes each trial as it ends, and the answer, to TensorBoard, Weights & Biases or MLflow: `--report-to`.
 
 The library's own settings (`WANDB_MODE`, `MLFLOW_TRACKING_URI` ...) decide where runs go and how long it waits for a
-server. A tracker that fails gets no further trials: a note says so, and the search goes on. A run that was written leaves
+server. A tracker that fails gets no further trials: a note says so, and the search goes on. A written run leaves
 an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, once.
 """
 
