@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY_LLAMA, write_model
+from model_families import FAMILIES
 from pydantic import ValidationError
 
 from autotune.space.rules import refusals
@@ -24,16 +25,9 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": N
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**TINY_LLAMA, "num_hidden_layers": 4},
     "mixtral": {**TINY_LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **EXPERTS},
-    "opt": {
-        "model_type": "opt", "vocab_size": 512, "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "max_position_embeddings": 256, "word_embed_proj_dim": 64, "dropout": 0.0,
-    },
-    "switch": {
-        "model_type": "switch_transformers", "vocab_size": 512, "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4,
-        "num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
-        "num_experts": 4, "expert_capacity": 16, "decoder_start_token_id": 0,
-    },
-}  # fmt: skip
+    "opt": {**FAMILIES["OPT"], "dropout": 0.0},
+    "switch": {**FAMILIES["Switch"], "expert_capacity": 16},
+}
 
 # (row, configuration, model, an effect that was seen)
 WORKS = [

@@ -1,7 +1,8 @@
 """Tiny vision-language models, one of every family whose images are made."""
 
-import json
 from typing import Any
+
+from conftest import write_model
 
 from autotune.training.resolve import resolve
 from autotune.values.model import ModelSpec
@@ -80,6 +81,4 @@ def edge(name: str) -> int | None:
 
 
 def tiny_vision_language(folder: Any, name: str, **sizes: int) -> ModelSpec:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(vision_language(**sizes)[name]))
-    return resolve(str(folder))
+    return resolve(str(write_model(folder, vision_language(**sizes)[name])))
