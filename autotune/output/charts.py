@@ -262,7 +262,6 @@ def _mark(axes: Axes, look: str, x: float, y: float | None, tip: str, words: str
 def _with_legend(figure: Figure, axes: Axes) -> Figure:
     handles, labels = axes.get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))  # of equal labels the last
-    figure.legend(
-        list(found.values()), [textwrap.fill(label, 31) for label in found], loc="outside lower left", ncols=2
-    )
+    words = [textwrap.fill(label, 31) for label in found]
+    figure.legend(list(found.values()), words, loc="outside lower left", ncols=2)
     return figure

@@ -48,9 +48,8 @@ def _peaks(gpu: Gpu, *dtypes: Dtype) -> str:
 
 def spaces_table(found: Sequence[SpaceFile]) -> RenderableType:
     rows = ((s.name, s.description, ", ".join(s.parameters)) for s in found)
-    return table_of(
-        ("name", "for whom", "parameters"), rows, title="search spaces (--space NAME, or your own YAML file)"
-    )
+    title = "search spaces (--space NAME, or your own YAML file)"
+    return table_of(("name", "for whom", "parameters"), rows, title=title)
 
 
 def doctor_table(report: Report) -> RenderableType:
@@ -89,19 +88,12 @@ def preview_table(found: Preview) -> RenderableType:
     return Group(*parts, *map(Text, refused))
 
 
+_HISTORY = ("key", "when", "model", "workload", "device", "best_samples_per_second", "trials")
+
+
 def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
-    return [
-        {
-            "key": search.key,
-            "when": search.started,
-            "model": search.model,
-            "workload": search.shape,
-            "device": search.device,
-            "best_samples_per_second": search.best_samples_per_second,
-            "trials": len(search.trials),
-        }
-        for search in searches
-    ]
+    rows = ((s.key, s.started, s.model, s.shape, s.device, s.best_samples_per_second, len(s.trials)) for s in searches)
+    return [dict(zip(_HISTORY, row, strict=True)) for row in rows]
 
 
 def history_table(found: Sequence[dict[str, Any]], where: str) -> RenderableType:

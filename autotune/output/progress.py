@@ -167,9 +167,8 @@ def _details(result: TrialResult) -> Iterator[str]:
             "GPU idle": (seen.idle_share, "{:.0%}"),
             "": (seen.temperature_c, "{:.0f} °C"),
         }
-        if parts := [
-            f"{name} {how.format(value)}".strip() for name, (value, how) in shown.items() if value is not None
-        ]:
+        parts = [f"{name} {how.format(share)}".strip() for name, (share, how) in shown.items() if share is not None]
+        if parts:
             yield f"conditions: {', '.join(parts)}"
     if effects := [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]:
         yield f"in effect: {', '.join(effects)}"

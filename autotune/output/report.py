@@ -160,10 +160,9 @@ def accuracy(report: RunReport) -> list[str]:
         if errors:
             median = statistics.median(abs(error) for error, _ in errors)
             worst, trial = max(errors, key=lambda found: abs(found[0]))
-            lines.append(
-                f"{words}: median error {median:.0%}, largest {worst:+.0%} (trial {trial.label}), of {len(errors)} "
-                "predictions, each made before its trial"
-            )
+            largest = f"largest {worst:+.0%} (trial {trial.label})"
+            of = f"of {len(errors)} predictions, each made before its trial"
+            lines.append(f"{words}: median error {median:.0%}, {largest}, {of}")
     return lines
 
 

@@ -41,9 +41,7 @@ def show_config(config: TrainConfig) -> str:
     return ", ".join(parts)
 
 
-def result_table(
-    result: ResultData, answer_path: str | None = None, run_directory: str | None = None
-) -> RenderableType:
+def result_table(result: ResultData, answer_path: str | None = None, run_dir: str | None = None) -> RenderableType:
     """Return the result of a search, with paths if given; print it with `crop=False`, as some lines are to paste."""
     same = result.best.config == result.baseline.config
     best = _row(result, "baseline" if same else "winner", result.best)
@@ -59,9 +57,8 @@ def result_table(
         lines.append(f"where the time went: {', '.join(largest)}")
     lines += [n if n.startswith("noise: ") else f"note: {n}" for n in notes[:_MOST_NOTES]]
     lines += [f"{further} more note{'s' if further > 1 else ''} in the report"] if further > 0 else []
-    to_paste: list[str] = []
+    to_paste = [] if answer_path is None else [f"written: {answer_path}"]
     if answer_path is not None:
-        to_paste = [f"written: {answer_path}"]
         if result.workload.is_users_own:
             to_paste += launch_files.user_launch(result, answer_path)
         elif result.best.config.parallelism.is_single:
@@ -69,10 +66,10 @@ def result_table(
         else:
             commands = " or ".join(launch_files.launch_commands(result))
             to_paste.append(f"launch: {commands} (files: autotune export {answer_path} --output DIR)")
-    if run_directory is not None:
+    if run_dir is not None:
         if result.verdict == "unconfirmed":
-            to_paste.append(f"to give it more time: autotune resume {run_directory} --max-time TIME")
-        to_paste.append(f"all of it: {run_directory} (autotune report {run_directory})")
+            to_paste.append(f"to give it more time: autotune resume {run_dir} --max-time TIME")
+        to_paste.append(f"all of it: {run_dir} (autotune report {run_dir})")
     took = show_time(spent.total_s - spent.at_once_s if spent is not None else result.search_time_s)
     within = show_memory(result.memory_bytes)
     return Group(
@@ -170,10 +167,8 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
     peak = f"peak {show_memory(measurement.memory.peak_bytes)}"
     if prediction is None:
         return f"{text}, {peak}"
-    return (
-        f"{text} (predicted {show_rate(prediction.samples_per_second)}), "
-        f"{peak} (predicted {show_memory(prediction.peak_bytes)})"
-    )
+    text += f" (predicted {show_rate(prediction.samples_per_second)})"
+    return f"{text}, {peak} (predicted {show_memory(prediction.peak_bytes)})"
 
 
 def about(workload: Workload) -> str:
