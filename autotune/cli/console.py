@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 import typer
 import typer.core
 
-from autotune.errors import (
-    EXIT_BUG,
-    EXIT_INTERRUPTED,
-    AutotuneError,
-    InfrastructureError,
-    InputError,
-    refusing_long_names,
-)
+from autotune import errors
 from autotune.units import visible
 
 if TYPE_CHECKING:
@@ -49,7 +42,7 @@ _LONGEST = 2000  # characters of an error, which may repeat what was given
 def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
-        with refusing_long_names():
+        with errors.refusing_long_names():
             yield
     except typer.Exit:
         raise
@@ -59,13 +52,13 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if debug and isinstance(error, Exception):
             raise
-        kind, code, text = type(error).__name__, EXIT_BUG, str(error)
-        if isinstance(error, AutotuneError):
+        kind, code, text = type(error).__name__, errors.EXIT_BUG, str(error)
+        if isinstance(error, errors.AutotuneError):
             code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):
-            code, text = EXIT_INTERRUPTED, "interrupted"
+            code, text = errors.EXIT_INTERRUPTED, "interrupted"
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kind, code = InfrastructureError.__name__, InfrastructureError.exit_code
+            kind, code = errors.InfrastructureError.__name__, errors.InfrastructureError.exit_code
             text = f"{f'{str(error.filename)[:100]}: ' if error.filename else ''}the disk is full"
         else:
             text = f"a bug in autotune: {kind}: {text} (--debug shows the traceback)"
@@ -107,7 +100,7 @@ def writing(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{where}: can't be written: {error.strerror}") from None
+        raise errors.InputError(f"{where}: can't be written: {error.strerror}") from None
 
 
 def print_json(document: Any) -> None:
@@ -133,7 +126,7 @@ def stderr(*, quiet: bool = False, verbose: bool = False) -> Any:
     from autotune.output.terminal import Console
 
     if quiet and verbose:
-        raise InputError("--quiet and --verbose contradict each other; drop one of the two")
+        raise errors.InputError("--quiet and --verbose contradict each other; drop one of the two")
     return Console(stderr=True, quiet=quiet)
 
 

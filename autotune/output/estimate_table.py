@@ -9,16 +9,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.estimates.report import (
-    ConfigReport,
-    DevicesReport,
-    Predicted,
-    RankingReport,
-    Report,
-    RunCost,
-    Speed,
-    SpreadReport,
-)
+from autotune.estimates import report as reports
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
@@ -32,15 +23,15 @@ _UNKNOWN = "-"
 _UNSURE = "? the upper end of the interval is beyond the memory"
 
 
-def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType:
+def estimate_table(report: reports.Report, *, with_notes: bool = True) -> RenderableType:
     match report:
-        case ConfigReport():
+        case reports.ConfigReport():
             place, *parts = _configuration(report)
-        case RankingReport():
+        case reports.RankingReport():
             place, *parts = _ranking(report)
-        case SpreadReport():
+        case reports.SpreadReport():
             place, *parts = _spread(report)
-        case DevicesReport():
+        case reports.DevicesReport():
             place, *parts = _devices(report)
     target = f" + {report.workload.target_length}" if report.workload.target_length else ""
     notes = [f"note: {note}" for note in report.notes if with_notes]
@@ -48,7 +39,7 @@ def estimate_table(report: Report, *, with_notes: bool = True) -> RenderableType
     return Group(Text(f"{about(report.workload)}{target}{place}", style="bold"), *lines)
 
 
-def _configuration(report: ConfigReport) -> list[RenderableType]:
+def _configuration(report: reports.ConfigReport) -> list[RenderableType]:
     found = report.predicted
     rows = [*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)]
     world = found.config.parallelism.world_size
@@ -73,7 +64,7 @@ def _configuration(report: ConfigReport) -> list[RenderableType]:
     ]
 
 
-def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
+def _memory_rows(found: reports.Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
     memory = found.memory
     size, unit, digits = _unit_of(memory.allocated_peak_bytes)
 
@@ -95,7 +86,7 @@ def _memory_rows(found: Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]
     return rows
 
 
-def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
+def _speed_rows(speed: reports.Speed | None) -> list[tuple[str, str, str]]:
     if speed is None:
         return []
     known = (
@@ -109,7 +100,7 @@ def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _ranking(report: RankingReport) -> list[RenderableType]:
+def _ranking(report: reports.RankingReport) -> list[RenderableType]:
     rows = [
         {
             f"{_unit(report.workload)}\n(95 %)": _rate(found.speed, with_interval=True),
@@ -130,7 +121,7 @@ def _ranking(report: RankingReport) -> list[RenderableType]:
     ]
 
 
-def _devices(report: DevicesReport) -> list[RenderableType]:
+def _devices(report: reports.DevicesReport) -> list[RenderableType]:
     rows: list[dict[str, str]] = []
     left_out: dict[str, list[str]] = {}
     for row in report.rows:
@@ -163,7 +154,7 @@ def _devices(report: DevicesReport) -> list[RenderableType]:
     ]
 
 
-def _spread(report: SpreadReport) -> list[RenderableType]:
+def _spread(report: reports.SpreadReport) -> list[RenderableType]:
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
     size, memory, _ = _unit_of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
@@ -205,7 +196,7 @@ def _table_of_known(rows: Sequence[dict[str, str]], *, left: Collection[str], **
     return table_of(known, cells, right=[name for name in known if name not in left], **options)
 
 
-def _run_lines(run: RunCost | None, *, with_hours: bool = True) -> list[str]:
+def _run_lines(run: reports.RunCost | None, *, with_hours: bool = True) -> list[str]:
     if run is None:
         return []
     lines = [
@@ -221,7 +212,7 @@ def _run_lines(run: RunCost | None, *, with_hours: bool = True) -> list[str]:
     return lines
 
 
-def _mark(found: Predicted) -> str:
+def _mark(found: reports.Predicted) -> str:
     return "" if found.fits == "yes" else " ?"
 
 
@@ -233,7 +224,7 @@ def _interval(interval: Interval) -> str:
     return f"{show_rate(interval.low)} to {show_rate(interval.high)}"
 
 
-def _rate(speed: Speed | None, *, with_interval: bool = False) -> str:
+def _rate(speed: reports.Speed | None, *, with_interval: bool = False) -> str:
     """Return tokens per second, or samples if there are none, with the interval in a second line; empty if unknown."""
     if speed is None:
         return ""
@@ -243,7 +234,7 @@ def _rate(speed: Speed | None, *, with_interval: bool = False) -> str:
     return show_rate(rate) + (f"\n{_interval(ends)}" if with_interval else "")
 
 
-def _share(speed: Speed | None) -> str:
+def _share(speed: reports.Speed | None) -> str:
     return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 

@@ -24,16 +24,7 @@ from torch import nn
 
 from autotune.units import GIB
 from autotune.values.catalogue import Gpu
-from published.kernels import (
-    EAGER_OF_2022,
-    REPEATED_FLASH,
-    FastCrossEntropy,
-    FastNorm,
-    FastRope,
-    FusedLora,
-    LinearCrossEntropy,
-    SparingCrossEntropy,
-)
+from published import kernels
 from published.quantized import LoraPacked, PackedLinear, Quantization, quantize
 
 Version = tuple[int, ...]
@@ -154,9 +145,9 @@ def _attention(model: Any, software: Software) -> None:
     implementation = model.config._attn_implementation
     if software.transformers < (4, 48) and model.config.model_type in _REPEATED:
         if implementation == "flash_attention_2":
-            model.config._attn_implementation = REPEATED_FLASH
+            model.config._attn_implementation = kernels.REPEATED_FLASH
     elif software.torch < (1, 11) and implementation == "eager":
-        model.config._attn_implementation = EAGER_OF_2022
+        model.config._attn_implementation = kernels.EAGER_OF_2022
 
 
 def _loss(model: Any, software: Software) -> None:
@@ -170,7 +161,7 @@ def _loss(model: Any, software: Software) -> None:
         head.register_forward_hook(lambda module, inputs, output: output.float())
     entropy = torch.nn.functional.cross_entropy
     if software.fast_loss:
-        entropy = SparingCrossEntropy.loss if software.spare_block else FastCrossEntropy.loss
+        entropy = kernels.SparingCrossEntropy.loss if software.spare_block else kernels.FastCrossEntropy.loss
 
     def loss_function(logits: Any, labels: Any, vocab_size: int, **_: Any) -> Any:
         if in_fp32:
@@ -304,11 +295,11 @@ def _kernels(model: Any, software: Software) -> None:
     for module in list(model.modules()):
         if software.fast_norm and llama_like and type(module).__name__.endswith("RMSNorm"):
             module.weight.requires_grad_(False)  # the kernel returns no gradient for it
-            module.forward = types.MethodType(FastNorm.forward_of, module)
+            module.forward = types.MethodType(kernels.FastNorm.forward_of, module)
         if software.fast_rope and llama_like and type(module).__name__.endswith("Attention"):
-            module.forward = _with_globals(module, apply_rotary_pos_emb=FastRope.both)
+            module.forward = _with_globals(module, apply_rotary_pos_emb=kernels.FastRope.both)
         if software.fused_lora and isinstance(getattr(module, "q_proj", None), LoraPacked):
-            FusedLora.put_on(module)
+            kernels.FusedLora.put_on(module)
     if software.linear_loss and model.config.model_type in ("llama", "mistral", "granite"):
         model.forward = types.MethodType(_forward_with_linear_loss, model)
 
@@ -329,7 +320,7 @@ def _forward_with_linear_loss(model: Any, input_ids: Any, attention_mask: Any, l
 
     hidden = model.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)[0]
     shifted = hidden[..., :-1, :].contiguous().view(-1, hidden.shape[-1])
-    loss = LinearCrossEntropy.apply(shifted, model.lm_head.weight)
+    loss = kernels.LinearCrossEntropy.apply(shifted, model.lm_head.weight)
     return CausalLMOutputWithPast(loss=loss, logits=None)
 
 
