@@ -1,9 +1,9 @@
 """Runs a user's unchanged script with the answer of a search in place of its arguments: `autotune script --apply`.
 
 It gets the arguments and changes of the model that trials had, without those that only a trial needs: the script saves,
-evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. A line says
-whether the answer was found for another model, other data or another batch; it is applied all the same, and the number
-of samples a step stays the script's.
+evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. An answer
+that was found for another model, other data or another batch is applied, too, and a line says so; the number of samples
+a step stays the script's.
 """
 
 from __future__ import annotations
