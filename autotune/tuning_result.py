@@ -125,13 +125,8 @@ class TuningResult(ResultData):
         if code is not None and code.checkpoints and self.best.config.checkpointing == "none":
             base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:
-            config = self.best.config
-            return prepare_model(
-                model,
-                adapter,
-                chunked_loss=config.chunked_loss,
-                activation_memory_budget=config.activation_memory_budget,
-            )
+            chunked, budget = self.best.config.chunked_loss, self.best.config.activation_memory_budget
+            return prepare_model(model, adapter, chunked_loss=chunked, activation_memory_budget=budget)
         return model if adapter is None else put_on(model, adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Repeated, Collator]:

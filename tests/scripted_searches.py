@@ -69,9 +69,8 @@ class Search:
                 raise KeyboardInterrupt
             return self._outcome(request)
 
-        self.runner = ScriptedRunner(
-            self.directory, outcome, duration_s=self._duration_s, clock=self.clock, places=self._places
-        )
+        takes = {"duration_s": self._duration_s, "clock": self.clock, "places": self._places}
+        self.runner = ScriptedRunner(self.directory, outcome, **takes)
         with mock.patch("autotune.search.sampler.PATIENCE_DRAWS", self._patience):
             tuner = Tuner(
                 self.plan, RunDirectory(self.directory), self.runner, self.events.append,

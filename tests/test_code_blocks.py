@@ -139,9 +139,8 @@ def options_by_command() -> dict[str, set[str]]:
 def test_extras_that_pages_install_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = "".join(page.read_text() for page in PAGES)
-    asked = {
-        name for found in re.findall(r"(?:autotune-train|-e \"?\.)\[([\w,-]+)\]", text) for name in found.split(",")
-    }
+    found = re.findall(r"(?:autotune-train|-e \"?\.)\[([\w,-]+)\]", text)
+    asked = {name for names in found for name in names.split(",")}
     assert asked
     assert asked <= extras.keys()
 
@@ -249,9 +248,8 @@ AT_HAND = {
 def test_python_runs(desk, request, block):
     import transformers
 
-    config = write_model(
-        desk / "tiny-t5", {**TINY["t5"], "architectures": ["T5ForConditionalGeneration"], "vocab_size": 512}
-    )
+    t5 = {**TINY["t5"], "architectures": ["T5ForConditionalGeneration"], "vocab_size": 512}
+    config = write_model(desk / "tiny-t5", t5)
     transformers.T5ForConditionalGeneration(transformers.T5Config.from_pretrained(config)).save_pretrained(config)
     if "best-config.json" in block.text:
         (desk / "best-config.json").write_bytes(request.getfixturevalue("answer").read_bytes())

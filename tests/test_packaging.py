@@ -47,9 +47,8 @@ def built(tmp_path_factory) -> Path:
     pytest.importorskip("build")
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -83,9 +82,8 @@ def command(wheel, tmp_path_factory):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    told = subprocess.run(
-        [python, "-c", "import autotune; print(autotune.__file__)"], cwd=elsewhere, capture_output=True, env=alone
-    )
+    asked = [python, "-c", "import autotune; print(autotune.__file__)"]
+    told = subprocess.run(asked, cwd=elsewhere, capture_output=True, env=alone)
     assert Path(told.stdout.decode().strip()).parent == packages / "autotune"
     return run
 

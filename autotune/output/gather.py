@@ -37,12 +37,11 @@ def gather(run_dir: str | Path) -> RunReport:
     searched, explained = directory.results(), directory.explained()
     finals = Finals(SearchState(plan, searched))
     told = result.trials if result is not None else ()
-    judged = {row.number: row for row in told}
-    names = ("status", "cause", "config_samples_per_second")
-    rows = [
-        row.model_copy(update={name: getattr(judged.get(row.number, row), name) for name in names})
-        for row in trial_rows(finals)
-    ]
+    judged, names = {row.number: row for row in told}, ("status", "cause", "config_samples_per_second")
+    rows = []
+    for row in trial_rows(finals):
+        answered = judged.get(row.number, row)
+        rows.append(row.model_copy(update={name: getattr(answered, name) for name in names}))
     refused = [row for row in told if row.number is None]
     nothing: str | None = None
     if result is None:

@@ -120,9 +120,8 @@ def of_options() -> list[Case]:
     lacking = ((option, value) for option, values in options.LACKING.items() for value in values)
     cases += [Case([*FIND, option, value], MODEL, code=3) for option, value in lacking]
     cases += [Case(shlex.split(line), MODEL) for line in options.COMMANDS]
-    return cases + [
-        Case(["history"], environment={name: value}) for name, values in options.ENVIRONMENT.items() for value in values
-    ]
+    set_to = ({name: value} for name, values in options.ENVIRONMENT.items() for value in values)
+    return [*cases, *(Case(["history"], environment=environment) for environment in set_to)]
 
 
 def of_files() -> list[Case]:

@@ -239,9 +239,8 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize(("change", "said"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_what_differs_from_the_promise_is_named(result, change, said):
-    promised = result.model_copy(
-        update={"arguments": result.arguments.model_copy(update={"adapter": change.get("adapter")})}
-    )
+    own = result.arguments.model_copy(update={"adapter": change.get("adapter")})
+    promised = result.model_copy(update={"arguments": own})
     found = differences(
         promised,
         arguments_of(result, **change.get("arguments", {})),

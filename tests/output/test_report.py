@@ -76,9 +76,8 @@ def test_every_trial_and_every_refusal_is_a_row(report, text):
 
 def test_a_search_without_an_answer_has_a_page(report):
     failed = tuple(t for t in report.trials if t.status is TrialStatus.OUT_OF_MEMORY)
-    nothing = report.model_copy(
-        update={"result": None, "explanation": None, "nothing": "nothing fits 8 GiB", "trials": failed}
-    )
+    without = {"result": None, "explanation": None, "nothing": "nothing fits 8 GiB"}
+    nothing = report.model_copy(update={**without, "trials": failed})
     text = html_report(nothing)
     page = Page(text)
     assert "No answer: nothing fits 8 GiB." in text
