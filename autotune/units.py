@@ -107,9 +107,4 @@ def visible(text: str) -> str:
     >>> print(visible("a\nb \x1b[31mred \u202e"))
     a\nb \x1b[31mred \u202e
     """
-    return text if text.isprintable() else "".join(map(escaped, text))
-
-
-def escaped(character: str) -> str:
-    r"""Return a character if it can be printed, otherwise its escape in Python: `\n`, `\x1b`, `\u2028`."""
-    return character if character.isprintable() else ascii(character)[1:-1]
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -32,7 +32,7 @@ from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
 from autotune.training.resolve import HEADS
-from autotune.units import escaped, show_rate, visible
+from autotune.units import show_rate, visible
 from autotune.values.config import KNOBS
 from autotune.values.model import Task
 from autotune.values.result import ResultData
@@ -344,7 +344,7 @@ def _text(value: str, indent: int = 0, *, wrap: bool = True) -> Code:
 def literal(value: Any, indent: int = 0) -> str:
     """Return a value of JSON, or a tuple of such, as Python writes it, long ones a line an item."""
     if isinstance(value, str):
-        return '"' + "".join({"\\": "\\\\", '"': '\\"'}.get(c) or escaped(c) for c in value) + '"'
+        return '"' + "".join({"\\": "\\\\", '"': '\\"'}.get(c) or visible(c) for c in value) + '"'
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if value is None or isinstance(value, bool | int | float):
