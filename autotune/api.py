@@ -12,7 +12,7 @@ from typing import Any
 from autotune.errors import InputError, refusing_long_names
 from autotune.execution.runner import LocalRunner
 from autotune.integrations.trackers import check as check_trackers
-from autotune.output.progress import heard_by
+from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
 from autotune.planning.plan import SearchPlan, changed_files, differences, limits_of, reopened, with_files
 from autotune.planning.planner import Subject, start_of
@@ -76,7 +76,7 @@ def find(
     """
     stopwatch = Stopwatch("planning", since=command_began.get())
     asked = _options(model or "", options)
-    with model_on_cpu(trainer), heard_by(observer, quiet=quiet) as heard:
+    with model_on_cpu(trainer), observing(observer, quiet=quiet) as heard:
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(asked.fleet, directory.path, device=asked.device) as backend:
@@ -108,7 +108,7 @@ def preview(
     folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
     try:
         with (
-            heard_by(observer, quiet=False) as heard,
+            observing(observer, quiet=False) as heard,
             RunDirectory.create(folder / "run") as directory,
             backend_of(asked.fleet, directory.path, device=asked.device) as backend,
         ):
@@ -215,7 +215,7 @@ def resume(
     limits = options_of(SearchOptions, {"model": "", **given})
     wanted = wanted_file(output)
     directory = RunDirectory.existing(Path(run_dir))
-    with directory, heard_by(observer, quiet=quiet) as heard:
+    with directory, observing(observer, quiet=quiet) as heard:
         before, restored = read_plan(directory.path), restore(directory.path)
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)

@@ -39,7 +39,7 @@ _LONGEST = 2000  # characters of an error, which may repeat what was given
 
 
 @contextlib.contextmanager
-def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
+def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
         with errors.refusing_long_names():
@@ -72,13 +72,13 @@ def told_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that runs within `told_errors` and has the option --debug beside its own options."""
+    """Return a command that runs within `reporting_errors` and has the option --debug beside its own options."""
     own = inspect.signature(command, eval_str=True)
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(command)
     def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
-        with told_errors(as_json=options.get("as_json", False), debug=debug):
+        with reporting_errors(as_json=options.get("as_json", False), debug=debug):
             silence_libraries(verbose=options.get("verbose", False))
             if not options.get("verbose"):
                 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

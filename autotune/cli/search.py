@@ -86,7 +86,7 @@ def script(
     Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
     """
     console.silence_libraries(verbose=verbose)
-    with console.told_errors(as_json=as_json, debug=debug):
+    with console.reporting_errors(as_json=as_json, debug=debug):
         if apply is None:
             from autotune.planning.user_code import code_of
 

@@ -175,7 +175,7 @@ def _details(result: TrialResult) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def heard_by(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
+def observing(observer: Observer | None, *, quiet: bool = False) -> Iterator[Observer]:
     """Yield the user's observer; if there is none the default one, or if `quiet` one that shows nothing."""
     console = terminal.Console(stderr=True)
     if observer is not None or quiet:

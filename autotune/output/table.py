@@ -129,14 +129,14 @@ def verdict_line(result: ResultData) -> str:
         cause = f"couldn't tell: other processes took {result.others_share:.0%} of the machine; the baseline is kept"
         return f"{cause}. Try again when it is quiet"
     if result.verdict in ("no_clear_winner", "undecided"):
-        return _kept(result)
+        return _why_kept(result)
     unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
     return f"{unconfirmed}; the fastest so far: {changed}"
 
 
-def _kept(result: ResultData) -> str:
+def _why_kept(result: ResultData) -> str:
     """Return why the baseline is kept: by how much the others may be faster at most, if trials could tell."""
     if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
         return "nothing tried is clearly faster than your baseline; the baseline is kept"

@@ -24,15 +24,15 @@ class Console(rich.console.Console):
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(_seen(text), **options)
+        return super().render_str(_printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield segments with control characters escaped, also those of `Text`, which don't pass `render_str`."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=_seen(segment.text))
+            yield segment if segment.control else segment._replace(text=_printable(segment.text))
 
 
-def _seen(text: str) -> str:
+def _printable(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from search_events import Heard, make_ended, make_started
 
-from autotune.output.progress import Progress, can_be_live, heard_by
+from autotune.output.progress import Progress, can_be_live, observing
 from autotune.values.budget import LossCurve, Soaked
 from autotune.values.conditions import Conditions
 from autotune.values.problem import Note, Phase, PhaseBegan, ignore
@@ -181,7 +181,7 @@ def stderr(monkeypatch):
 
 
 def tell(observer=None, **options):
-    with heard_by(observer, **options) as heard:
+    with observing(observer, **options) as heard:
         for event in EVENTS:
             heard(event)
     return heard
