@@ -100,5 +100,5 @@ def server(host: str, port: int, application: WSGIApplication) -> WSGIServer:
         if error.errno == errno.EADDRINUSE:
             raise InputError(f"--port {port}: is in use; name another, or 0 for any that is free") from None
         raise InputError(f"--host {host} --port {port}: can't be listened at: {error.strerror}") from None
-    except UnicodeError:
+    except (UnicodeError, TypeError):  # TypeError: Python's own words for a name that can't be encoded
         raise InputError("--host: is no name of a host") from None
