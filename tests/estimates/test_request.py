@@ -41,9 +41,10 @@ def test_every_default_is_said(estimated):
 
 def test_notes_tell_that_no_speed_is_known_and_which_knobs_change_nothing(estimated):
     fix = {"micro-batch": "4", "workers": "4", "pin-memory": False}
-    notes = estimated(gpu=None, memory_bytes=8 * GIB, fix=fix).notes
-    assert "only the memory of the device is known, so no speed (--gpu NAME)" in notes
-    assert any("workers=4, pin-memory=false changes nothing" in note for note in notes)
+    found = estimated(gpu=None, memory_bytes=8 * GIB, fix=fix)
+    assert (found.device.rates, found.predicted.speed) == (None, None)
+    assert "only the memory of the device is known, so no speed (--gpu NAME)" in found.notes
+    assert any("workers=4, pin-memory=false changes nothing" in note for note in found.notes)
 
 
 def test_flash_attention_is_taken_as_installed_on_a_device_of_the_table(estimated):
