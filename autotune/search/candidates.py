@@ -193,7 +193,7 @@ class Candidates:
         if risky:
             first = max(risky, key=lambda row: float(self._rates[row]))
             fastest = shown_changes(changes(self.ranked[first], self._plan))
-            why = "that may be faster were not tried, as they rather don't fit: the fastest"
+            why = "that may be faster were not tried, as they probably don't fit: the fastest"
             parts.append(f"{len(risky):,} {why} ({fastest}) with a chance of {self._fits[first]:.0%}")
         return "; ".join(parts)
 

@@ -1,6 +1,7 @@
 """Makes the cost model of a search from traces, the device's rates and the observations of earlier searches.
 
-A child process traces the model, so that the search itself never loads torch. What isn't traced isn't predicted.
+A child process traces the model, so that the search itself never loads torch. Families without a trace have no
+prediction.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def cost_model(
 
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
-    """Refuse (NothingFitsError) a search in which nothing can fit; say what replaces a baseline that can't."""
+    """Refuse (NothingFitsError) a search in which nothing can fit; name the replacement of a baseline that can't."""
     legal, reason = plan.search_space.legal, too_large(plan, plan.baseline)
     if model is None:
         fits, lightest = reason is None or any(too_large(plan, config) is None for config in legal), None
@@ -95,7 +96,7 @@ def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, o
 
 
 def _what_would_fit(plan: SearchPlan, model: CostModel, runner: LocalRunner) -> str | None:
-    """Return what a child process predicts would make the training fit; None: it failed."""
+    """Return the words of a child process on changes that would make the training fit; None: it failed."""
     # Of each optimizer and micro-batch the lightest, and the baseline, which is traced if anything is.
     configs, lightest = [plan.baseline, *plan.search_space.legal], dict[tuple[str, int], TrainConfig]()
     needed = model.predict(configs).needed_bytes
@@ -129,14 +130,14 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
 
 
 def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float, most_s: float) -> Traces:
-    """Return the traces of a search: those stored, and what a child answers; write them for resuming and the report."""
+    """Return the traces of a search, stored ones and those of a child; write them for resuming and for the report."""
     # In processor time. t5-small has 12 families on a CPU at `--effort quick`, each of about 1 s. The first takes 3 s
     # more, with the library's code, so a search of a minute would trace few of them in less than 8 s.
     limit_s = min(most_s, 0.09 * plan.budget.max_time_s)
     timeout_s = min(10 * limit_s + _GRACE_S, max(1.0, left_s / 4))  # of wall time, where other processes are busy
     request = _request(plan, limit_s=max(min(8.0, most_s), limit_s))
-    what = plan.workload, request.parameters
-    found = {family: profile for family in request.families if (profile := read_trace(*what, family)) is not None}
+    model = plan.workload, request.parameters
+    found = {family: profile for family in request.families if (profile := read_trace(*model, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)
     failures: tuple[str, ...] = ()
     if missing:
@@ -149,7 +150,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         answer = _read(path) or traces_left(path.parent, why)
         failures = answer.failures
         for profile in answer.profiles:
-            write_trace(*what, profile)
+            write_trace(*model, profile)
             found[profile.family] = profile
     traces = Traces(profiles=tuple(found[family] for family in request.families if family in found), failures=failures)
     if found:

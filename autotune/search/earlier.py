@@ -58,7 +58,7 @@ class EarlierSearches:
             run = next(run for run in self._runs if self.winner in run)
             known, base = run[self.winner], run.get(self._plan.baseline)
             won = base is None or self._rate_of(known) >= self._rate_of(base)
-            note += f"; next is {'the winner' if won else 'what came next to the baseline'} of {_day(known)}"
+            note += f"; next is {'the winner' if won else 'the fastest beside the baseline'} of {_day(known)}"
         self.notes.append(note)
         # More than 120 would hardly change the cost model.
         return [result for config, result in self._now.items() if history.known(config) is None][:120]
@@ -89,7 +89,7 @@ class EarlierSearches:
         return f"did not end within {show_time(known.duration_s)} on {_day(known)} (record)" if is_too_slow else None
 
     def _beyond_memory(self) -> dict[TrainConfig, str]:
-        """Return what is known of the configurations that needed more memory than the budget and didn't fit later."""
+        """Return the configurations that needed more memory than the budget and didn't fit later, with the reasons."""
         found: dict[TrainConfig, str] = {}
         budget_bytes = self._plan.memory_bytes
         every = [known for run in reversed(self._runs) for known in run.values()]

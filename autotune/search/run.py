@@ -204,7 +204,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         there = {point[name] for point in (*map(space.point, having), *space.loadings) if name in point}
         if len(there) > 1:
             values[options[name]] = tuple(_written(choice) for choice in choices if choice in there)
-    # Six trials at most: what comes later depends on what these measure.
+    # Six trials at most: later ones depend on the measurements of these.
     first = [
         ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
         for config in sampler.foreseen(min(6, plan.budget.max_trials + 1))

@@ -116,7 +116,7 @@ class CostModelSampler(BaseSampler):
         return self._converter.config(point)
 
     def foreseen(self, most: int) -> list[TrainConfig]:
-        """Return the configurations of the first trials, at most `most`, if each gives what is predicted."""
+        """Return the configurations of the first trials, at most `most`, if each measures its prediction."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(direction="maximize", sampler=self)
         found: list[TrainConfig] = []

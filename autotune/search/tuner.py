@@ -47,7 +47,7 @@ class SearchInterrupted(AutotuneError):
 class Pace:
     """The time and the trials that a search has left, which began `starting_s` before this was made.
 
-    It sets the time limit of a trial and how exactly it has to measure; it doesn't decide what is tried.
+    It sets the time limit of a trial and how exactly it has to measure; the sampler decides on configurations.
     """
 
     def __init__(self, finals: Finals, clock: Callable[[], float], starting_s: float = 0.0) -> None:
@@ -89,7 +89,7 @@ class Pace:
     def timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
         """Return the time limit of a trial in seconds: the usual one, within what is left.
 
-        A trial of the search is also limited by what a configuration as fast as the leader would need.
+        A trial of the search is also ended when it can't reach the leader any more.
         """
         usual_s = self._plan.budget.trial_timeout_s
         if check is not None and check.task is not None:

@@ -1,4 +1,4 @@
-"""`$AUTOTUNE_HOME`: where it is, and what is stored in it of devices and models.
+"""`$AUTOTUNE_HOME`: where it is, and the measurements of devices and models in it.
 
 The default is `~/.local/share/autotune`, by the XDG base directory specification
 (https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
@@ -63,7 +63,7 @@ def home() -> Path:
 
 
 def writable(*parts: str) -> Path:
-    """Return a folder of the home, made and without what killed processes left; InputError: it can't be written."""
+    """Return a folder of the home, made and without leftovers of killed processes; InputError: it can't be written."""
     folder = home().joinpath(*parts)
     try:
         home().mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from autotune.values.trial import Purpose, TrialResult
 from autotune.values.workload import Workload
 from autotune.version import __version__
 
-# Arguments that decide what is learned, not how long a step takes or what it needs.
+# Arguments that decide on learning alone, not on the time or the memory of a step.
 WITHOUT_COST = frozenset(
     {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
     | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}

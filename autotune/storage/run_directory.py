@@ -3,7 +3,7 @@
 ::
 
     runs/t5-small-20261121-020000/
-        search.json           the plan: what was asked for and found out before the first trial
+        search.json           the plan: options, and all that is settled before the first trial
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
         data/                 lengths of the real data, a recipe's rows, or pickled code
@@ -272,7 +272,7 @@ def read_result(path: str | Path) -> ResultData:
 
 
 def _check_arguments(result: ResultData) -> None:
-    """Refuse (ValueError) arguments that aren't what the best configuration means."""
+    """Refuse (ValueError) arguments that aren't those of the best configuration."""
     mapping = training_plan(result.best.config, result.workload, result.hardware)
     tuned = {**mapping.tuned, **(result.soaked.arguments if result.soaked is not None else {})}
     parts = mapping.model_dump(include={"model", "quantization", "adapter"})
@@ -312,6 +312,6 @@ def restore(run_directory: Path) -> list[str]:
         what = "can't be read" if path.exists() else "was not written yet"
         if result is not None:
             write_value(result, path)
-        then = "recovered from what its process wrote" if result else "what it had measured counts no more"
+        then = "recovered from the files of its process" if result else "its measurement counts no more"
         said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
     return said

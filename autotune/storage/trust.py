@@ -51,7 +51,7 @@ def remember(plan: SearchPlan) -> None:
 
 def actions(plan: SearchPlan) -> dict[str, str]:
     """Return all that a search does beyond training a model of the library, in words, by the file that notes it."""
-    found: list[tuple[str, Any]] = []  # words, and what it is known by
+    found: list[tuple[str, Any]] = []  # words, and the key by which it is noted
     workload = plan.workload
     code, step, recipe, spec = workload.own_code, workload.own_step, workload.recipe, workload.model
     if code is not None:

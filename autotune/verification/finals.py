@@ -273,7 +273,7 @@ class Finals:
 
     def corrections(self) -> dict[TrainConfig, float]:
         """Return by which factor the rate of each configuration that was measured once compares with finals."""
-        # It takes out what the machine's speed has changed since, and the luck of the fastest (`expected_rates`).
+        # It takes out changes of the machine's speed since, and the luck of the fastest (`expected_rates`).
         objective, baseline = self.plan.objective, self.plan.baseline
         base, singles = self.merged(baseline), {}
         for result in self.history.ranking():

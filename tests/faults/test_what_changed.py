@@ -121,7 +121,7 @@ def test_a_result_of_which_nothing_is_left_is_told(server, stopped):
     for name in ("result.json", "rank-0.json"):
         (search.run / "trials/0001" / name).write_text("{")
     assert finish(server, search) == 0, said(search)
-    assert "trial 1: result.json can't be read; what it had measured counts no more" in said(search)
+    assert "trial 1: result.json can't be read; its measurement counts no more" in said(search)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, marks=[pytest.mark.slow] if d != "half" else []) for d in DAMAGE])

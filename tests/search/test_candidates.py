@@ -123,7 +123,7 @@ def test_what_rather_does_not_fit_is_not_tried_once_something_has_completed_and_
     may_fit = sum(search.candidates.refusal(config) is None for config in untried)
     said = search.candidates.conclusion(search.history, search.is_open)
     assert sum(map(int, re.findall(r"(\d+) (?:configurations are left|that may be)", said))) == may_fit > 0
-    assert "precision bf16" in said.partition("rather don't fit")[2]
+    assert "precision bf16" in said.partition("probably don't fit")[2]
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])

@@ -175,7 +175,7 @@ class TestTheOldWinner:
         search = kept(recorded_trial(SECOND, 9.0), verdict="no_clear_winner", best_config_id=BASE.config_id)
         earlier = after(search, now=[(BASE, 10.0)])
         assert earlier.winner == SECOND
-        assert f"next is what came next to the baseline of {DAY}" in earlier.notes[-1]
+        assert f"next is the fastest beside the baseline of {DAY}" in earlier.notes[-1]
 
     @pytest.mark.parametrize(
         "change",

@@ -97,7 +97,7 @@ def test_a_plain_loop_finds_the_best_and_is_told_when_nothing_is_worth_a_trial()
 def test_whoever_asks_although_it_is_done_gets_a_point_of_the_space():
     sampler = make_sampler()
     study = study_of(sampler)
-    run(sampler, study, 12)
+    run(sampler, study, 8)
     assert sampler.is_done(study)
 
 

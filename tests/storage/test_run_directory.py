@@ -256,7 +256,7 @@ def test_a_copy_of_a_trial_and_a_damaged_one_count_nothing(tmp_path):
     for name in ("0000-old", "0007", "trials", "12a4"):
         shutil.copytree(tmp_path / "trials" / "0000", tmp_path / "trials" / name)
     (tmp_path / "trials" / "0000-old" / "result.json").write_text("{")
-    assert restore(tmp_path) == ["trial 7: result.json can't be read; what it had measured counts no more"]
+    assert restore(tmp_path) == ["trial 7: result.json can't be read; its measurement counts no more"]
     assert [result.request.number for result in directory.results()] == [0]
 
 
