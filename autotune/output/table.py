@@ -108,7 +108,8 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     if result.loss_check is not None:
         lines.append(f"checked: {result.loss_check.statement}")
     lines += _allowance_lines(result)
-    notes = [*([result.outshone] if result.outshone is not None else []), *result.proof_notes, *result.disturbances]
+    notes = [note for note in (result.outshone, result.untried) if note is not None]
+    notes += [*result.proof_notes, *result.disturbances]
     padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
     if padding is not None and padding >= 0.05:
         notes.append(f"{padding:.0%} of what the baseline runs is padding")

@@ -197,6 +197,19 @@ class Candidates:
             parts.append(f"{len(risky):,} {why} ({fastest}) with a chance of {self._fits[first]:.0%}")
         return "; ".join(parts)
 
+    def left_out(self, history: History) -> str:
+        """Return which configurations are left untried where trials end although some are worth one."""
+        rows = [row for row in np.flatnonzero(self._fits >= _FAIR_FIT) if history.known(self.ranked[row]) is None]
+        if not rows or (leader := history.best()) is None:
+            return f"with {len(rows):,} of the configurations that fit untried"
+        first = max(rows, key=lambda row: float(self._rates[row]))
+        ratio = float(self._rates[first]) / self.rate(leader.request.config)
+        fastest = shown_changes(changes(self.ranked[first], self._plan))
+        ahead = f"the most promising is predicted to be {ratio:.2f} x as fast as the leader: {fastest}"
+        if ratio < 1 + WORTHWHILE_GAIN:
+            ahead = "none is predicted to be faster than the leader"
+        return f"with {len(rows):,} of the configurations that fit untried; {ahead}"
+
     def _trust(self, history: History) -> Vector:
         """Return for each configuration, from 0 to 1, how little it shares with trials that failed alike.
 

@@ -283,6 +283,12 @@ class CostModelSampler(BaseSampler):
         self.conclusion = candidates.conclusion(self._history, is_open, self.left_s)
         return True
 
+    def left_out(self) -> str:
+        """Return which configurations are left untried where trials end although some are worth one."""
+        if self._candidates is None:
+            return "with configurations untried"
+        return self._candidates.left_out(self._history)
+
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
         """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""
         if self._history.known(config) is not None or config in pending:

@@ -199,6 +199,7 @@ class Tuner:
         self._running: dict[int, Trial] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun
         self._write_after = float("-inf")
+        self._untried: str | None = None
 
     def run(self) -> ResultData:
         """Search to the end and return the answer, which is also written to the run directory.
@@ -255,8 +256,14 @@ class Tuner:
             self._sampler.tell(self.study, trial, result)
             self._ended(result)
             self._consult()
-        if goes_on and self._sampler.conclusion is not None:
-            self._observer(Note(text=self._sampler.conclusion))
+        if self._sampler.is_done(self.study):
+            self._untried = self._sampler.conclusion
+        else:
+            most = self._plan.budget.max_trials
+            ended = f"all {most} trials have run" if self._pace.trials_left() <= 0 else "the time for trials is over"
+            self._untried = f"{ended} {self._sampler.left_out()}"
+        if self._untried is not None:
+            self._observer(Note(text=self._untried))
 
     def _untried_flags(self) -> TrainConfig | None:
         """Return the leader as flags alone say it, for the finals, if it is untried and there is time for it."""
@@ -373,6 +380,7 @@ class Tuner:
         if result is None:  # nothing that was refused meanwhile is handed out
             (self._directory.path / ANSWER_FILE).unlink(missing_ok=True)
         else:
-            result = result.model_copy(update={"notes": (*result.notes, *self._earlier.notes)})
+            notes = (*result.notes, *self._earlier.notes)
+            result = result.model_copy(update={"notes": notes, "untried": self._untried})
             self._directory.write_answer(result)
         return result

@@ -178,6 +178,7 @@ class ResultData(Value):
     runners_up: tuple[Contender, ...]
     trials: tuple[TrialRow, ...]
     outshone: str | None = Field(default=None, description="why a faster trial isn't the winner; None: there was none")
+    untried: str | None = Field(default=None, description="what the search left untried, and why; None: nothing")
     notes: tuple[str, ...] = Field(default=(), description="lines for the user")
     disturbances: tuple[str, ...] = Field(default=(), description="disturbances of the trials, a line each")
     search_time_s: float

@@ -90,6 +90,17 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
 
 
+def test_what_is_left_where_trials_end_early_is_counted_and_its_most_promising_named():
+    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
+    baseline, most = search.plan.baseline, len(search.candidates.ranked) - 1
+    search.end(baseline, search.as_predicted(baseline))
+    said = search.candidates.left_out(search.history)
+    assert re.match(rf"with {most} of .* predicted to be 1\.\d\d x as fast as the leader: compile inductor", said)
+    compiled = make_config(torch_compile_backend="inductor")
+    search.end(compiled, search.as_predicted(compiled))
+    assert search.candidates.left_out(search.history).startswith(f"with {most - 1} of ")
+
+
 def test_what_is_not_open_is_passed_over():
     search = Search()
     refused = search.candidates.next(search.history, lambda config: config.precision == "fp32")

@@ -84,9 +84,11 @@ def only(*configs: TrainConfig) -> Callable[[TrialRequest], Outcome | float]:
 @pytest.mark.parametrize(("parameters", "most", "trials"), [(None, 1, 1), (None, 4, 4), (SMALL, 12, 1)], ids=str)
 def test_the_search_ends_at_its_number_of_trials_or_with_its_space(search, parameters, most, trials):
     run = search(rate, parameters, budget=make_budget(max_trials=most, finalists=1, final_rounds=2))
-    run.run()
+    result = run.run()
     assert run.count(Purpose.SEARCH) == trials
     assert run.count(Purpose.FINAL) == 4
+    assert (result.untried or "").startswith(f"all {most} trials have run" if trials == most else "")
+    assert (result.untried is None) == (trials < most)
 
 
 @pytest.mark.slow
