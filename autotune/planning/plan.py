@@ -229,10 +229,8 @@ def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
 def differences(then: Hardware, now: Hardware) -> list[str]:
     """Return a line on packages with other versions than then, if any; MachineError: it is another machine."""
     if (then.name, then.cores) != (now.name, now.cores):
-        raise MachineError(
-            f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores}): go on "
-            "where it ran"
-        )
+        machines = f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores})"
+        raise MachineError(f"{machines}: go on where it ran")
     packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
     changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
     return [f"since the search: {changed}"] if changed else []

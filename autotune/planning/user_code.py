@@ -126,10 +126,8 @@ def code_of(command: Sequence[str]) -> OwnCode:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(words), words[0]
     if Path(first).name in ("accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"):
-        raise InputError(
-            f"{first}: a script is tuned on one device, in a process of autotune's own; write `python` and the "
-            "script in place of the launcher"
-        )
+        why = "a script is tuned on one device, in a process of autotune's own"
+        raise InputError(f"{first}: {why}; write `python` and the script in place of the launcher")
     if Path(first).name.startswith("python"):
         found = shutil.which(words.pop(0))
         here = Path(sys.executable).absolute().parent

@@ -25,21 +25,17 @@ if TYPE_CHECKING:
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
 # Fields of a config that say nothing of the architecture: names, who wrote it, and what a trial sets. Of labels the
 # number counts, not the names.
-_NAMING = frozenset(
-    {
-        "_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "id2label",
-        "label2id",
-    }
-)  # fmt: skip
+_NAMING = {
+    "_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "id2label",
+    "label2id",
+}  # fmt: skip
 # Model types whose attention stays within the samples of a packed row if positions start anew and no mask is given, as
 # a test with tiny models sees (transformers 5.23). In OPT, BLOOM, Falcon, gpt-oss and Mamba samples see each other.
-PACKED = frozenset(
-    {
-        "cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "llama",
-        "mistral", "mixtral", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-        "smollm3", "stablelm", "starcoder2",
-    }
-)  # fmt: skip
+PACKED = {
+    "cohere", "deepseek_v2", "deepseek_v3", "gemma", "gemma3_text", "glm", "gpt2", "gpt_neox", "granite", "llama",
+    "mistral", "mixtral", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "smollm3", "stablelm", "starcoder2",
+}  # fmt: skip
 
 
 def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
