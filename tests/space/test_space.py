@@ -175,6 +175,7 @@ def test_a_built_in_space_is_as_big_as_its_first_line_says(name, ends):
     first = (spaces_directory() / f"{name}.yaml").read_text().splitlines()[0]
     of = [builtin(name, Effort(effort), Allowance(allowance)) for effort, allowance in map(str.split, ends)]
     low, high = (len(list(space.points())) for space in of)
+    assert [len(space.legal) * len(space.loadings) for space in of] == [low, high]  # micro-batches together
     assert f"{low:,} to {high:,} legal points" in first
 
 
