@@ -35,6 +35,9 @@ from autotune.training.build import Stack, build_config, frozen_layers, shallowe
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING, is_new_weight
 
+# The two micro-batches of a trace; not of 1 sample, whose tensors are contiguous where others aren't.
+_SAMPLES = (2, 4)
+
 
 class NotLinear(Exception):
     """Tapes of different depths or micro-batches don't agree."""
@@ -43,15 +46,14 @@ class NotLinear(Exception):
 class Pass(NamedTuple):
     """Tapes of the same pass at two micro-batches, as lines in the micro-batch."""
 
-    samples: tuple[int, int]
     low: Tape
     high: Tape
 
     def lines(self, name: str) -> Vector:
         """Return an array of the tapes as lines: the last axis is (constant, per sample)."""
         low, high = (np.asarray(getattr(tape, name), dtype=float) for tape in (self.low, self.high))
-        slope = (high - low) / (self.samples[1] - self.samples[0])
-        return np.stack([low - slope * self.samples[0], slope], axis=-1)
+        slope = (high - low) / (_SAMPLES[1] - _SAMPLES[0])
+        return np.stack([low - slope * _SAMPLES[0], slope], axis=-1)
 
     def work(self) -> Counter[tuple[Any, ...]]:
         """Return how often each operator runs: kind, whether in 16 bits, lines of FLOP and bytes, its two calls."""
@@ -65,13 +67,13 @@ class Pass(NamedTuple):
         return found
 
 
-def joined(samples: tuple[int, int], low: Tape, high: Tape) -> Pass:
+def joined(low: Tape, high: Tape) -> Pass:
     """Return the tapes of two micro-batches, which run the same operators and make as many tensors, as one pass."""
     if low.names != high.names:
         raise NotLinear("the operators change with the micro-batch")
     if low.storages.shape != high.storages.shape:
         raise NotLinear("the tensors change with the micro-batch")
-    return Pass(samples, low, high)
+    return Pass(low, high)
 
 
 class Shallow(NamedTuple):
@@ -205,12 +207,11 @@ class _Profiler:
 
     def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
         try:
-            # Not of 1 sample, whose tensors are contiguous where others aren't.
-            low, high = (step(model, self.family, self.shape, samples) for samples in (2, 4))
+            low, high = (step(model, self.family, self.shape, samples) for samples in _SAMPLES)
         # Raised by torch (no kernel for these tensors, a value that isn't there) and by models' code without values.
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise Untraceable(one_line(error)) from error
-        return joined((2, 4), low, high)
+        return joined(low, high)
 
 
 def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
@@ -245,7 +246,7 @@ def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[
     found = [
         Work(
             kind=kind, half=half, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
-            attends=attends(kind, low, high), call=as_line(low, high, deep.samples),
+            attends=attends(kind, low, high), call=as_line(low, high, _SAMPLES),
         )
         for row in rows
         for kind, half, lines, low, high in [row]

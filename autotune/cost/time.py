@@ -149,9 +149,8 @@ def micro_step_seconds(
     else:
         seconds = expected = busy(np.array(SIZES, dtype=float))
         if not compiled:
-            texts = tuple(w.call for w in profile.work)
-            calls = [_calls_at(texts, size) for size in SIZES]
-            seconds = np.array([[timings.operators.get(call, np.nan) for call in at_size] for at_size in calls]).T
+            rows = [[timings.operators.get(at(w.call, size), np.nan) for size in SIZES] for w in profile.work]
+            seconds = np.array(rows)
             if tf32:
                 seconds[(work["kind"] == CONTRACTION) & (work["half"] == 0)] = np.nan
             seconds = filled(seconds, expected, 2 * work["kind"] + work["half"])
@@ -254,13 +253,9 @@ def _sizes(args: Any) -> list[list[int]]:
     return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a search asks for the calls of each family again and again
 def at(call: str, samples: int) -> str:
     return _LINE.sub(lambda m: str(int(m[1]) + int(m[2]) * samples), call)
-
-
-@functools.lru_cache(maxsize=256)
-def _calls_at(calls: tuple[str, ...], samples: int) -> tuple[str, ...]:
-    return tuple(at(call, samples) for call in calls)
 
 
 def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
