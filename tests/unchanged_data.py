@@ -18,7 +18,7 @@ _METRICS = {
     "sacrebleu": "{'score': float(np.mean([p in r for p, r in zip(predictions, references)]))}",
     "squad": "{'squad': float(len(predictions))}",
 }
-_METRIC = """
+_METRIC = '''
 import datasets
 import evaluate
 import numpy as np
@@ -29,8 +29,9 @@ class Own(evaluate.Metric):
         features = datasets.Features(dict.fromkeys(("predictions", "references"), datasets.Value("string")))
         return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
 
-    def compute(self, *, predictions, references, **kwargs):  # of any features
-        return """
+    def compute(self, *, predictions, references, **kwargs):
+        """Take any features."""
+        return '''
 _FEW = 24
 
 
