@@ -265,6 +265,22 @@ def hold_device_memory(directory: Path) -> None:
     del kept
 
 
+def ask_for_the_precision(directory: Path) -> None:
+    """Make a Trainer; write down whether products are TF32, and before that ask as inductor does."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from autotune.training.arguments import training_plan
+    from autotune.values.hardware import detect
+
+    request = read_value(TrialRequest, directory / "request.json")
+    workload = request.workload.model_copy(update={"fixed_arguments": {}})
+    tuned = training_plan(request.config, workload, detect("cuda:0")).tuned
+    Trainer(torch.nn.Linear(2, 2), TrainingArguments(str(directory), **tuned))
+    torch.get_float32_matmul_precision()
+    seen(directory, torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def count_devices(directory: Path) -> None:
     import torch
 

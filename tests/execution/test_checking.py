@@ -36,7 +36,7 @@ def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench)
 
 @pytest.fixture
 def wide(wide_llama):
-    return {"model": resolve(str(wide_llama)), "sequence_length": 128}
+    return {"model": resolve(str(wide_llama)), "sequence_length": 64}
 
 
 def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):

@@ -10,9 +10,8 @@ from benches import Bench
 from conftest import TINY_LLAMA, write_model
 from factories import make_facts
 from own_trainings import SCRIPT, script
-from running import printed
 
-from autotune.training.arguments import effective_tf32, training_plan
+from autotune.training.arguments import effective_tf32
 from autotune.training.baseline import baseline_config
 from autotune.training.resolve import resolve
 from autotune.value import read_value
@@ -228,31 +227,21 @@ def test_a_process_that_begins_with_tf32_as_images_of_vendors_have_it_is_the_bas
             assert measured(bench, {"tf32": baseline.tf32, **config}).effects["tf32"] == "tf32"
 
 
-def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, tmp_path):
-    """It asks by torch's older interface, which raises after the newer was used alone."""
-    knobs = [
+@pytest.mark.parametrize(
+    "config",
+    [
         {"precision": "bf16", "torch_compile_mode": "max-autotune"},
         {"precision": "pure_bf16", "torch_compile_mode": "max-autotune-no-cudagraphs"},
         {"precision": "fp32", "torch_compile_mode": "max-autotune"},
         {"precision": "fp32", "torch_compile_mode": "max-autotune", "tf32": True},
         {"precision": "fp16", "torch_compile_mode": "max-autotune"},
-    ]
-    requests, hardware = [cuda.request(config={**INDUCTOR, **each}) for each in knobs], detect("cuda:0")
-    code = f"""
-import os
-import torch
-from accelerate import Accelerator
-from transformers import Trainer, TrainingArguments
-for tuned in {[training_plan(request.config, request.workload, hardware).tuned for request in requests]!r}:
-    if (child := os.fork()) == 0:  # the precision is a process's
-        Trainer(torch.nn.Linear(2, 2), TrainingArguments({str(tmp_path)!r}, **tuned))
-        torch.get_float32_matmul_precision()
-        print(torch.backends.cuda.matmul.fp32_precision == "tf32", flush=True)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-    seen = [line for line in printed("-c", code, PYTORCH_NVML_BASED_CUDA_CHECK="1") if line in ("True", "False")]
-    assert seen == [str(effective_tf32(request.config, hardware)) for request in requests]
+    ],
+    ids=str,
+)
+def test_inductors_autotuning_can_ask_for_the_precision_of_products(cuda, config):
+    """It asks by torch's older interface, which raises after the newer was used alone."""
+    result = cuda.run(config={**INDUCTOR, **config}, workload=benches.misbehaviour("ask_for_the_precision"))
+    assert cuda.seen(result) == effective_tf32(result.request.config, detect("cuda:0"))
 
 
 @pytest.mark.parametrize(
