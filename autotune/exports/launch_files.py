@@ -1,6 +1,6 @@
 """How an answer is launched: the commands, the files that launchers and libraries read, and a user's own script.
 
-Everything is taken from the arguments that were measured (`training.arguments.plan`); nothing is decided here.
+Everything is taken from the arguments that were measured (`training.arguments.training_plan`); nothing is decided here.
 """
 
 import json
