@@ -39,10 +39,8 @@ def searched_workload(
         own, asked = arguments.global_batch_size * ranks, options.global_batch
         if asked is not None and asked != own:
             check_batch(asked, "--global-batch")
-            raise InputError(
-                f"--global-batch {asked}: the baseline's is {own} (per_device_train_batch_size x "
-                f"gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}); drop one of the two"
-            )
+            how = f"per_device_train_batch_size x gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}"
+            raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
         batch: int | None = check_batch(own, f"{arguments.source}: the global batch")
     else:
         usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly

@@ -17,8 +17,6 @@ Positions start anew at each sample, by which transformers masks: no sample sees
 batches. Blocks of a fixed length, where samples see each other, would be another training.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +56,7 @@ def training_data(
     directory: Path | None,  # where `texts.prepare` put the lengths; None for synthetic data
     longest_first: int | None = None,
     config: TrainConfig | None = None,
-) -> tuple[Repeated, Collator]:
+) -> "tuple[Repeated, Collator]":
     """Return `samples` samples that fit the library config of a model, and the collator that makes batches of them.
 
     The `longest_first` longest texts of a file come first, before all in the order of `config` and the seed; None keeps
@@ -92,7 +90,7 @@ def training_data(
 class Repeated:
     """As many samples as are wanted; after the last one the first follows again."""
 
-    source: Repeated | RandomSamples
+    source: "Repeated | RandomSamples"
     samples: int
 
     def __len__(self) -> int:

@@ -101,10 +101,8 @@ def _hub_config_file(name: str, revision: str | None) -> Path:
 def _unknown(name: str, reason: str) -> UnknownModelError:
     shown = name if len(name) <= 100 else name[:100] + "..."
     near = suggestion(shown, [n for entry in catalogue() for n in (*entry.names, entry.id)])
-    return UnknownModelError(
-        f"model {shown!r} is unknown: not in the catalogue{near}, not a directory, {reason}; "
-        "`autotune models` lists the catalogue"
-    )
+    sought = f"not in the catalogue{near}, not a directory, {reason}"
+    return UnknownModelError(f"model {shown!r} is unknown: {sought}; `autotune models` lists the catalogue")
 
 
 def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Literal["directory", "hub"]) -> ModelSpec:
@@ -271,10 +269,8 @@ def architecture_of(config: dict[str, Any]) -> str | None:
 def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> InputError:
     heads = ", ".join(task.value for task in Task.heads())
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
-    return InputError(
-        f"{visible(name)}: {architecture} has no head that can be trained here ({heads}); "
-        f"tune a script that trains it (autotune script -- python train.py){others}"
-    )
+    way = f"tune a script that trains it (autotune script -- python train.py){others}"
+    return InputError(f"{visible(name)}: {architecture} has no head that can be trained here ({heads}); {way}")
 
 
 def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:
