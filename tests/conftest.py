@@ -108,7 +108,7 @@ def wide_llama(tmp_path_factory) -> Path:
 def answer(tmp_path_factory, thin_llama) -> Path:
     """The best-config.json of a real, short search: that of an example, whose output is in printed.txt beside it."""
     path = tmp_path_factory.mktemp("answer") / "best-config.json"
-    limits = ("--max-trials", "1", "--max-time", "30s")
+    limits = ("--max-trials", "1", "--max-time", "60s")
     lines = printed(ROOT / "examples/quick_start.py", thin_llama, *limits, "--output", path.name, cwd=path.parent)
     (path.parent / "printed.txt").write_text("\n".join(lines))
     return path
