@@ -356,10 +356,11 @@ def _wait_until_idle(running: _Running) -> tuple[str, ...]:
         if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
             return ()
         if time.monotonic() > deadline:
-            break
+            return (
+                f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
+                "another process took them, or the trial's memory was not given back",
+            )
         time.sleep(0.1)
-    told = f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it"
-    return (f"{told}: another process took them, or the trial's memory was not given back",)
 
 
 def _may_be_the_devices(outcome: Outcome) -> bool:
