@@ -12,8 +12,6 @@ Importing this package loads neither torch nor transformers nor optuna. Editors 
 `docs/hooks/stub.py` makes of these names.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

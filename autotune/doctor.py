@@ -1,7 +1,5 @@
 """`autotune doctor`: finds what this machine and installation can do, what they can't and why, and what to install."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

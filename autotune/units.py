@@ -4,8 +4,6 @@ Names of models, files, columns and devices may hold any character: a new line w
 escape moves the cursor, a mark of direction turns words round. `visible` writes such characters as their escapes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

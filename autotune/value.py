@@ -4,8 +4,6 @@
 `save_bytes` and `read_named` are for files that the user names: links are followed, pipes and devices stay so.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Heavy modules are imported by the commands that need them, so that ``--help`` is quick.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ A search asks a child of the launcher, which has loaded torch: it traces the fam
 device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Container, Mapping, Sequence

@@ -6,8 +6,6 @@ others, arXiv:2104.04473, section 3). Each way is shown with its best checkpoint
 optimizer are the same for all. Sequence parallelism is compared where samples are long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

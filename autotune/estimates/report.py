@@ -3,8 +3,6 @@
 `--json` prints them as they are; `autotune.output.estimate_table` draws them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

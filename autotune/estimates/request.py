@@ -3,8 +3,6 @@
 Options that can't be used are refused by an InputError, before the model is traced. Notes say what was assumed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import PositiveFloat, PositiveInt, ValidationError

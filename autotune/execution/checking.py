@@ -7,8 +7,6 @@ batches alone, those with the longest samples; for the others the predictions of
 through `preprocess_logits_for_metrics` and `compute_metrics` as always.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import shutil

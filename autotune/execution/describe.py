@@ -5,8 +5,6 @@ user's own code runs until it trains; then its Trainer, model, data and argument
 changed from outside, and whether its gradient depends on the micro-batch (`gradients`, which runs a loop's step too).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

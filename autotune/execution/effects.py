@@ -4,8 +4,6 @@ Libraries have silent no-ops: fp16 on a CPU stays fp32, a kernel falls back, FSD
 models. A trial in which a knob did nothing would be a wrong measurement, so it is refused with the reason.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from contextlib import ExitStack

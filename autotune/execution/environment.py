@@ -15,8 +15,6 @@ Libraries that share memory between processes (NCCL, torch's data loaders, DeepS
 if they are killed, which would stay until the machine is restarted, and are removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

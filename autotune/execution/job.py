@@ -13,8 +13,6 @@ of a search also carries a mark in its environment, which children inherit; only
 *and* loses its launcher escapes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -9,8 +9,6 @@ A fork is only safe while its parent has not touched the device, and importing m
 child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -18,8 +18,6 @@ checks whether it is done. Of several ranks the first decides: a rank that stopp
 Trials in turn measure a few steps each time the others wait for them (see `token_ring`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

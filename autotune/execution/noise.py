@@ -4,8 +4,6 @@ A watch begins with the first measured step, looks whenever the measurement chec
 the last. On the CPU it compares counters of the kernel at both ends; a GPU is asked by NVML.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

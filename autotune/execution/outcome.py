@@ -10,8 +10,6 @@ Failed allocations are recognised in any disguise. An error is told in one short
 the end of the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -6,8 +6,6 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 `spread` settles over how many devices, or processes of a CPU, each training is spread.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -4,8 +4,6 @@ A :class:`Runner` is given requests and gives back results; :class:`LocalRunner`
 `launch`) that forks the children of all its places, and blocks while a child is being timed.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import json

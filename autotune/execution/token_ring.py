@@ -12,8 +12,6 @@ trials' time limit hangs, and is ended, its stack in its log. One that waits in 
 the turns that it has measured.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import itertools

@@ -8,8 +8,6 @@ one whole optimizer step, which is timed as the Trainer's steps are. Nobody sees
 micro-batches, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os

@@ -6,8 +6,6 @@ SFTConfig and HfArgumentParser, too), and again when a Trainer gets them, in cas
 Exception`` catches. `fitted` makes the model of the code a configuration's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

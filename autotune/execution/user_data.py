@@ -5,8 +5,6 @@ data set is as long as the trial, so that no epoch ends inside it. If the code m
 from a stream, it keeps its order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import time

@@ -6,8 +6,6 @@ that was found for another model, other data or another batch is applied, too, a
 a step stays the script's.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ for the data loader to start, nor the last of an epoch, which may have fewer sam
 step before `step_begin`, so the time that it waits for them is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

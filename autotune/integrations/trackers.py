@@ -5,8 +5,6 @@ server. A tracker that fails gets no further trials: a note says so, and the sea
 an empty file `trackers/TRACKER/RUN` in the run directory, so that a resumed search writes what was missed, once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

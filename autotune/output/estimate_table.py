@@ -1,7 +1,5 @@
 """Tables of estimates within 80 columns: one configuration, a ranking, all GPUs, ways to use several devices."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Collects the data of a report from a run directory, without changing it; the search may still be running."""
 
-from __future__ import annotations
-
 import datetime
 import shlex
 from collections.abc import Sequence

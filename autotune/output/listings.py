@@ -1,7 +1,5 @@
 """Tables within 80 columns: models, GPUs, search spaces, rates, findings of the doctor, dry runs and the record."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

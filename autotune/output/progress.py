@@ -6,8 +6,6 @@ A search that is started from Python logs its progress line by line if the logge
 INFO. Otherwise it is shown on stderr if that is a terminal or a notebook's, and nowhere else; never on stdout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -3,8 +3,6 @@
 The template, and `svg` for charts, escape all texts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The result of a search, its trials and the contributions of the winner's knobs, as tables and lines of text."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Names of models, files and devices are printed without rich's markup, with control characters but newlines escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 

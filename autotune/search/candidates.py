@@ -9,8 +9,6 @@ than `WORTHWHILE_GAIN`.
 Without the cost model `proposals` come in the order of the space; when all are tried, TPE takes over (`sampler`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -4,8 +4,6 @@ A child process traces the model, so that the search itself never loads torch. F
 prediction.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence

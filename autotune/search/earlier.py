@@ -7,8 +7,6 @@ larger one is refused in any case, and so is one, but for the baseline, that ran
 have now. Finals and the answer use the trials of this search alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import math

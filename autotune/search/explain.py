@@ -5,8 +5,6 @@ round, except those that the finals have measured beside the winner and those th
 `explain/` of the run directory with numbers of their own, so that the search can still be resumed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Trials run at one place, at several places of this machine, or on the nodes of a
 place is a device, several devices of one training, or some of the CPU's cores.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

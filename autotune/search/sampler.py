@@ -17,8 +17,6 @@ proposed. Trials of another space are passed over. Parameters that aren't of the
 minimises, are drawn by TPE.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import datetime

@@ -5,8 +5,6 @@ the baseline runs beside other trials. Finals and checks run one at a time at a 
 matter. Every result is on disk before the next trial starts, so that a killed search can be resumed.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

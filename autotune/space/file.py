@@ -19,8 +19,6 @@
         reason: why it is not worth a trial
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -7,8 +7,6 @@ of adapter lacks, as when a search changes the kind alone; `fitting` leaves them
 any kind of adapter are `adapter-FIELD`. Values are validated when a configuration is made of them.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType

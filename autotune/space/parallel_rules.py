@@ -3,8 +3,6 @@
 They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from autotune.training.arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES, transformers_version

@@ -4,8 +4,6 @@ Each rule yields reasons why a configuration is refused, of which the first coun
 model (`ModelFacts`) and techniques. Trials find the rest.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 

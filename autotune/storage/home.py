@@ -11,8 +11,6 @@ digests only; and a search without a record learns as well. The trace of a famil
 of all that decides it: figures of the model, shape of its inputs, family, installed packages, code of autotune.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

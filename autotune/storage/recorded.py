@@ -4,8 +4,6 @@ Two searches have the same key if a trial of one means the same in the other: th
 same device, the same libraries. Names, paths, the seed, the memory budget and what may change are not in it.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -7,8 +7,6 @@ anything else is refused, with its name, until the user adds `--trust-run-dir`. 
 of it. A pickled file is known by its digest in the plan; the process that unpickles it compares them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

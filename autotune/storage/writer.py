@@ -5,8 +5,6 @@ next trial begins. If one of the two can't be written, or doesn't answer in time
 search does without it; `autotune resume` writes what is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import math

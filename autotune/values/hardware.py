@@ -4,8 +4,6 @@ CUDA_VISIBLE_DEVICES is read as CUDA reads it: a list of indices or whole UUIDs 
 after an invalid one are ignored. The index of a GPU in MIG mode means its first instance.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

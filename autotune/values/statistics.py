@@ -10,8 +10,6 @@ as steps, percentile intervals cover the truth in 66 of 100 cases resampling tri
 in 99; where trials spread twice as much as steps, in 67, 41 and 90 (counted by `tests/values/test_statistics.py`).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ with the installed version), from its `trainer_optimizer.py` and from running ea
 and time. peft implements all kinds of adapters but BitFit; `training.adapters` maps them to peft's arguments.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, Field, PositiveInt

@@ -3,8 +3,6 @@
 A resumed search counts the trials of all its parts, but the time between trials of the last part alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence

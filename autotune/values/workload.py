@@ -4,8 +4,6 @@ Each trial runs the user's code: a loop, a script, or a function that makes a Tr
 folder `data` of the run directory, from which every trial of the search and of `autotune explain` loads them.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple

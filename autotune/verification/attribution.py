@@ -5,8 +5,6 @@ without it measured in the same rounds as the winner; the second best, measured 
 trials of the search that differ in this knob alone, whose ratio may differ from the winner's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ a stopped search continues where it was. A configuration that fails is out of th
 fastest is checked in its place.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple

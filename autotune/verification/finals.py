@@ -3,8 +3,6 @@
 This module chooses the trials and evaluates them; the tuner runs them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

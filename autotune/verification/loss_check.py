@@ -19,8 +19,6 @@ fine-tuning: their losses must be finite and must not rise, and the progress is 
 the spread it causes in the loss of one step's samples; not where the model is compiled.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ which changes less of the user's training. Disturbances of a single trial are re
 (`autotune.values.conditions`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Peaks are dense with fp32 accumulation, as training computes: with it GeForce ca
 and data sheets that assume sparsity show the double. `Hardware` can be made of devices that this machine lacks.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.resources
 import json
