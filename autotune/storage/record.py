@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,12 +85,14 @@ class Record:
             if scheme in ("postgresql", "postgres"):  # the latter is what hosts hand out
                 self._url = f"postgresql+psycopg://{rest}"
             try:
-                sa.create_engine(self._url)
+                with warnings.catch_warnings():  # of options that a driver doesn't know
+                    warnings.simplefilter("error", sa.exc.SAWarning)
+                    sa.create_engine(self._url)
             except ImportError as error:
                 remedy = ' (pip install "autotune-train[postgresql]")' * (error.name == "psycopg")
                 needs = f"this database needs {error.name}, which is not installed{remedy}"
                 raise MachineError(f"{VARIABLE}: {needs}") from None
-            except (sa.exc.ArgumentError, ValueError, TypeError):
+            except (sa.exc.ArgumentError, sa.exc.SAWarning, ValueError, TypeError):
                 raise InputError(_NO_URL) from None
 
     @functools.cached_property

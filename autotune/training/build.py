@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 import re
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,9 @@ def build_model(
     try:
         in_parts = distributed_config is not None and not whole_first
         first = "meta" if quantization is not None or in_parts else device
-        with whole_weights() if whole_first else nullcontext(), torch.device(first):
+        with whole_weights() if whole_first else nullcontext(), torch.device(first), warnings.catch_warnings():
+            # Of a figure that is 0, with which the model doesn't train, as is said where it is traced.
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             model = head.from_config(config, **options)
         # Wav2Vec2 makes one parameter by torch's legacy constructor, which ignores the device of the context.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):

@@ -105,7 +105,7 @@ COMMANDS = (
     *(f"{name} --nonsense" for name in ("find", "estimate", "resume", "report", "explain", "export", "script")),
     *(f"{name} --nonsense" for name in ("dashboard", "doctor", "models", "gpus", "spaces", "history", "completion")),
     *("find", "estimate", "resume", "report", "explain", "export", "script", "dashboard", "completion"),
-    "nonsense", "--nonsense", "--json models", "report nowhere", "resume nowhere", "explain nowhere",
+    "nonsense", "--nonsense", "report nowhere", "resume nowhere", "explain nowhere",
     "dashboard nowhere", "export nowhere --to python", "report . --format x", "report . -o x.zzz",
     "resume . --max-trials 0", "resume . --max-time x", "resume . --effort x", "explain . --max-time -1",
     "dashboard . --port 99999", "dashboard . --port x", "doctor --device x", "history sync nowhere", "history prune",
