@@ -195,18 +195,21 @@ class Candidates:
             parts.append(f"{len(risky):,} {why} ({fastest}) with a chance of {self._fits[first]:.0%}")
         return "; ".join(parts)
 
-    def left_out(self, history: History) -> str:
+    def left_out(self, history: History, is_open: Callable[[TrainConfig], bool]) -> str:
         """Return which configurations are left untried where trials end although some are worth one."""
-        rows = [row for row in np.flatnonzero(self._fits >= _FAIR_FIT) if history.known(self.ranked[row]) is None]
-        if not rows or (leader := history.best()) is None:
-            return f"with {len(rows):,} of the configurations that fit untried"
-        first = max(rows, key=lambda row: float(self._rates[row]))
-        ratio = float(self._rates[first]) / self.rate(leader.request.config)
-        fastest = shown_changes(changes(self.ranked[first], self._plan))
-        ahead = f"the most promising is predicted to be {ratio:.2f} x as fast as the leader: {fastest}"
+        with np.errstate(invalid="ignore"):
+            possible = (self._fits >= _FAIR_FIT) & (self._trust(history) == 1.0)
+        rows = [row for row in np.flatnonzero(possible).tolist() if history.known(self.ranked[row]) is None]
+        said, leader = f"with {len(rows):,} of the configurations that fit untried", history.best()
+        promising = sorted(rows, key=lambda row: -float(self._rates[row]))
+        first = next((row for row in promising if is_open(self.ranked[row])), None)
+        if first is None or leader is None or math.isnan(rate := self.rate(leader.request.config)):
+            return said
+        ratio = float(self._rates[first]) / float(self._over_the_run(np.array([rate]), [leader.request.config])[0])
         if ratio < 1 + WORTHWHILE_GAIN:
-            ahead = "none is predicted to be faster than the leader"
-        return f"with {len(rows):,} of the configurations that fit untried; {ahead}"
+            return f"{said}; none is predicted to be faster than the leader"
+        fastest = shown_changes(changes(self.ranked[first], self._plan))
+        return f"{said}; the most promising is predicted to be {ratio:.2f} x as fast as the leader: {fastest}"
 
     def _trust(self, history: History) -> Vector:
         """Return for each configuration, from 0 to 1, how little it shares with trials that failed alike.

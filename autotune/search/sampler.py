@@ -285,7 +285,7 @@ class CostModelSampler(BaseSampler):
         """Return which configurations are left untried where trials end although some are worth one."""
         if self._candidates is None:
             return "with configurations untried"
-        return self._candidates.left_out(self._history)
+        return self._candidates.left_out(self._history, functools.partial(self._is_open, pending=()))
 
     def _is_open(self, config: TrainConfig, pending: Sequence[TrainConfig]) -> bool:
         """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""

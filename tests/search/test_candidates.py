@@ -94,11 +94,25 @@ def test_what_is_left_where_trials_end_early_is_counted_and_its_most_promising_n
     search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
     baseline, most = search.plan.baseline, len(search.candidates.ranked) - 1
     search.end(baseline, search.as_predicted(baseline))
-    said = search.candidates.left_out(search.history)
+    said = search.candidates.left_out(search.history, search.is_open)
     assert re.match(rf"with {most} of .* predicted to be 1\.\d\d x as fast as the leader: compile inductor", said)
     compiled = make_config(torch_compile_backend="inductor")
     search.end(compiled, search.as_predicted(compiled))
-    assert search.candidates.left_out(search.history).startswith(f"with {most - 1} of ")
+    assert search.candidates.left_out(search.history, search.is_open).startswith(f"with {most - 1} of ")
+
+
+def test_nothing_that_fails_alike_or_is_not_open_is_the_most_promising_left_and_a_leader_may_lack_a_prediction():
+    backends = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": [4, 8, 16]})
+    search = Search(space=backends)
+    search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
+    assert "compile inductor" in search.candidates.left_out(search.history, search.is_open)
+    assert search.candidates.left_out(search.history, lambda config: False).endswith("untried")
+    for size in (4, 8):
+        search.end(make_config(size, torch_compile_backend="inductor"), CRASHED)
+    assert "inductor" not in search.candidates.left_out(search.history, search.is_open)
+    unpredicted = make_config(8, attn_implementation="flex_attention")
+    search.end(unpredicted, make_measurement(1e6))
+    assert search.candidates.left_out(search.history, search.is_open).endswith("untried")
 
 
 def test_what_is_not_open_is_passed_over():
