@@ -7,6 +7,7 @@ place is a device, several devices of one training, or some of the CPU's cores.
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -196,9 +197,9 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, value), reason in space.left_out.items():
         left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
-    values = {}
+    values, configs = {}, [plan.baseline, *legal]
     for name, choices, _ in space.dimensions:
-        having = {getattr(config, name.partition(".")[0]): config for config in (plan.baseline, *legal)}.values()
+        having = dict(zip(map(attrgetter(name.partition(".")[0]), configs), configs, strict=True)).values()
         there = {point[name] for point in (*map(space.point, having), *space.loadings) if name in point}
         if len(there) > 1:
             values[options[name]] = tuple(_written(choice) for choice in choices if choice in there)
