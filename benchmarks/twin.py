@@ -1,46 +1,57 @@
 """Searches on the stand-in's clock, where the truth is known: how good the answer is, and whether what it says holds.
 
-    python benchmarks/twin.py [--problems gpt2 bert] [--searches 4] [--max-time 4min] [--truths 40]
+    python benchmarks/twin.py [--problems gpt2 bert] [--ways autotune tpe] [--searches 4] [--max-time 4min] [--truths N]
 
 Needs an environment with the stand-in (tests/fakecuda). Each search is a user's command line on a device with noise of
-steps and processes, a cold start and drift; every second one has a larger or a further disturbance. What is true of a
-configuration is its rate on the same device without any of that, in whole steps. The best is sought among all that a
-search has tried, and then among the legal configurations that differ in one knob from the best so far (of micro-batches
-the next sizes), up to `--truths` of a problem: it is the best that is known. Times are by the stand-in's table and say
-nothing of a GPU. Results are written after each search, and what a stopped run has stored is gone on with; the last
-line is the figures as JSON.
+steps and processes, a cold start and drift; every second one has a larger or a further disturbance. Other `--ways` run
+the same trials for as long and answer with the fastest: of legal configurations drawn at random or proposed by Optuna's
+TPE, or of ever larger micro-batches until memory runs out, which DeepSpeed's autotuner tries on one device.
+
+What is true of a configuration is its rate on the same device without any disturbance, in whole steps. The best is
+sought among all that was tried, and then among the legal configurations that differ in one knob from the best so far
+(of micro-batches the next sizes), up to `--truths` of a problem: it is the best that is known. Times are by the
+stand-in's table and say nothing of a GPU. Results are written after each search, and what a stopped run has stored is
+gone on with; the last line is the figures as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import optuna
 from measured_searches import told
 from provenance import provenance, results_path
+from searching.replay import suggested
 
 from autotune.api import planned, subject_of
+from autotune.execution.runner import Runner
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.run import backend_of
+from autotune.space.knobs import MICRO_BATCH
 from autotune.storage.run_directory import RunDirectory
+from autotune.storage.writer import TrialConverter
 from autotune.tuning_result import load
 from autotune.value import write_text
 from autotune.values.config import TrainConfig, knob_values
 from autotune.values.hardware import detect
 from autotune.values.problem import Fleet
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Purpose
+from autotune.values.trial import Purpose, TrialResult
 
 A100 = {"FAKECUDA_NAME": "NVIDIA A100-SXM4-80GB", "FAKECUDA_MEMORY": "80GiB", "FAKECUDA_CC": "8.0"}
 RTX_4090 = {"FAKECUDA_NAME": "NVIDIA GeForce RTX 4090", "FAKECUDA_MEMORY": "24GiB", "FAKECUDA_CC": "8.9"}
@@ -66,21 +77,27 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=10, help="of each problem (default: %(default)s)")
     parser.add_argument("--max-time", default="4min", help="of a search (default: %(default)s)")
     parser.add_argument("--truths", type=int, default=40, help="most true rates of a problem (default: %(default)s)")
-    parser.add_argument("--truth-of", choices=PROBLEMS, help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=["autotune", *WAYS], default=["autotune"])
+    parser.add_argument("--child", choices=PROBLEMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.truth_of:
-        true_rates(options.truth_of, json.load(sys.stdin), options.truths)
+    if options.child:
+        given = json.load(sys.stdin)
+        if "tried" in given:
+            true_rates(options.child, given, options.truths)
+        else:
+            tried_in_order(options.child, **given)
         return
     output = results_path("twin.json", detect("cpu"))
     stored: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {"problems": {}}
     for name in options.problems:
         kept = stored["problems"].setdefault(name, {"searches": [], "truth": []})
-        for seed in range(len(kept["searches"]), options.searches):
-            kept["searches"].append(searched(name, seed, options.max_time))
-            print(f"{name} {seed}: {shown(kept['searches'][-1])}", file=sys.stderr, flush=True)
-            write_text(json.dumps({**provenance(detect("cpu")), **stored}, indent=1) + "\n", output)
+        for way, seed in itertools.product(options.ways, range(options.searches)):
+            if sum(search["way"] == way for search in kept["searches"]) <= seed:
+                kept["searches"].append({"way": way, **searched(name, way, seed, options.max_time)})
+                print(f"{name}, {way} {seed}: {shown(kept['searches'][-1])}", file=sys.stderr, flush=True)
+                write_text(json.dumps({**provenance(detect("cpu")), **stored}, indent=1) + "\n", output)
         kept["truth"] = truth(name, kept, options.truths)
-        kept["figures"] = figures(kept)
+        kept["figures"] = {way: figures(kept, way) for way in dict.fromkeys(s["way"] for s in kept["searches"])}
         stored = {**provenance(detect("cpu")), **stored}
         write_text(json.dumps(stored, indent=1) + "\n", output)
     print(json.dumps({name: stored["problems"][name]["figures"] for name in options.problems}))
@@ -91,10 +108,26 @@ def environment(device: dict[str, str], clock: str, scratch: str) -> dict[str, s
     return {**os.environ, **device, "FAKECUDA_CLOCK": clock, "FAKECUDA_STATE": state, "AUTOTUNE_HOME": home}
 
 
-def searched(name: str, seed: int, max_time: str) -> dict[str, Any]:
+def child(name: str, clock: str, given: dict[str, Any], *arguments: str) -> Any:
+    """Return the last line, as JSON, that this program prints in a process on the device of a problem."""
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", name, *arguments],
+            env=environment(PROBLEMS[name][1], clock, scratch),
+            input=json.dumps(given),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def searched(name: str, way: str, seed: int, max_time: str) -> dict[str, Any]:
     """Return what a search told, and which configurations it tried in which order."""
     words, device = PROBLEMS[name]
     clock = ",".join(f"{k}={v}" for k, v in {**USUAL, **FURTHER[seed % len(FURTHER)], "seed": seed}.items())
+    if way != "autotune":
+        return {"clock": clock, **child(name, clock, {"way": way, "seed": seed, "max_time": max_time})}
     options = [f"--{key}={v}" for key, value in words.items() for v in (value if isinstance(value, list) else [value])]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
@@ -125,28 +158,88 @@ def truth(name: str, kept: dict[str, Any], most: int) -> list[dict[str, Any]]:
     ended = [search for search in kept["searches"] if "config" in search]
     answers = [config for search in ended for config in (search["tried"][0], search["config"])]
     tried = [*answers, *(config for search in ended for config in search["tried"])]
-    with tempfile.TemporaryDirectory() as scratch:
-        done = subprocess.run(
-            [sys.executable, __file__, "--truth-of", name, "--truths", str(most)],
-            env=environment(PROBLEMS[name][1], "1", scratch),
-            input=json.dumps({"tried": tried, "known": kept["truth"]}),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    found: list[dict[str, Any]] = child(name, "1", {"tried": tried, "known": kept["truth"]}, "--truths", str(most))
     return found
 
 
-def true_rates(name: str, given: dict[str, Any], most: int) -> None:
-    """Print the true rates of what was tried and of neighbours of the best, in samples/s; 0: it failed."""
+@contextlib.contextmanager
+def at_work(name: str, max_time: str) -> Iterator[tuple[SearchPlan, Runner, Stopwatch]]:
+    """Yield the plan of a problem, what runs its trials, and the watch of its time."""
+    watch = Stopwatch("planning")
     with (
         tempfile.TemporaryDirectory() as scratch,
         RunDirectory.create(Path(scratch) / "run") as directory,
         backend_of(Fleet(), directory.path, device="cuda") as backend,
     ):
-        options = options_of(SearchOptions, {**PROBLEMS[name][0], "max_time": "10h"})
-        plan = planned(subject_of(options), directory, backend, lambda event: None, Stopwatch("planning"))
+        options = options_of(SearchOptions, {**PROBLEMS[name][0], "max_time": max_time})
+        yield planned(subject_of(options), directory, backend, lambda event: None, watch), backend.pool, watch
+
+
+def tried_in_order(name: str, way: str, seed: int, max_time: str) -> None:
+    """Print the configurations that another way to search tried until its time was over, and the fastest of them."""
+    results: dict[TrainConfig, TrialResult] = {}
+    with at_work(name, max_time) as (plan, pool, watch), contextlib.suppress(StopIteration):
+        asking = WAYS[way](plan, seed)
+        config = next(asking)
+        while (left_s := plan.budget.max_time_s - watch.elapsed_s()) > 0:
+            if config not in results:
+                timeout_s = min(plan.budget.trial_timeout_s, left_s)
+                request = request_of(plan, config, Purpose.SEARCH, number=len(results), timeout_s=timeout_s)
+                results[config] = pool.run(request)
+            config = asking.send(results[config])
+    tried = [config.model_dump(mode="json") for config in results]
+    measured = {config: m.samples_per_second for config, result in results.items() if (m := result.measurement)}
+    answer = max(measured, key=lambda config: measured[config], default=None)
+    found = {"took_s": round(watch.elapsed_s(), 1), "trials": len(results), "tried": tried}
+    print(json.dumps(found if answer is None else {**found, "config": answer.model_dump(mode="json")}))
+
+
+# Yields a configuration and is sent its result.
+Asking = Generator[TrainConfig, TrialResult]
+
+
+def at_random(plan: SearchPlan, seed: int) -> Asking:
+    legal = plan.search_space.legal
+    for config in (plan.baseline, *random.Random(seed).sample(legal, len(legal))):
+        _ = yield config
+
+
+def by_tpe(plan: SearchPlan, seed: int) -> Asking:
+    space, converter = plan.search_space, TrialConverter(plan)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+    study.enqueue_trial(space.choices_of(plan.baseline))
+    while True:
+        trial = study.ask()
+        config = suggested(space, trial)
+        if config != plan.baseline and space.refusal(config) is not None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        frozen = converter.frozen((yield config))
+        for name, value in frozen.constraints.items():
+            trial.set_constraint(name, value)
+        study.tell(trial, frozen.value or 0.0)  # one that failed trains nothing
+
+
+def by_micro_batch(plan: SearchPlan, seed: int) -> Asking:
+    sizes = next(d.choices for d in plan.search_space.dimensions if d.name == MICRO_BATCH)
+    own = plan.baseline.per_device_train_batch_size
+    for size in sorted({max(own, int(size or own)) for size in sizes}):
+        result = yield plan.baseline.model_copy(update={MICRO_BATCH: size})
+        if size > own and result.measurement is None:
+            return
+
+
+WAYS: dict[str, Callable[[SearchPlan, int], Asking]] = {
+    "random": at_random,
+    "tpe": by_tpe,
+    "micro-batch": by_micro_batch,
+}
+
+
+def true_rates(name: str, given: dict[str, Any], most: int) -> None:
+    """Print the true rates of what was tried and of neighbours of the best, in samples/s; 0: it failed."""
+    with at_work(name, "10h") as (plan, pool, _):
         rates = {TrainConfig(**row["config"]): row["rate"] for row in given["known"]}
         waiting = [plan.baseline, *(TrainConfig(**config) for config in given["tried"])]
         every = plan.every_config()
@@ -155,7 +248,7 @@ def true_rates(name: str, given: dict[str, Any], most: int) -> None:
             steps = {"discarded_steps": 2, "discarded_s": 0.0, "measure_steps": 4, "measure_time_s": 60.0}
             limits = request.limits.model_copy(update={**steps, "relative_interval": 1e-9})
             whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(left[0])}
-            measured = backend.pool.run(request.model_copy(update=whole)).measurement
+            measured = pool.run(request.model_copy(update=whole)).measurement
             rates[left[0]] = measured.samples_per_second if measured else 0.0
             print(f"{name}: {rates[left[0]]:.4g} samples/s, {len(left) - 1} left", file=sys.stderr, flush=True)
             if len(left) == 1:
@@ -176,8 +269,9 @@ def neighbours(best: TrainConfig, every: list[TrainConfig], plan: SearchPlan) ->
             yield config
 
 
-def figures(kept: dict[str, Any]) -> dict[str, Any]:
+def figures(kept: dict[str, Any], way: str) -> dict[str, Any]:
     """Return how the answers of a problem's searches compare with the truth."""
+    searches = [search for search in kept["searches"] if search["way"] == way]
     key = partial(json.dumps, sort_keys=True)
     rates = {key(row["config"]): row["rate"] for row in kept["truth"]}
 
@@ -186,7 +280,7 @@ def figures(kept: dict[str, Any]) -> dict[str, Any]:
 
     ended = [
         {**search, "rate": rate(search["config"]), "base": rate(search["tried"][0])}
-        for search in kept["searches"]
+        for search in searches
         if "config" in search and {key(search["config"]), key(search["tried"][0])} <= rates.keys()
     ]
     best = max(rates.values())
@@ -194,12 +288,14 @@ def figures(kept: dict[str, Any]) -> dict[str, Any]:
     held = [
         search["speedup"]["interval"]["low"] <= search["rate"] / search["base"] <= search["speedup"]["interval"]["high"]
         for search in ended
-        if search["speedup"] and search["base"]
+        if search.get("speedup") and search["base"]
     ]
     places = [search["tried"].index(search["config"]) + 1 for search in ended if search["config"] in search["tried"]]
-    measured = [search["spent"]["measured steps"] / sum(search["spent"].values()) for search in ended]
+    measured = [
+        search["spent"]["measured steps"] / sum(search["spent"].values()) for search in ended if search.get("spent")
+    ]
     return {
-        "searches": len(kept["searches"]),
+        "searches": len(searches),
         "ended": len(ended),
         "true_rates": len(rates),
         "within_1_percent": sum(share >= 0.99 for share in shares),
@@ -209,7 +305,7 @@ def figures(kept: dict[str, Any]) -> dict[str, Any]:
         "intervals": len(held),
         "intervals_hold": sum(held),
         "trials_to_answer": statistics.median(places) if places else None,
-        "wall_s": statistics.median(search["took_s"] for search in kept["searches"]),
+        "wall_s": statistics.median(search["took_s"] for search in searches),
         "measured_share": round(statistics.median(measured), 3) if measured else None,
     }
 
