@@ -7,7 +7,9 @@ from factories import make_facts
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Start, Subject, start_of
+from autotune.values import hardware
 from autotune.values.model import ModelFacts
+from autotune.values.problem import Allotment
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 
 
@@ -23,8 +25,13 @@ class Looked(NamedTuple):
         return self.found or Description(facts=self.facts or make_facts(task=request.workload.task))
 
 
+def begun(options: SearchOptions) -> Start:
+    """The beginning of a plan for the device of the options, as a search at a single place has it."""
+    return start_of(options, Allotment(hardware=hardware.detect(options.device)))
+
+
 def started(**options) -> Start:
-    return start_of(SearchOptions(**{"model": "gpt2", "device": "cpu", **options}))
+    return begun(SearchOptions(**{"model": "gpt2", "device": "cpu", **options}))
 
 
 def planned(facts=None, **options) -> SearchPlan:

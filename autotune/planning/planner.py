@@ -22,10 +22,9 @@ from autotune.space.rules import refusals
 from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.units import GIB, show_memory, show_time
 from autotune.value import write_bytes
-from autotune.values import hardware as machine
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Precision, TrainConfig
-from autotune.values.hardware import Hardware
+from autotune.values.hardware import Hardware, why_untuned
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment, Objective
 from autotune.values.trial import DescribeRequest, Description
@@ -66,8 +65,8 @@ class Subject:
         return plan_from(start, workload, description_of(start, workload, ready), space)
 
 
-def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Start:
-    """Return the beginning of a plan; without an allotment a trial has the device; MachineError: it isn't there."""
+def start_of(options: SearchOptions, allotment: Allotment) -> Start:
+    """Return the beginning of a plan; MachineError: the machine's GPUs can't be tuned, or are fewer than asked for."""
     if options.train_steps and options.train_tokens:
         raise InputError("--train-steps and --train-tokens both say how long the run is; drop one of the two")
     if options.train_steps and options.global_batch == "any":
@@ -77,10 +76,8 @@ def start_of(options: SearchOptions, allotment: Allotment | None = None) -> Star
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
     check_recipe(options)
-    if allotment is None:
-        allotment = Allotment(hardware=machine.detect(options.device))
-        if allotment.hardware.is_cpu and options.device != "cpu" and (why := machine.why_untuned()):
-            raise MachineError(why)
+    if allotment.hardware.is_cpu and options.device != "cpu" and (why := why_untuned()):
+        raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
     arguments = read_arguments(Path(options.baseline)) if options.baseline else None
     device = f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"

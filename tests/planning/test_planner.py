@@ -2,12 +2,11 @@
 
 import pytest
 from factories import make_facts
-from plans import planned, started
+from plans import begun, planned, started
 
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import start_of
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
@@ -145,8 +144,8 @@ def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(mon
     monkeypatch.setattr(hardware, "cuda_count", lambda: 0)
     monkeypatch.setattr(hardware, "installed_versions", lambda: {"torch": "2.13.0+rocm7.0"})
     with pytest.raises(MachineError, match=r"built for AMD GPUs \(ROCm\), which autotune doesn't tune"):
-        start_of(SearchOptions(model="t5-small"))
-    assert start_of(SearchOptions(model="t5-small", device="cpu")).hardware.is_cpu
+        begun(SearchOptions(model="t5-small"))
+    assert begun(SearchOptions(model="t5-small", device="cpu")).hardware.is_cpu
 
 
 def searched(plan: SearchPlan) -> set[str]:

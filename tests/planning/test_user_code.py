@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_spec, make_workload
 from own_trainings import write
-from plans import Looked
+from plans import Looked, begun
 
 import autotune
 from autotune.api import subject_of
@@ -17,7 +17,6 @@ from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
-from autotune.planning.planner import start_of
 from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig
@@ -103,7 +102,7 @@ def plan_of_script(fix=(), **fields):
     }
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
-    start = dataclasses.replace(start_of(options), hardware=make_hardware())
+    start = dataclasses.replace(begun(options), hardware=make_hardware())
     return UserTrainer(options, script=SCRIPT).plan(start, lambda: Looked(found=description))
 
 
@@ -231,7 +230,7 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
 
 def plan_of(hardware=None, knobs=KNOBS, **options):
     given = SearchOptions(model="", device="cpu", global_batch=16, **options)
-    start = dataclasses.replace(start_of(given), hardware=hardware or make_hardware())
+    start = dataclasses.replace(begun(given), hardware=hardware or make_hardware())
     return UserLoop(given, make_step, knobs).plan(start, lambda: Looked())
 
 
@@ -283,7 +282,7 @@ def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held()
     others = []
     for batch in (16, "any"):
         given = SearchOptions(model="", device="cpu", global_batch=batch)
-        UserLoop(given, make_step, KNOBS).plan(start_of(given), lambda: Seen())
+        UserLoop(given, make_step, KNOBS).plan(begun(given), lambda: Seen())
     assert others == [4, None]
 
 
