@@ -75,12 +75,11 @@ def first_complaint(error: ValidationError) -> str:
     return " or ".join((first, *(words.removeprefix("expected ") for words in others)))
 
 
-EXIT_FOUND = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 
 EXIT_MEANINGS = {
-    EXIT_FOUND: "found (also: time up with an answer, no clear winner)",
+    0: "found (also: time up with an answer, no clear winner)",
     EXIT_BUG: "a bug of ours",
     2: "bad input",
     3: "the machine lacks something that was asked for",
@@ -141,6 +140,19 @@ class NothingPassedError(AutotuneError):
     """Every configuration that completed a trial failed afterwards; the message says how the fastest did."""
 
     exit_code = 6
+
+
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # as an OSError says it
+
+
+@contextlib.contextmanager
+def writing(where: str) -> Iterator[None]:
+    """Turn an OSError into an error about `where`, such as '--output FILE': of the user's, unless the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
+        raise kind(f"{where}: can't be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager

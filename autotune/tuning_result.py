@@ -37,7 +37,7 @@ class TuningResult(ResultData):
         from transformers import TrainingArguments
 
         from autotune.exports.launch_files import environment
-        from autotune.training.arguments import training_plan
+        from autotune.training.arguments import arguments_of
         from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 
         for name, value in environment(self.best.config).items():
@@ -48,8 +48,7 @@ class TuningResult(ResultData):
                 )
 
         here = self.hardware.model_copy(update={"versions": installed_versions()})
-        soaked = self.soaked.arguments if self.soaked else {}
-        tuned = {**training_plan(self.best.config, self.workload, here).tuned, **soaked}
+        tuned = arguments_of(self.best.config, self.workload, here, self.soaked).training_arguments
         kind = TrainingArguments
         if self.workload.recipe is not None:
             import trl

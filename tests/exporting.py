@@ -9,11 +9,10 @@ from factories import make_config, make_gpu, make_hardware, make_plan, make_spec
 
 from autotune.exports.scripts import Draft
 from autotune.exports.targets import draft
-from autotune.training.arguments import training_plan
+from autotune.training.arguments import arguments_of
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.model import Task
-from autotune.values.result import Arguments
 
 GPU = make_gpu(cores=8)
 
@@ -33,9 +32,7 @@ EACH_KNOB = {
 def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
     """Return the answer in which `config` was faster than the baseline."""
     made, found = make_plan(**plan), _assembled()
-    mapping = training_plan(config, made.workload, made.hardware)
-    own = mapping.model_dump(include={"model", "quantization", "adapter"})
-    arguments = Arguments(training_arguments=mapping.tuned, **own)
+    arguments = arguments_of(config, made.workload, made.hardware, None)
     best = found.best.model_copy(update={"config": config})
     given = {"workload": made.workload, "hardware": made.hardware, "best": best, "arguments": arguments}
     return found.model_copy(update=given)

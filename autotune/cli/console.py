@@ -7,7 +7,6 @@ used, as they are slow to import. Values are passed on as text, which the fields
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
 import inspect
@@ -57,7 +56,7 @@ def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
             code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):
             code, text = errors.EXIT_INTERRUPTED, "interrupted"
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        elif isinstance(error, OSError) and error.errno in errors.DISK_IS_FULL:
             kind, code = errors.InfrastructureError.__name__, errors.InfrastructureError.exit_code
             text = f"{f'{str(error.filename)[:100]}: ' if error.filename else ''}the disk is full"
         else:
@@ -92,15 +91,6 @@ def silence_libraries(*, verbose: bool) -> None:
     """Keep a library's warning that concerns no training from the output, unless it is `verbose`."""
     # At its import, on processors with bfloat16 instructions: of a kernel for inference (bitsandbytes 0.50).
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.NOTSET if verbose else logging.ERROR)
-
-
-@contextlib.contextmanager
-def writing(where: str) -> Iterator[None]:
-    """Turn an OSError into an InputError about `where`, such as '--output DIR'."""
-    try:
-        yield
-    except OSError as error:
-        raise errors.InputError(f"{where}: can't be written: {error.strerror}") from None
 
 
 def print_json(document: Any) -> None:

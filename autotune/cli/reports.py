@@ -15,7 +15,7 @@ import typer
 
 from autotune.cli import console
 from autotune.cli.console import Json, Quiet, TrustRunDir, Verbose, guarded
-from autotune.errors import InputError
+from autotune.errors import InputError, writing
 
 if TYPE_CHECKING:
     from autotune.storage.record import Record
@@ -147,7 +147,7 @@ def report(
         raise InputError(f"--out {out}: its name doesn't say the format; add --format html|json")
     path, found = out or run_dir / f"report.{chosen}", gather(run_dir)
     content = found.model_dump_json(indent=2) + "\n" if chosen == "json" else html_report(found)
-    with console.writing(f"--out {path}"):
+    with writing(f"--out {path}"):
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
         console.print_json({"file": str(path), "format": chosen, "answer": answer(found)})
@@ -241,7 +241,7 @@ def export(
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
         folder = output if output.is_dir() else output.parent
         found[to] = found[to].placed(output / found[to].name if output.is_dir() else output)
-    with console.writing(f"--output {folder}"):
+    with writing(f"--output {folder}"):
         made = targets.write(result, to, found, folder, answer)
     missing = targets.missing_script(result, answer, made)
     if as_json:

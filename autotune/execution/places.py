@@ -6,7 +6,6 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 `spread` settles over how many devices, or processes of a CPU, each training is spread.
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -177,9 +176,6 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
     free = min(detect(device).free_bytes for device in used)
     notes = [f"each training is spread over {count} devices: {', '.join(used)}"]
     return hardware.model_copy(update={"count": count, "free_bytes": free}), notes
-
-
-DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # as errors say it
 
 
 def check_disk(run_directory: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from autotune.cost.model import CostModel
-from autotune.errors import InfrastructureError, InputError, MachineError
-from autotune.execution.places import DISK_IS_FULL, Place, hardware_of, places_of, shared_note, sharing_notes
+from autotune.errors import InputError, MachineError, writing
+from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
 from autotune.execution.ray_pool import RayPool, joined
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
@@ -146,24 +146,15 @@ def wanted_file(output: str | Path | None) -> str | None:
     if output is None:
         return None
     path = Path(output).absolute()
-    with _told_of(output):
+    with writing(f"--output {output}"):
         check_savable(path)
     return str(path)
 
 
 def deliver(result: ResultData | None, path: str | None) -> None:
     if result is not None and path is not None:
-        with _told_of(path):
+        with writing(f"--output {path}"):
             result.save(path)
-
-
-@contextlib.contextmanager
-def _told_of(path: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
-        raise kind(f"--output {path}: can't be written: {error.strerror}") from None
 
 
 class ExpectedTrial(Value):

@@ -30,16 +30,16 @@ import shlex
 import shutil
 import time
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import InfrastructureError, InputError, RunDirectoryError, first_complaint, located
+from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located
 from autotune.execution.outcome import recovered
-from autotune.execution.places import DISK_IS_FULL, full_disk
+from autotune.execution.places import full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
 from autotune.storage.trust import check_within
-from autotune.training.arguments import training_plan
+from autotune.training.arguments import arguments_of
 from autotune.units import visible
 from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_named, read_value, write_value
 from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION
@@ -151,12 +151,9 @@ class RunDirectory:
             try:
                 if self._is_new and not self.path.is_dir():
                     self.path.parent.mkdir(parents=True, exist_ok=True)
-                    try:
+                    with contextlib.suppress(FileExistsError):  # another process was faster, or it is no directory
                         self.path.mkdir(mode=0o700)
                         self._made_here = True
-                    except FileExistsError:  # another process was faster, or it is no directory
-                        if not self.path.is_dir():
-                            raise
                 return os.fdopen(open_own(self.path / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a")
             except OSError as error:
                 # A new one is made again if another search, which was refused, has just removed it.
@@ -242,8 +239,7 @@ def read_plan(run_dir: Path) -> SearchPlan:
             )
         return SearchPlan.model_validate_json(content)
     except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"])) or "the whole"
-        reason = f"{place}: {first_complaint(error)}; it was changed by hand or by another version: start a new search"
+        reason = f"{located(error, 'the whole')}; it was changed by hand or by another version: start a new search"
     except (OSError, ValueError, RecursionError) as error:  # of which JSON's errors are kinds
         reason = str(error).splitlines()[0]
     raise RunDirectoryError(f"{run_dir}: {PLAN_FILE} can't be read: {reason}")
@@ -273,10 +269,7 @@ def read_result(path: str | Path) -> ResultData:
 
 def _check_arguments(result: ResultData) -> None:
     """Refuse (ValueError) arguments that aren't those of the best configuration."""
-    mapping = training_plan(result.best.config, result.workload, result.hardware)
-    tuned = {**mapping.tuned, **(result.soaked.arguments if result.soaked is not None else {})}
-    parts = mapping.model_dump(include={"model", "quantization", "adapter"})
-    meant: dict[str, Any] = {"training_arguments": tuned, **parts}
+    meant = arguments_of(result.best.config, result.workload, result.hardware, result.soaked).model_dump()
     for name, value in result.arguments.model_dump().items():
         theirs, ours = ({k: json.dumps(v, sort_keys=True) for k, v in (d or {}).items()} for d in (value, meant[name]))
         for key in {**ours, **theirs}:

@@ -14,8 +14,10 @@ from pydantic import Field
 
 from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.value import Value
+from autotune.values.budget import Soaked
 from autotune.values.config import KNOBS, Precision, TrainConfig
 from autotune.values.hardware import Hardware
+from autotune.values.result import Arguments
 from autotune.values.techniques import OPTIMIZERS, checkpointing_arguments
 from autotune.values.workload import Recipe, Workload
 
@@ -61,6 +63,13 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
         if config.quantization
         else None,
     )
+
+
+def arguments_of(config: TrainConfig, workload: Workload, hardware: Hardware, soaked: Soaked | None) -> Arguments:
+    """Return the arguments of an answer: what its configuration means, and what a soak adds."""
+    mapping = training_plan(config, workload, hardware)
+    tuned = {**mapping.tuned, **(soaked.arguments if soaked is not None else {})}
+    return Arguments(training_arguments=tuned, **mapping.model_dump(include={"model", "quantization", "adapter"}))
 
 
 def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[str, Any]:

@@ -72,10 +72,16 @@ class Conditions(Value):
             reasons = ", ".join(f"{name} ({share:.0%} of the time)" for name, share in self.slowed_by.items())
             heat = f", at {self.temperature_c:.0f} °C" if self.temperature_c is not None else ""
             lines.append(f"the GPU was slowed down by {reasons}{heat}")
-        for taker, share in (("other processes", self.others_share), ("the hypervisor", self.stolen_share)):
-            if (self.could_cost(share) or 0.0) >= WORTH_A_WARNING:
-                lines.append(f"{taker} took {share:.0%} of the cores' time while it was measured")
-        return tuple(lines)
+        return (*lines, *(f"{words} while it was measured" for _, words in self.taken()))
+
+    def taken(self) -> list[tuple[float, str]]:
+        """Return each share of the cores' time that others took and that may have changed the rate, with its words."""
+        takers = {"other processes": self.others_share, "the hypervisor": self.stolen_share}
+        return [
+            (share, f"{taker} took {share:.0%} of the cores' time")
+            for taker, share in takers.items()
+            if share is not None and (self.could_cost(share) or 0.0) >= WORTH_A_WARNING
+        ]
 
 
 def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:

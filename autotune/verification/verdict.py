@@ -13,22 +13,11 @@ from autotune.errors import AutotuneError, InfrastructureError, InputError, Noth
 from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
-from autotune.training.arguments import training_plan
+from autotune.training.arguments import arguments_of
 from autotune.units import show_memory, show_rate
-from autotune.values.conditions import WORTH_A_WARNING
 from autotune.values.config import Allowance, Precision, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
-from autotune.values.result import (
-    Arguments,
-    Compilation,
-    Contender,
-    ResultData,
-    Speedup,
-    TrialRow,
-    Verdict,
-    rows_of,
-    shown_rate,
-)
+from autotune.values.result import Compilation, Contender, ResultData, Speedup, TrialRow, Verdict, rows_of, shown_rate
 from autotune.values.statistics import drift
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
@@ -54,7 +43,6 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
     contenders = [_contender(finals, c, corrections) for c in ranked]
     contenders.sort(key=lambda c: c.rate(plan.objective), reverse=True)
     others = [c for c in contenders if c.config not in (best, plan.baseline)]
-    mapping = training_plan(best, plan.workload, plan.hardware)
     baseline_cause = None  # why it can't be compared with; None too if it hasn't run
     if plan.baseline not in finals.contenders():
         outcomes = (r.outcome for r in finals.trials_of(plan.baseline))
@@ -74,12 +62,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         **{**plan.problem_fields(), "baseline": _contender(finals, plan.baseline, corrections)},
         baseline_cause=baseline_cause,
         best=_contender(finals, best, corrections),
-        arguments=Arguments(
-            training_arguments={**mapping.tuned, **(soaked.arguments if soaked else {})},
-            model=mapping.model,
-            quantization=mapping.quantization,
-            adapter=mapping.adapter,
-        ),
+        arguments=arguments_of(best, plan.workload, plan.hardware, soaked),
         soaked=soaked,
         loss_check=proof.verdict(best),
         proof_notes=_proof_notes(finals, best),
@@ -309,20 +292,14 @@ def disturbance(finals: Finals) -> str | None:
     seen = [m.conditions for r in finals.state.results if (m := r.measurement) is not None and m.conditions is not None]
     found = []
     for conditions in seen:
-        takers = {"other processes": conditions.others_share, "the hypervisor": conditions.stolen_share}
-        found += [
-            (share, f"{who} took {share:.0%} of the cores' time")
-            for who, share in takers.items()
-            if share is not None and (conditions.could_cost(share) or 0.0) >= WORTH_A_WARNING
-        ]
+        found += conditions.taken()
         found += [(share, f"the GPU was slowed down by {why}") for why, share in conditions.slowed_by.items()]
     times = [m.step_times_s for r in finals.trials(finals.plan.baseline) if (m := r.measurement)]
     if (change := drift(times)) >= 0.03:
         found.append((change, f"its speed drifted by {change:.0%} between trials of the baseline"))
-    worst = max(found, default=None)
-    if worst is None:
+    if not found:
         return None
-    return f"noise: the machine was disturbed: {worst[1]}; a quiet one would tell more surely"
+    return f"noise: the machine was disturbed: {max(found)[1]}; a quiet one would tell more surely"
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
@@ -343,9 +320,9 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         result, failure = others[0]
         log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
         too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
-        own = plan.workload.own_code is not None or plan.workload.own_step is not None
         raised = all(f.status is not TrialStatus.TIMED_OUT and f.phases is not None for _, f in others)
-        kind = InputError if own and raised else InfrastructureError  # what the user's code raised is the code's
+        # What the user's code raised is the code's.
+        kind = InputError if plan.workload.is_users_own and raised else InfrastructureError
         return kind(
             f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
             f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"

@@ -143,7 +143,7 @@ def test_a_search_that_came_to_its_end_meanwhile_is_not_begun_again(tmp_path, ho
 
 def test_what_can_not_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match="can't be written: File exists"):
+    with pytest.raises(RunDirectoryError, match="can't be written: Not a directory"):
         RunDirectory.create(tmp_path / "file")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "nowhere" / "lock")
