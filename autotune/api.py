@@ -26,7 +26,6 @@ from autotune.training.trainer_pickle import model_on_cpu
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import show_memory
 from autotune.values.budget import Effort
-from autotune.values.hardware import detect
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
 
@@ -227,12 +226,10 @@ def resume(
             max_time_s=limits.max_time_s,
             output=wanted,
         )
-        news = changed_files(plan)
-        if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
-            others = differences(plan.hardware, detect(plan.hardware.device))
-            plan = plan.model_copy(update={"record": plan.record and not others})  # where versions decide what compares
-            news += others
-        plan = plan.model_copy(update={"notes": tuple(dict.fromkeys((*plan.notes, *news)))})
+        others = differences(plan)
+        news = [*changed_files(plan), *others]
+        update = {"record": plan.record and not others, "notes": tuple(dict.fromkeys((*plan.notes, *news)))}
+        plan = plan.model_copy(update=update)  # in the record versions decide what compares
         for text in (*restored, *news):
             heard(Note(text=text))
         directory.write_plan(plan)

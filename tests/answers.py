@@ -9,6 +9,7 @@ from autotune.planning.plan import SearchState
 from autotune.space.knobs import with_changes
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
+from autotune.values.problem import Problem
 from autotune.values.result import ResultData, RunReport
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Outcome, Purpose, TrialStatus
@@ -40,14 +41,17 @@ def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | No
         results.append(make_result(config, outcome, number=number, purpose=purpose))
     for number, (config, outcome) in enumerate(finals, len(results)):
         results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))
-    return assemble(Finals(SearchState(plan, results, {make_config(2): "hopeless"})), 60.0)
+    state = SearchState(plan, results)
+    state.refused[make_config(2)] = "hopeless"
+    return assemble(Finals(state), 60.0)
 
 
 def report_of(result: ResultData) -> RunReport:
     """The report of an answer, as `gather` makes it of a run directory."""
+    fields = {name: getattr(result, name) for name in Problem.model_fields} | {"baseline": result.baseline.config}
     return RunReport(
         run_directory="", written="", autotune_version=result.autotune_version, is_running=False, command=None,
-        **result.problem.problem_fields(), result=result, trials=with_changes(result.trials, result.problem),
+        **fields, result=result, trials=with_changes(result.trials, Problem(**fields)),
         spent=result.spent or spent_on((), result.search_time_s, {}),
     )  # fmt: skip
 

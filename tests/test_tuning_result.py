@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from answers import BASE, answer
-from factories import OUT_OF_MEMORY, make_config, make_measurement, make_problem
+from factories import OUT_OF_MEMORY, make_config, make_measurement
 
 from autotune.errors import InputError
 from autotune.training.arguments import parallel_variables, training_plan
@@ -38,7 +38,6 @@ def test_what_is_saved_is_loaded_by_former_names_too_and_without_an_end_of_an_in
     written["memory_budget_bytes"] = written.pop("memory_bytes")
     (tmp_path / "best.json").write_text(json.dumps(written))
     assert load(tmp_path / "best.json") == result
-    assert result.problem == make_problem(hardware=result.hardware)
 
 
 def test_training_arguments_are_what_the_mapping_says_but_for_those_of_the_caller(result, tmp_path):

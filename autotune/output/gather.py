@@ -2,7 +2,6 @@
 
 import datetime
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,15 +10,13 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
-from autotune.planning.plan import SearchPlan, SearchState
-from autotune.search.explain import refusals
+from autotune.planning.plan import SearchState
 from autotune.space.knobs import with_changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
 from autotune.values.time_spent import spent_on
-from autotune.values.trial import TrialResult
 from autotune.values.workload import OwnCode
 from autotune.verification.attribution import explanation_of
 from autotune.verification.finals import Finals
@@ -35,11 +32,8 @@ def gather(run_dir: str | Path) -> RunReport:
     searched, explained = directory.results(), directory.explained()
     finals = Finals(SearchState(plan, searched))
     told = result.trials if result is not None else ()
-    judged, names = {row.number: row for row in told}, ("status", "cause", "config_samples_per_second")
-    rows = []
-    for row in trial_rows(finals):
-        answered = judged.get(row.number, row)
-        rows.append(row.model_copy(update={name: getattr(answered, name) for name in names}))
+    judged = {row.number: row for row in told}
+    rows = [judged.get(row.number, row) for row in trial_rows(finals)]
     refused = [row for row in told if row.number is None]
     nothing: str | None = None
     if result is None:
@@ -48,7 +42,7 @@ def gather(run_dir: str | Path) -> RunReport:
             nothing = f"the search was stopped before it wrote its answer; `autotune resume {directory.path}` goes on"
         elif searched:
             nothing = str(nothing_found(plan, searched))
-    breakdowns, no_breakdown = _breakdowns(directory, plan, result, searched)
+    breakdowns, no_breakdown = _breakdowns(directory, finals, result)
     spent = result.spent if result is not None else None
     return RunReport(
         run_directory=str(directory.path),
@@ -59,7 +53,7 @@ def gather(run_dir: str | Path) -> RunReport:
         **plan.problem_fields(),
         result=result,
         nothing=nothing,
-        explanation=None if result is None else explanation_of(result, [*searched, *explained], refusals(plan, result)),
+        explanation=None if result is None else explanation_of(plan, result, [*searched, *explained]),
         trials=with_changes((*rows, *rows_of(explained), *refused), plan),
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
@@ -91,9 +85,10 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
 
 
 def _breakdowns(
-    directory: RunDirectory, plan: SearchPlan, result: ResultData | None, searched: Sequence[TrialResult]
+    directory: RunDirectory, finals: Finals, result: ResultData | None
 ) -> tuple[tuple[Breakdown, ...], str | None]:
     """Return the predicted memory of baseline and winner, corrected by the trials, or why there is none."""
+    plan = finals.plan
     try:
         traces = read_value(Traces, directory.path / "trace" / "answer.json")
         rates = rates_of(plan.hardware)
@@ -102,16 +97,14 @@ def _breakdowns(
     except AutotuneError as error:
         return (), str(error)
     model = CostModel.of(plan.workload, plan.hardware, rates, traces.profiles)
-    model = model.observe(*(t for t in searched if t.request.task is None))
-    wanted = {"baseline": result.baseline if result is not None else None}
-    if result is not None and result.best.config != result.baseline.config:
-        wanted["winner"] = result.best
+    model = model.observe(*(t for t in finals.state.results if t.request.task is None))
+    wanted = {plan.baseline: "baseline"}
+    if result is not None:
+        wanted.setdefault(result.best.config, "winner")
     found = []
-    for name, contender in wanted.items():
-        config = contender.config if contender is not None else plan.baseline
-        estimate = model.estimate(config)
-        if estimate is not None:
-            seen, alive = contender.measurement if contender is not None else None, model.alive(config)
+    for config, name in wanted.items():
+        if (estimate := model.estimate(config)) is not None:
+            seen, alive = finals.measurement(config), model.alive(config)
             measured = seen.memory.peak_bytes if seen is not None and seen.memory.is_known else None
             found.append(Breakdown(name=name, predicted=estimate.memory, measured_bytes=measured, alive=alive))
     return tuple(found), None if found else "their kinds of configurations were not traced"

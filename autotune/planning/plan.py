@@ -17,9 +17,9 @@ from autotune.space.file import SpaceFile
 from autotune.space.space import History, SearchSpace
 from autotune.units import show_memory, show_time
 from autotune.value import sha256_of
+from autotune.values import hardware as machine
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
-from autotune.values.hardware import Hardware
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
@@ -155,13 +155,11 @@ def request_of(
 class SearchState:
     """The state of one search; the tuner alone changes it."""
 
-    def __init__(
-        self, plan: SearchPlan, results: Iterable[TrialResult] = (), refused: dict[TrainConfig, str] | None = None
-    ) -> None:
+    def __init__(self, plan: SearchPlan, results: Iterable[TrialResult] = ()) -> None:
         self.plan = plan
         self.history = History(plan.objective)  # the trials of the baseline and the search, not of finals and checks
         self.results: list[TrialResult] = []  # all, in the order in which they ended
-        self.refused = refused or {}  # configurations refused without a trial, with the reasons
+        self.refused: dict[TrainConfig, str] = {}  # configurations refused without a trial, with the reasons
         for result in results:
             self.take_in(result)
 
@@ -226,8 +224,11 @@ def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
     )
 
 
-def differences(then: Hardware, now: Hardware) -> list[str]:
-    """Return a line on packages with other versions than then, if any; MachineError: it is another machine."""
+def differences(plan: SearchPlan) -> list[str]:
+    """Return a line on packages with other versions than at first, if any; MachineError: it is another machine."""
+    if not plan.fleet.is_single:  # with several places, `backend_of` compares the machines
+        return []
+    then, now = plan.hardware, machine.detect(plan.hardware.device)
     if (then.name, then.cores) != (now.name, now.cores):
         machines = f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores})"
         raise MachineError(f"{machines}: go on where it ran")

@@ -17,7 +17,6 @@ from autotune.space.knobs import changes
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, read_plan, restore
 from autotune.units import show_time
-from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Leader, Note, Observer, TrialEnded, TrialStarted, ignore
 from autotune.values.result import Explanation, ResultData
@@ -49,18 +48,11 @@ def explain(
             observer(Note(text="nothing has to be run: the trials so far explain the answer"))
             return explainer.explanation
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
-        if plan.fleet.is_single:  # with several places, `backend_of` compares the machines
-            for line in differences(plan.hardware, machine.detect(plan.hardware.device)):
-                observer(Note(text=line))
+        for line in differences(plan):
+            observer(Note(text=line))
         end_left_behind(directory.path.resolve())
         with backend_of(plan.fleet, folder.path, planned=plan.hardware) as backend:
             return explainer.run(backend.pool)
-
-
-def refusals(plan: SearchPlan, result: ResultData) -> dict[TrainConfig, str]:
-    """Return the configurations without one of the winner's knobs that can't be run, with the reasons."""
-    without = [r.config for r in removals(result) if r.config is not None]
-    return {config: why for config in without if (why := plan.search_space.refusal(config)) is not None}
 
 
 class Explainer:
@@ -81,7 +73,6 @@ class Explainer:
         self._searched, self._own = searched, directory.results()
         self._limit_s = max_time_s if max_time_s is not None else plan.budget.max_time_s
         self._ends_at = clock() + self._limit_s
-        self._refused = refusals(plan, result)
         # Beside the winner, in the order of the knobs: neither the finals nor a failure settle these, or an earlier,
         # interrupted run has begun to measure them.
         open_ = {t.request.config for t in self._own if t.measurement is not None}
@@ -90,7 +81,7 @@ class Explainer:
 
     @property
     def explanation(self) -> Explanation:
-        found = explanation_of(self._result, [*self._searched, *self._own], self._refused)
+        found = explanation_of(self._plan, self._result, [*self._searched, *self._own])
         assert found is not None  # the winner isn't the baseline
         return found
 

@@ -184,11 +184,6 @@ class ResultData(Value):
     search_time_s: float
     spent: Spent | None = Field(default=None, description="where the time went; None: recorded by an older version")
 
-    @property
-    def problem(self) -> Problem:
-        fields = {name: getattr(self, name) for name in Problem.model_fields}
-        return Problem(**{**fields, "baseline": self.baseline.config})
-
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""
         return f"<{type(self).__name__} {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"

@@ -7,9 +7,10 @@ trials of the search that differ in this knob alone, whose ratio may differ from
 
 import contextlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from autotune.planning.plan import SearchPlan
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
@@ -54,14 +55,12 @@ def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -
     return TrainConfig.model_validate(document)
 
 
-def explanation_of(
-    result: ResultData, trials: Sequence[TrialResult], refused: Mapping[TrainConfig, str] | None = None
-) -> Explanation | None:
-    """Return the contribution of each knob of the winner by trials, or why it was `refused`; None for the baseline."""
+def explanation_of(plan: SearchPlan, result: ResultData, trials: Sequence[TrialResult]) -> Explanation | None:
+    """Return the contribution of each knob of the winner by trials, or why it can't be taken away; None: no knob is."""
     if result.best.config == result.baseline.config:
         return None
-    evidence = _Evidence(result, trials)
-    found = [evidence.contribution(removal, refused or {}) for removal in removals(result)]
+    evidence = _Evidence(plan, result, trials)
+    found = [evidence.contribution(removal) for removal in removals(result)]
     ours, theirs = (c.rate(result.objective) or None for c in (result.best, result.baseline))
     seen, proven = ours / theirs if ours is not None and theirs is not None else None, result.speedup
     return Explanation(
@@ -81,11 +80,11 @@ def _label(trial: TrialResult) -> str:
 class _Evidence:
     """The trials of a search, and of `autotune explain`, without checks."""
 
-    def __init__(self, result: ResultData, trials: Sequence[TrialResult]) -> None:
-        self._result = result
+    def __init__(self, plan: SearchPlan, result: ResultData, trials: Sequence[TrialResult]) -> None:
+        self._plan, self._result = plan, result
         self._trials = [t for t in trials if t.request.task is None]
 
-    def contribution(self, removal: Contribution, refused: Mapping[TrainConfig, str]) -> Contribution:
+    def contribution(self, removal: Contribution) -> Contribution:
         config, best = removal.config, self._result.best.config
 
         def found(basis: Basis, **fields: Any) -> Contribution:
@@ -102,8 +101,8 @@ class _Evidence:
             if trial.request.config == config and trial.outcome.kind == "failure" and (trial.has_failed or is_slow):
                 cause = f"{trial.status}: {trial.outcome.cause} (trial {_label(trial)})"
                 return found("slow" if is_slow else "fails", cause=cause, trials=(_label(trial),))
-        if config in refused:
-            return found("fails", cause=refused[config])
+        if (why := self._plan.search_space.refusal(config)) is not None:
+            return found("fails", cause=why)
         if (reading := self._compare(best, config)) is not None:
             return found("once", **reading)
         if (reading := self._elsewhere([c.knob for c in removal.changes])) is not None:

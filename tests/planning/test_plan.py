@@ -4,6 +4,7 @@ import os
 
 import pytest
 from factories import (
+    VERSIONS,
     make_budget,
     make_config,
     make_failure,
@@ -20,6 +21,7 @@ from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import changed_files, cut_short, differences, is_over, limits_of, reopened, with_files
 from autotune.values.budget import Budget, Effort
+from autotune.values.problem import Fleet
 from autotune.values.trial import Purpose, TrialStatus
 
 RESULTS = [
@@ -91,14 +93,15 @@ def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
     assert cut_short(make(), [first]) == []
 
 
-def test_another_machine_is_refused_and_other_versions_are_told():
+def test_another_machine_is_refused_and_other_versions_are_told(monkeypatch):
+    monkeypatch.setattr("autotune.values.hardware.detect", lambda device: make_hardware(versions=versions))
+    versions = {"torch": "2.12.0", "transformers": "5.23.0"}
+    assert differences(make_plan()) == ["since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"]
+    assert differences(make_plan(fleet=Fleet(workers=2))) == []
+    versions = VERSIONS
+    assert differences(make_plan(hardware=make_hardware(free_bytes=1))) == []
     with pytest.raises(MachineError, match="go on where it ran"):
-        differences(make_gpu(), make_hardware())
-    now = make_hardware(versions={"torch": "2.12.0", "transformers": "5.23.0"})
-    assert differences(make_hardware(), now) == [
-        "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"
-    ]
-    assert differences(make_hardware(), make_hardware(free_bytes=1)) == []
+        differences(make_plan(hardware=make_gpu()))
 
 
 @pytest.mark.parametrize("most", [64 << 20, 0], ids=["by a digest", "by size and time"])

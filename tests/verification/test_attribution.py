@@ -22,7 +22,7 @@ class Search:
     """Trials, one after the other, and the answer that they give."""
 
     def __init__(self, best: TrainConfig = BEST, rate: float = 30.0, **plan) -> None:
-        self._plan = make_plan(baseline=BASE, **plan)
+        self.plan = make_plan(baseline=BASE, **plan)
         self.trials: list[TrialResult] = []
         self.run(BASE, 10.0, Purpose.BASELINE)
         self.run(best, rate)
@@ -37,10 +37,12 @@ class Search:
 
     def answer(self, refused: dict[TrainConfig, str] | None = None) -> ResultData:
         trials = [t for t in self.trials if t.request.purpose is not Purpose.EXPLAIN]
-        return assemble(Finals(SearchState(self._plan, trials, refused)), 100.0)
+        state = SearchState(self.plan, trials)
+        state.refused |= refused or {}
+        return assemble(Finals(state), 100.0)
 
     def explain(self) -> Explanation:
-        return explanation_of(self.answer(), self.trials)
+        return explanation_of(self.plan, self.answer(), self.trials)
 
 
 def of(found: Explanation, knob: str) -> Contribution:
@@ -117,7 +119,7 @@ def test_a_knob_without_which_nothing_runs_is_needed(status):
 def test_a_trial_that_the_search_cut_short_tells_nothing_and_what_it_refused_says_why():
     search = Search()
     result = search.answer({PLAIN: "predicted to need more"})
-    found = of(explanation_of(result, search.trials), "precision")
+    found = of(explanation_of(search.plan, result, search.trials), "precision")
     assert (found.basis, found.cause) == ("unknown", "the search refused it: predicted to need more")
     search.run(PLAIN, make_failure(TrialStatus.TIMED_OUT))
     assert of(search.explain(), "precision").basis == "unknown"
@@ -154,7 +156,7 @@ def test_a_part_without_an_end_leaves_the_rest_without_one():
 
 def test_a_single_knob_is_the_whole_a_baseline_that_won_has_none_and_without_a_baseline_there_is_no_total():
     won = Search(best=BASE, rate=11.0)
-    assert explanation_of(won.answer(), won.trials) is None
+    assert explanation_of(won.plan, won.answer(), won.trials) is None
     single = Search(best=PLAIN, rate=20.0)
     single.finals((BASE, 10.0), (PLAIN, 20.0))
     found = single.explain()
