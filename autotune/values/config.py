@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from autotune.value import Value
 from autotune.values.model import ModelFacts
-from autotune.values.techniques import AnyAdapter, BackendName, Checkpointing, Mode, OptimizerName, why_not
+from autotune.values.techniques import AnyAdapter, BackendName, Checkpointing, Mode, why_not
 
 
 class Allowance(StrEnum):
@@ -204,7 +204,7 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     per_device_train_batch_size: PositiveInt = Field(le=LARGEST_BATCH, description="the micro-batch, in samples")
     precision: Precision = Precision.FP32
     tf32: bool = Field(default=False, description="TensorFloat-32 for matrix products in fp32, on Ampere and newer")
-    optim: OptimizerName = Field(default="adamw_torch_fused", description="name of the optimizer in transformers")
+    optim: str = Field(default="adamw_torch_fused", description="name of the optimizer in transformers")
     checkpointing: Checkpointing = "none"
     attn_implementation: str | None = Field(default=None, description="kernel, as sdpa; None: there is no attention")
     experts_implementation: str | None = Field(default=None, description="as grouped_mm; None: there is no choice")
@@ -256,7 +256,9 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     def _usual_kind(cls, adapter: Any) -> Any:
         return {"kind": "lora", **adapter} if isinstance(adapter, dict) else adapter
 
-    @field_validator("precision", "attn_implementation", "experts_implementation", "quantization", mode="before")
+    @field_validator(
+        "precision", "optim", "attn_implementation", "experts_implementation", "quantization", mode="before"
+    )
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
         reason = why_not(str(info.field_name), value)

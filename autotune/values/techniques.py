@@ -8,7 +8,7 @@ and time. peft implements all kinds of adapters but BitFit; `training.adapters` 
 
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from autotune.errors import suggestion
 from autotune.value import Value
@@ -71,6 +71,8 @@ _REASONS = {
     ("attn_implementation", "bettertransformer"): "BetterTransformer is gone from transformers; sdpa replaced it",
     ("precision", "fp8"): "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own "
     "launcher), so a measured configuration could not be exported; bf16 is the nearest",
+    ("optim", "adamw_hf"): "adamw_hf is gone from transformers 5; use adamw_torch",
+    ("optim", "adamw_apex_fused"): "adamw_apex_fused is gone from transformers 5; use adamw_torch_fused",
     ("optim", "adamw"): "there are several: adamw_torch_fused (the Trainer's default), adamw_torch, adamw_bnb_8bit ...",
     ("adapter", "qlora"): "QLoRA is LoRA on weights of 4 bits: --fix adapter=lora,quantization=nf4",
 }
@@ -86,7 +88,10 @@ def why_not(parameter: str, value: object) -> str | None:
         )
     if parameter in ("attn_implementation", "experts_implementation") and "/" in value:
         return "kernels of a repository on the hub are not offered: its code would run by name alone"
-    return _REASONS.get((parameter, value.lower()))
+    reason = _REASONS.get((parameter, value.lower()))
+    if reason is None and parameter == "optim" and value not in OPTIMIZERS:
+        return f"transformers has no optimizer {value!r}{suggestion(value, OPTIMIZERS)}"
+    return reason
 
 
 class OptimizerFacts(NamedTuple):
@@ -178,20 +183,6 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
     "sgd": _torch("sgd.SGD"),
     "stable_adamw": OptimizerFacts("optimi.stableadamw.StableAdamW", package="torch-optimi"),
 }
-
-# Names that transformers 5 has removed, and their equivalents.
-SUCCESSORS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
-
-
-def _optimizer(name: str) -> str:
-    if name in SUCCESSORS:
-        raise ValueError(f"{name} is gone from transformers 5; use {SUCCESSORS[name]}")
-    if name not in OPTIMIZERS:
-        raise ValueError(f"transformers has no optimizer {name!r}{suggestion(name, OPTIMIZERS)}")
-    return name
-
-
-OptimizerName = Annotated[str, AfterValidator(_optimizer)]
 
 
 # Adapters

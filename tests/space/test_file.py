@@ -25,7 +25,7 @@ CHOICES = [  # of a parameter, and the words after its name
     ("per_device_train_batch_size", "[0]", ": 0 is no value for it (expected a number above 0)"),
     ("per_device_train_batch_size", "['8']", ": '8' is no value for it (did you mean 8?)"),
     ("tf32", "[1]", ": 1 is no value for it (did you mean True?)"),
-    ("optim", "[adafactr]", ": 'adafactr' is no value for it (transformers has no optimizer 'adafactr' (did you"),
+    ("optim", "[adafactr]", ": 'adafactr': transformers has no optimizer 'adafactr' (did you"),
     ("attn_implementation", "[spda]", ": 'spda' is unknown (did you mean 'sdpa'?)"),
     ("torch_compile_backend", "[inducter]", ": 'inducter' is no value for it (expected inductor, "),
     ("adapter", "[lroa]", ": 'lroa' is unknown (did you mean 'lora'"),

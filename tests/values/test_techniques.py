@@ -15,7 +15,6 @@ from autotune.values.techniques import (
     ADAPTERS,
     CHECKPOINTING,
     OPTIMIZERS,
-    SUCCESSORS,
     AnyAdapter,
     BackendName,
     Mode,
@@ -71,8 +70,6 @@ RUN_HERE = sorted(
 
 def test_every_optimizer_of_the_installed_transformers_has_a_row_with_its_class_or_the_reason_against_it():
     assert {str(name.value) for name in OptimizerNames} == OPTIMIZERS.keys()
-    assert not SUCCESSORS.keys() & OPTIMIZERS.keys()
-    assert set(SUCCESSORS.values()) <= OPTIMIZERS.keys()
     assert [name for name, row in OPTIMIZERS.items() if bool(row.class_name) == bool(row.unusable)] == []
 
 
