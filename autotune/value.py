@@ -35,15 +35,15 @@ class Value(BaseModel):
             return {name: value for name, value in fields.items() if name not in cls.retired}
         return fields
 
-    def digest(self, length: int = 10, *, leave_out: frozenset[str] = frozenset()) -> str:
+    def digest(self, *, leave_out: frozenset[str] = frozenset()) -> str:
         """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""
-        return digest_of(self.model_dump(mode="json", exclude=set(leave_out)), length)
+        return digest_of(self.model_dump(mode="json", exclude=set(leave_out)))
 
 
-def digest_of(fields: dict[str, Any], length: int = 10) -> str:
+def digest_of(fields: dict[str, Any]) -> str:
     """Return a short hash of the canonical JSON of these fields."""
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:length]
+    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
 V = TypeVar("V", bound=Value)

@@ -54,7 +54,6 @@ def make_profile(family: Family | None = None, **fields: Any) -> Profile:
         "storages": make_storages((0, 2, 0, MB), (2, 3, 4 * MB, 0, True), origins=(("", "mm"),)),
         "work": (make_work(),),
         "needed_flops": line(0, 10 * MB),
-        "traced_by": "meta",
     }
     return Profile(**{**defaults, **fields})
 

@@ -214,7 +214,6 @@ class CostModel:
             tokens_per_second=None if tokens is None else rate * tokens,
             flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
-            traced_by=profile.traced_by,
             notes=(_COMPILED,) if is_compiled(config) else (),
             communication_s=waiting * corrected,
             host_bytes=round(self._footprint(config, profile).share.host),

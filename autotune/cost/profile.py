@@ -22,7 +22,6 @@ from pydantic import Field
 
 from autotune.cost.family import Family
 from autotune.value import Value
-from autotune.values.estimate import TracedBy
 
 # Kinds of operators, for the time they take; a transfer moves bytes between the device and the host.
 VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER, FUSED_ATTENTION = range(6)
@@ -147,6 +146,8 @@ class Generation(Value):
 class Profile(Value):
     """All that the cost model knows of a family and an input shape."""
 
+    retired = frozenset({"traced_by"})
+
     family: Family
     parameters: tuple[ParameterGroup, ...]
     order: tuple[int, ...] = Field(repr=False, description="of each, as it is made, its position in `parameters`")
@@ -155,7 +156,6 @@ class Profile(Value):
     storages: Storages = Field(description="of a micro-step")
     work: tuple[Work, ...]
     needed_flops: Line = Field(description="of the model's contractions, recomputation left out")
-    traced_by: TracedBy = "meta"
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")

@@ -56,8 +56,6 @@ class Promise(Value):
     samples_per_second: float
     interval: Interval = Field(description="of 95 % for the next run, where it was confirmed")
     memory: Memory
-    data_wait_share: float | None
-    samples_per_step: NonNegativeInt
 
     def __str__(self) -> str:
         rate, interval = self.samples_per_second, self.interval
@@ -119,13 +117,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if (measured := self._result.best.measurement) is None:
             raise InputError("the result has no measurement of its best configuration to compare with")
         self._given_clock = clock
-        self._promise = Promise(
-            samples_per_second=measured.samples_per_second,
-            interval=measured.shown_interval,
-            memory=measured.memory,
-            data_wait_share=measured.data_wait_share,
-            samples_per_step=self._result.workload.samples_per_step(self._result.best.config),
-        )
+        rate, interval = measured.samples_per_second, measured.shown_interval
+        self._promise = Promise(samples_per_second=rate, interval=interval, memory=measured.memory)
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -250,11 +250,10 @@ def phases_line(memory: MemoryBreakdown) -> str:
     Evaluation and saving can take more: they are shown, and count where the user says how they evaluate.
     """
     each = ", ".join(f"{phase.name} {show_memory(phase.allocated_bytes)}" for phase in memory.phases)
-    operator = next((phase.operator for phase in memory.phases if phase.name == memory.phase), "")
-    counted = max((phase.allocated_bytes for phase in memory.phases if phase.name == memory.phase), default=0)
-    more = " and ".join(phase.name for phase in memory.phases if phase.allocated_bytes > counted)
+    peak = next(phase for phase in memory.phases if phase.name == memory.phase)
+    more = " and ".join(phase.name for phase in memory.phases if phase.allocated_bytes > peak.allocated_bytes)
     left_out = f"; {more}, which takes more, counts with --eval-batch" if more else ""
-    return f"the peak is in the phase {memory.phase}, at {operator}; allocated at most: {each}{left_out}"
+    return f"the peak is in the phase {peak.name}, at {peak.operator}; allocated at most: {each}{left_out}"
 
 
 def alive_table(rows: Sequence[Alive]) -> RenderableType:

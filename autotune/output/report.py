@@ -27,7 +27,6 @@ Row = tuple[str, ...]
 
 def html_report(report: RunReport) -> str:
     result, found = report.result, report.explanation
-    against = _against(result) if result is not None else [()]
     changes = result.best.changes if result is not None else ()
     lines, told = remarks(result) if result is not None else ([], [])
     notes = [*lines, *told, *(f"note: {line}" for line in (result.notes if result is not None else ()))]
@@ -38,7 +37,7 @@ def html_report(report: RunReport) -> str:
         "subject": f"{about(report.workload)}, on {report.hardware.name} within {show_memory(report.memory_bytes)}",
         "answer": answer(report),
         "state": state(report),
-        "against": against,
+        "against": _against(result) if result is not None else [],
         "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
         "waterfall": svg(lambda: waterfall(found), "waterfall"),
         "pareto": svg(lambda: throughput_against_memory(report), "pareto"),

@@ -172,8 +172,9 @@ def measurement_detail(measurement: Measurement, prediction: Prediction | None =
 
 def about(workload: Workload) -> str:
     """Return a workload in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
-    frozen = "vision part frozen" * workload.model.freeze_vision
-    parts = (f"{workload.model.name} ({workload.task})", frozen, workload.shown_batch, workload.shown_length)
+    frozen, size = "vision part frozen" * workload.model.freeze_vision, workload.global_batch_size
+    batch = "free global batch" if size is None else f"global batch {size}"
+    parts = (f"{workload.model.name} ({workload.task})", frozen, batch, workload.shown_length)
     return ", ".join(filter(None, parts))
 
 

@@ -32,18 +32,19 @@ class EarlierSearches:
 
     def __init__(self, plan: SearchPlan, searches: Sequence[RecordedSearch] = ()) -> None:
         self._plan, self._searches = plan, searches
+        self._rate_of = History(plan.objective).rate
         self._runs = [_explored(plan, search) for search in searches]
         self._latest = {config: known for run in reversed(self._runs) for config, known in run.items()}
         self._now = dict(self._latest)  # at the machine's present speed
         self.count = len(self._latest)  # of configurations that the record knows
         self._too_large = self._beyond_memory()
         self.winner: TrainConfig | None = None  # of the earlier searches, once the baseline is known
-        self.notes: list[str] = []  # for the user, on the record
+        self.note: str | None = None  # for the user, on the record, once the baseline is known
 
     def compare(self, history: History) -> list[TrialResult]:
         """Return the recorded trials at the machine's present speed, to learn from, once the baseline is known."""
         baseline = history.known(self._plan.baseline)
-        if not self._latest or self.notes or baseline is None:
+        if not self._latest or self.note is not None or baseline is None:
             return []
         for run in reversed(self._runs):
             then, now = run.get(self._plan.baseline, baseline).measurement, baseline.measurement
@@ -51,13 +52,12 @@ class EarlierSearches:
             self._now |= {config: _at_speed(known, factor) for config, known in run.items()}
         self.winner = self._old_winner(history.best())
         last_day = max(map(_day, self._latest.values()))
-        note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
+        self.note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
         if self.winner is not None and history.known(self.winner) is None:
             run = next(run for run in self._runs if self.winner in run)
             known, base = run[self.winner], run.get(self._plan.baseline)
             won = base is None or self._rate_of(known) >= self._rate_of(base)
-            note += f"; next is {'the winner' if won else 'the fastest beside the baseline'} of {_day(known)}"
-        self.notes.append(note)
+            self.note += f"; next is {'the winner' if won else 'the fastest beside the baseline'} of {_day(known)}"
         # More than 120 would hardly change the cost model.
         return [result for config, result in self._now.items() if history.known(config) is None][:120]
 
@@ -128,9 +128,6 @@ class EarlierSearches:
         answered = {s.best_config_id for s in self._searches if s.verdict in confirmed}
         answers = [config for config, rate in rates.items() if config.config_id in answered and rate >= least]
         return max(answers, key=rates.__getitem__, default=fastest)
-
-    def _rate_of(self, result: TrialResult) -> float:
-        return self._plan.objective.rate(result.measurement) if result.measurement else 0.0
 
 
 def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, TrialResult]:

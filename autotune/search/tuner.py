@@ -90,7 +90,7 @@ class Pace:
         A trial of the search is also ended when it can't reach the leader any more.
         """
         usual_s = self._plan.budget.trial_timeout_s
-        if check is not None and check.task is not None:
+        if check is not None:
             usual_s = max(usual_s, 2 * check.expected_s)
         if purpose is Purpose.SOAK and (measured := self._finals.state.measured(config)) and measured.memory.is_known:
             # A checkpoint is no larger than the peak of the training. A network's disk may be so slow: 100 MB/s.
@@ -288,9 +288,9 @@ class Tuner:
         self._ended(result)
 
     def _consult(self) -> None:
-        told, lessons = len(self._earlier.notes), self._earlier.compare(self._state.history)
-        for text in self._earlier.notes[told:]:
-            self._observer(Note(text=text))
+        told, lessons = self._earlier.note, self._earlier.compare(self._state.history)
+        if self._earlier.note is not None and told is None:
+            self._observer(Note(text=self._earlier.note))
         if lessons:
             self._sampler.observe(*lessons)
 
@@ -378,7 +378,7 @@ class Tuner:
         if result is None:  # nothing that was refused meanwhile is handed out
             (self._directory.path / ANSWER_FILE).unlink(missing_ok=True)
         else:
-            notes = (*result.notes, *self._earlier.notes)
+            notes = (*result.notes, *filter(None, [self._earlier.note]))
             result = result.model_copy(update={"notes": notes, "untried": self._untried})
             self._directory.write_answer(result)
         return result

@@ -184,8 +184,6 @@ class Record:
         """Turn errors of a storage into a RecordError of one line without secrets."""
         try:
             yield
-        except RecordError:
-            raise
         except InputError as error:
             raise RecordError(str(error)) from None
         except Exception as error:  # of Optuna, SQLAlchemy, a driver, the file system, or of a damaged file

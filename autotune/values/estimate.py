@@ -41,9 +41,6 @@ class Rates(Value):
     timings: Timings | None = None  # of single operators; None: none were measured
 
 
-TracedBy = Literal["meta", "fake", "run"]  # the latter two by earlier versions
-
-
 # Phases of a training, of which the largest has the peak of memory.
 PhaseName = Literal["generation", "forward and backward", "optimizer step", "evaluation", "saving"]
 
@@ -111,7 +108,6 @@ class Cost(Value):
 
     memory: MemoryBreakdown
     flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")
-    traced_by: TracedBy = Field(description="how the model's operators were traced")
     communication_s: float = Field(default=0.0, description="seconds of a step waiting for other devices or the host")
     host_bytes: int = Field(default=0, description="host memory for the offloaded states of one device")
     notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")

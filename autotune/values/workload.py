@@ -252,11 +252,6 @@ class Workload(Value):
         return config.is_balanced or generates or self.own_step is not None
 
     @property
-    def shown_batch(self) -> str:
-        """The global batch in words: 'global batch 32' or 'free global batch'."""
-        return f"global batch {self.global_batch_size}" if self.global_batch_size else "free global batch"
-
-    @property
     def shown_length(self) -> str:
         """The sequence length in words: 'sequence 512' or '3000 frames'; empty for images."""
         if self.task.takes_audio:

@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
     config: TrainConfig
     purpose: Purpose
-    task: CheckTask | None
+    task: CheckTask
     expected_s: float
 
 

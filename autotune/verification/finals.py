@@ -59,7 +59,7 @@ class Finals:
         ranking = [r for r in self.history.ranking() if r.request.config not in failed]
         measured = [r.request.config for r in ranking]
         least = FINALIST_SHARE * self.history.rate(ranking[0]) if ranking else 0.0
-        near = [config for config, r in zip(measured, ranking, strict=True) if self.history.rate(r) >= least]
+        near = [r.request.config for r in ranking if self.history.rate(r) >= least]
         able = [config for config in near if config != self.plan.baseline]
         finalists = able[: self.finalists + sum(map(self._has_fallen, able[: self.finalists]))]
         if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:

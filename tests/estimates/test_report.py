@@ -68,7 +68,6 @@ def found(rates: str | None = "table"):
         tokens_per_second=4096.0,
         flops_per_step=1e12,
         mfu=0.4,
-        traced_by="meta",
     )
     hardware = make_gpu()
     device = Device(name="a100-80gb", hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates)

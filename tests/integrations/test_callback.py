@@ -159,9 +159,10 @@ def test_the_first_step_of_an_epoch_doesnt_count(result):
 
 def make_promise(**fields):
     usual = {
-        "samples_per_second": 100.0, "interval": Interval(low=95.0, high=105.0), "data_wait_share": 0.01,
-        "memory": Memory(reserved_bytes=3 * GIB), "samples_per_step": 16,
-    }  # fmt: skip
+        "samples_per_second": 100.0,
+        "interval": Interval(low=95.0, high=105.0),
+        "memory": Memory(reserved_bytes=3 * GIB),
+    }
     return Promise(**{**usual, **fields})
 
 

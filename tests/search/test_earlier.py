@@ -159,7 +159,7 @@ class TestTheOldWinner:
         assert after(TYPICAL).winner is None
         assert after(TYPICAL, now=[(BASE, 10.0)]).winner == FAST
         empty = after(now=[(BASE, 10.0)])
-        assert (empty.winner, empty.notes, empty.refusal(SECOND, None)) == (None, [], None)
+        assert (empty.winner, empty.note, empty.refusal(SECOND, None)) == (None, None, None)
 
     @pytest.mark.parametrize(
         ("rate", "verdict", "winner"),
@@ -175,7 +175,7 @@ class TestTheOldWinner:
         search = kept(recorded_trial(SECOND, 9.0), verdict="no_clear_winner", best_config_id=BASE.config_id)
         earlier = after(search, now=[(BASE, 10.0)])
         assert earlier.winner == SECOND
-        assert f"next is the fastest beside the baseline of {DAY}" in earlier.notes[-1]
+        assert f"next is the fastest beside the baseline of {DAY}" in earlier.note
 
     @pytest.mark.parametrize(
         "change",
@@ -230,7 +230,7 @@ class TestWhatIsNotMeasuredAgain:
         assert refused(make_config(1), search, now=[(BASE, 10.0)]) == f"crashed on {DAY} (record)"
         earlier = after(search, now=[(BASE, 10.0)])
         assert earlier.winner is None
-        assert "next is" not in earlier.notes[-1]
+        assert "next is" not in earlier.note
 
     @pytest.mark.parametrize(
         ("took_s", "now", "is_refused"),
@@ -255,7 +255,7 @@ class TestLessons:
         earlier = EarlierSearches(PLAN, [TYPICAL])
         assert earlier.compare(history_of((BASE, 10.0)))
         assert earlier.compare(history_of((BASE, 10.0), (FAST, 20.0))) == []
-        assert len(earlier.notes) == 1
+        assert earlier.note is not None
 
     def test_a_shortage_keeps_the_budget_it_met(self):
         search = kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))
