@@ -1,5 +1,6 @@
 """`autotune report` and `autotune explain` from the command line: files, formats, exit codes."""
 
+import errno
 import json
 
 import pytest
@@ -52,3 +53,13 @@ def test_a_link_that_is_named_is_followed_and_one_in_the_place_of_the_usual_name
     (run / "report.html").symlink_to(tmp_path / "mine")
     assert command("report", run).exit_code == 2
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_full_disk_is_no_bad_input(command, run, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = command("report", run)
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1)
+    assert "report.html: can't be written: No space left on device" in done.stderr
