@@ -147,7 +147,7 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # as an OSError says it
 
 @contextlib.contextmanager
 def writing(where: str) -> Iterator[None]:
-    """Turn an OSError into an error about `where`, such as '--output FILE': of the user's, unless the disk is full."""
+    """Turn an OSError into an InputError about `where`, such as '--output FILE', or into that of a full disk."""
     try:
         yield
     except OSError as error:

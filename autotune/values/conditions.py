@@ -75,7 +75,7 @@ class Conditions(Value):
         return (*lines, *(f"{words} while it was measured" for _, words in self.taken()))
 
     def taken(self) -> list[tuple[float, str]]:
-        """Return each share of the cores' time that others took and that may have changed the rate, with its words."""
+        """Return each share of the cores' time that others took, if it may have changed the rate, and its words."""
         takers = {"other processes": self.others_share, "the hypervisor": self.stolen_share}
         return [
             (share, f"{taker} took {share:.0%} of the cores' time")

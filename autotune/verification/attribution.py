@@ -56,7 +56,7 @@ def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -
 
 
 def explanation_of(plan: SearchPlan, result: ResultData, trials: Sequence[TrialResult]) -> Explanation | None:
-    """Return the contribution of each knob of the winner by trials, or why it can't be taken away; None: no knob is."""
+    """Return what each knob of the winner contributes by trials, or why it can't be taken away; None: it has none."""
     if result.best.config == result.baseline.config:
         return None
     evidence = _Evidence(plan, result, trials)
