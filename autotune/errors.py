@@ -146,13 +146,13 @@ DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})  # as an OSError says it
 
 
 @contextlib.contextmanager
-def writing(where: str) -> Iterator[None]:
-    """Turn an OSError into an InputError about `where`, such as '--output FILE', or into that of a full disk."""
+def writing(where: str, kind: type[AutotuneError] = InputError) -> Iterator[None]:
+    """Turn an OSError into an error of a `kind` about `where`, as '--output FILE'; a full disk is infrastructure."""
     try:
         yield
     except OSError as error:
-        kind = InfrastructureError if error.errno in DISK_IS_FULL else InputError
-        raise kind(f"{where}: can't be written: {error.strerror}") from None
+        told = InfrastructureError if error.errno in DISK_IS_FULL else kind
+        raise told(f"{where}: can't be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager

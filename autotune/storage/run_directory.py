@@ -34,7 +34,7 @@ from typing import IO, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located
+from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located, writing
 from autotune.execution.outcome import recovered
 from autotune.execution.places import full_disk
 from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
@@ -158,10 +158,9 @@ class RunDirectory:
             except OSError as error:
                 # A new one is made again if another search, which was refused, has just removed it.
                 if not (self._is_new and left and isinstance(error, FileNotFoundError)):
-                    if error.errno in DISK_IS_FULL:
-                        raise InfrastructureError(f"{self.path}: can't be written: {error.strerror}") from None
+                    kind = InfrastructureError if error.errno in DISK_IS_FULL else RunDirectoryError
                     option = "--run-dir " if self._is_new else ""
-                    raise RunDirectoryError(f"{option}{self.path}: can't be written: {error.strerror}") from None
+                    raise kind(f"{option}{self.path}: can't be written: {error.strerror}") from None
         raise AssertionError("the last attempt returns or raises")
 
     def _is_lock(self, lock: IO[str]) -> bool:
@@ -190,13 +189,11 @@ class RunDirectory:
     def explaining(self) -> RunDirectory:
         """Return the directory in which the winner is explained, inside this one, made if it isn't there."""
         path = self.path / EXPLAIN_FOLDER
-        try:
+        with writing(str(path), RunDirectoryError):
             path.mkdir(exist_ok=True)
             data = path / "data"
             if (self.path / "data").is_dir() and not data.exists():
                 data.symlink_to(Path("..") / "data")  # trials look for their data beside them
-        except OSError as error:
-            raise RunDirectoryError(f"{path}: can't be written: {error.strerror}") from None
         return RunDirectory(path, whole=self.path)
 
     def explained(self) -> list[TrialResult]:
