@@ -52,13 +52,12 @@ class Conditions(Value):
     @property
     def taken_share(self) -> float:
         """Share by which other processes or the hypervisor may have changed the measured rate."""
-        return max(self.could_cost(self.others_share) or 0.0, self.could_cost(self.stolen_share) or 0.0)
+        return max(self.could_cost(self.others_share), self.could_cost(self.stolen_share))
 
-    def could_cost(self, host_share: float | None) -> float | None:
+    def could_cost(self, host_share: float | None) -> float:
         """Return the share of throughput that losing `host_share` of the cores can have cost: on a GPU while idle."""
-        if host_share is None or self.idle_share is None:
-            return host_share
-        return min(host_share, self.idle_share)
+        lost = host_share or 0.0
+        return lost if self.idle_share is None else min(lost, self.idle_share)
 
     def with_waits(self, data_wait_share: float | None) -> Conditions:
         """Return these conditions with a GPU's idle share of at least `data_wait_share`, which NVML's samples miss."""
@@ -80,7 +79,7 @@ class Conditions(Value):
         return [
             (share, f"{taker} took {share:.0%} of the cores' time")
             for taker, share in takers.items()
-            if share is not None and (self.could_cost(share) or 0.0) >= WORTH_A_WARNING
+            if share is not None and self.could_cost(share) >= WORTH_A_WARNING
         ]
 
 

@@ -326,7 +326,7 @@ class Finals:
 def _share_of_others(measured: Measurement) -> float:
     """Return the share of the machine that other processes took, as far as it matters."""
     seen = measured.conditions
-    return (seen.could_cost(seen.others_share) or 0.0) if seen is not None else 0.0
+    return seen.could_cost(seen.others_share) if seen is not None else 0.0
 
 
 def _ran_in_turn(result: TrialResult) -> bool:
