@@ -164,7 +164,7 @@ def predict(row: Row, setup: Setup, traced: Tracer) -> Prediction:
     # Gradients that are never freed are there throughout, as between the micro-steps of an accumulated step.
     accumulation = max(setup.accumulation, 2 if setup.keeps_gradients else 1)
     share = share_of(known, setup.optim, setup.spread, accumulated=accumulation > 1)
-    parts = components(known, setup.optim, setup.micro_batch, accumulation, share)
+    parts = components(known, share, setup.micro_batch, accumulation)
     held = _held(setup, known)
     spare = 0.0
     if setup.software.fast_loss and setup.software.transformers >= SPARES_SINCE:

@@ -11,11 +11,15 @@ import numpy as np
 from factories import make_hardware, make_workload
 
 from autotune.cost.family import Family
+from autotune.cost.memory import Components, components
 from autotune.cost.model import CostModel
 from autotune.cost.profile import CONTRACTION, Line, ParameterGroup, Profile, Storages, Work
+from autotune.cost.sharding import Share, Spread, share_of
+from autotune.values.config import Parallelism
 from autotune.values.estimate import Rates
 
 MB = 1_000_000
+ONE_DEVICE = Spread(Parallelism(), mixed=False)
 
 
 def make_group(*shape: int, count: int = 1, **fields: Any) -> ParameterGroup:
@@ -56,6 +60,14 @@ def make_profile(family: Family | None = None, **fields: Any) -> Profile:
         "needed_flops": line(0, 10 * MB),
     }
     return Profile(**{**defaults, **fields})
+
+
+def parts_of(
+    profile: Profile, optim: str, micro_batch: float, accumulation: float, share: Share | None = None, **fields: Any
+) -> Components:
+    """The memory at the peak of a step on one device, or where a device holds a `share`."""
+    share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
+    return components(profile, share, micro_batch, accumulation, **fields)
 
 
 def make_rates(**fields: Any) -> Rates:

@@ -79,7 +79,6 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
     kernel = chosen(call, generation)
-    recorder.attention.add(kernel)
     if kernel == "math":
         return _math(call)
     if kernel == "flash":

@@ -149,7 +149,7 @@ class Corrections:
             noises = [math.hypot(_MEMORY_NOISE, _run_noise(row)) for row in rows]
             self._memory[quantity] = regression(priors, rows, [o.memory[quantity] for o in seen], noises)
         times = [(o.time_features, o.log_time) for o in self.observations if o.log_time is not None]
-        self._time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
+        self.time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
 
     def with_observations(self, *observations: Observation) -> "Corrections":
         latest = {o.key: o for o in observations}
@@ -169,13 +169,9 @@ class Corrections:
 
     def log_time(self, features: Sequence[Features]) -> tuple[Vector, Vector]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""
-        mean, deviation = self._time.predict(features)
+        mean, deviation = self.time.predict(features)
         each = [self._time_spread.each * f.get("several", 0.0) for f in features]
-        return mean, np.hypot(np.hypot(deviation, self._time.noise), each)
-
-    def gain_deviations(self, features: Sequence[Features], reference: Features) -> Vector:
-        """Return standard deviations of the logarithms of the factors over that of `reference`, without noise."""
-        return self._time.predict(features, reference)[1]
+        return mean, np.hypot(np.hypot(deviation, self.time.noise), each)
 
 
 def _run_noise(memory_features: Features) -> float:
@@ -242,7 +238,7 @@ def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_time
     knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
     expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
     priors = {**knobs, "all": spread.device, "several": spread.several}
-    return Process(priors, spread.knobs * _TIME_KNOB, frozenset(_SURPRISING), features, log_times, expected)
+    return Process(priors, spread.knobs * _TIME_KNOB, features, log_times, expected)
 
 
 @dataclass(frozen=True)
@@ -259,7 +255,6 @@ class Process:
 
     priors: Features  # standard deviations of weights, by the feature's name up to an "="
     other: float  # of the weights of all further features
-    surprising: frozenset[str]
     rows: Sequence[Features]  # of what was observed
     values: Sequence[float]
     expected: Scales = EXPECTED
@@ -305,7 +300,7 @@ class Process:
 
     def _deviations(self, names: Sequence[str], surprise: float) -> Vector:
         kinds = [name.partition("=")[0] for name in names]
-        return np.array([self.priors.get(k, self.other) * (surprise if k in self.surprising else 1.0) for k in kinds])
+        return np.array([self.priors.get(k, self.other) * (surprise if k in _SURPRISING else 1.0) for k in kinds])
 
     @functools.cached_property
     def _scales(self) -> dict[Scales, float]:

@@ -24,7 +24,7 @@ from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import is_paged, optimizer, state_sizes
 from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_bytes
 from autotune.cost.reserve import Held, held_bytes
-from autotune.cost.sharding import NCCL_BYTES, ONE_DEVICE, WAYS, Share, Spread, buckets_of, share_of
+from autotune.cost.sharding import NCCL_BYTES, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
 from autotune.values.estimate import Alive, Evaluation, PhaseName
 from autotune.values.hardware import Hardware
@@ -61,19 +61,12 @@ class Components:
 
 
 def components(
-    profile: Profile,
-    optim: str,
-    micro_batch: float,
-    accumulation: float,
-    share: Share | None = None,
-    generated: int | None = None,
+    profile: Profile, share: Share, micro_batch: float, accumulation: float, generated: int | None = None
 ) -> Components:
-    """Return the memory of one configuration of the family at the peak of its steps.
+    """Return the memory at the peak of a step, of generating for it too, without a replay.
 
-    `micro_batch`: samples of full length; `share`: what one of several devices holds, None of one; `generated`:
-    completions that are generated at once, None those of a step.
+    `micro_batch`: samples of full length; `generated`: completions at once, None those of a step.
     """
-    share = share or share_of(profile, optim, ONE_DEVICE, accumulated=accumulation > 1)
     generating = _generating(profile, share, generated or round(micro_batch * accumulation))
     return _largest([*_steps(profile, micro_batch, accumulation, share), *generating])
 
@@ -241,9 +234,8 @@ class Footprint:
         return found if kept is None else replace(found, kept=kept)
 
     def stepping(self) -> Components:
-        """Return the memory at the peak of a step, of generating for it too, without a replay."""
         completions = self.config.generation_batch_size
-        return components(self.profile, self.config.optim, self.micro_batch, self.accumulation, self.share, completions)
+        return components(self.profile, self.share, self.micro_batch, self.accumulation, completions)
 
     def phases(self, evaluation: Evaluation | None) -> list[Components]:
         """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""

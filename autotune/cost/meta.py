@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_map_only
 
 # Shape, strides and type of each new tensor that an operator returned, and whether it returned a single one; None: the
 # operator has to be run. By operator and arguments, as `_described` has them.
@@ -114,18 +115,12 @@ def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0].new_empty(args[2])
     if "index" in name:  # by the positions of a mask of the host that are true
         args = [[i for index in arg for i in _positions(index)] if isinstance(arg, list) else arg for arg in args]
-    return run_once(func, mapped(args, _sizes_only), {key: mapped(v, _sizes_only) for key, v in kwargs.items()})
+    return run_once(func, *tree_map_only(torch.Tensor, _sizes_only, (args, kwargs)))
 
 
 def _positions(index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
     is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
     return index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
-
-
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    return type(value)(mapped(item, change) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _sizes_only(tensor: torch.Tensor) -> torch.Tensor:

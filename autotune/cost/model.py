@@ -146,8 +146,8 @@ class CostModel:
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
-        """Return standard deviations of the logarithms of the rates over that of `reference`."""
-        return self.corrections.gain_deviations([time_features(c) for c in configs], time_features(reference))
+        """Return standard deviations of the logarithms of the rates over that of `reference`, without noise."""
+        return self.corrections.time.predict([time_features(c) for c in configs], time_features(reference))[1]
 
     def _counted(self, kind: TrainConfig, profile: Profile, micro_batches: Sequence[int]) -> Counted:
         """Return time and memory of micro-batches of one kind, uncorrected; counted now or before."""

@@ -146,7 +146,7 @@ class Generation(Value):
 class Profile(Value):
     """All that the cost model knows of a family and an input shape."""
 
-    retired = frozenset({"traced_by"})
+    retired = frozenset({"attention", "traced_by"})
 
     family: Family
     parameters: tuple[ParameterGroup, ...]
@@ -159,7 +159,6 @@ class Profile(Value):
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
-    attention: tuple[str, ...] = Field(default=(), description="kernels that fused attention takes on a CUDA device")
     evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
     generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
     inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")

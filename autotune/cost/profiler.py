@@ -155,7 +155,6 @@ class _Profiler:
             storages=storages_of(*steps),
             work=work,
             needed_flops=needed,
-            attention=deep.step.low.attention,
             layer=layer,
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, attention
@@ -102,8 +103,7 @@ class Semantics(TorchFunctionMode):
             return answer if name == "__bool__" else torch.tensor(answer)
         if self._casting and (name in _CONTRACTIONS or name in _FP32[self._device]):
             to = self._autocast if name in _CONTRACTIONS else torch.float32
-            args = meta.mapped(args, lambda t: self._to(t, to))
-            kwargs = {key: meta.mapped(value, lambda t: self._to(t, to)) for key, value in kwargs.items()}
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: self._to(t, to), (args, kwargs))
         special = _SPECIAL.get(name)
         if special is not None:
             result = special(self, func, args, kwargs)

@@ -90,9 +90,6 @@ class Spread:
         return cls(config.parallelism, config.precision in (Precision.BF16, Precision.FP16))
 
 
-ONE_DEVICE = Spread(Parallelism(), mixed=False)
-
-
 @dataclass(frozen=True)
 class Share:
     """Bytes that one device holds in addition to those that the tape has as alive."""
@@ -266,9 +263,6 @@ class Network:
         # share of the node's adapters that it has of its devices.
         inside = max(1, min(members, self.devices_per_node // stride))
         return min(self.link, self.node * inside / self.devices_per_node), 70e-6
-
-
-ALONE = Network(devices_per_node=1, link=1.0, node=1.0)  # one device, which sends nothing
 
 
 def network_of(

@@ -7,7 +7,7 @@ computed or allocated, yet sizes and lifetimes are the real ones. The result, a 
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.meta import run_beside_numbers, run_once, tensors_in, written
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, PRODUCTS, VIEW, alive
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, PRODUCTS, VIEW
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
 
@@ -62,7 +62,6 @@ class Tape:
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
     storages: NDArray[np.float64]  # made, freed, bytes, whether a gradient, columns: see `profile.Storages`
-    attention: tuple[str, ...] = ()  # kernels that attention took
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: kept by an evaluation with metrics
     calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `meta`
@@ -70,12 +69,6 @@ class Tape:
     @property
     def products(self) -> NDArray[np.bool_]:
         return np.isin(self.kinds, PRODUCTS)
-
-    @property
-    def live(self) -> NDArray[np.float64]:
-        """Bytes while each operator ran, a column each of ACTIVATION, TEMPORARY, GRADIENT and FRESH."""
-        taken = alive(np.insert(self.storages, 3, 0.0, axis=1), self.forward_end)[: len(self.names), :, 0]
-        return np.pad(taken, ((0, len(self.names) - len(taken)), (0, 0)))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -101,7 +94,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
         self._scratch, self._numbers, self._attended = scratch, numbers, attended
-        self.attention: set[str] = set()  # kernels that attention took
         self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
         self.modules: list[str] = []  # whose forward pass runs, from the outermost
@@ -192,8 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gradient = storage.accumulated >= 0
             freed = storage.accumulated if gradient else storage.freed if storage.freed >= 0 else after
             storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
-        columns: Iterable[tuple[Any, ...]] = zip(*self._operators, strict=True) if self._operators else [()] * 7
-        names, kinds, flops, moved, half, again, calls = columns
+        names, kinds, flops, moved, half, again, calls = zip(*self._operators, strict=True)
         return Tape(
             names=names,
             kinds=np.array(kinds, dtype=np.int8),
@@ -203,7 +194,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recomputed=np.array(again, dtype=bool),
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),
-            attention=tuple(sorted(self.attention)),
             origins=tuple(storage.origin for storage in self._storages),
             outputs_bytes=self.outputs_bytes,
             calls=calls,

@@ -27,7 +27,7 @@ import numpy as np
 
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
-from autotune.cost.sharding import ALONE, ONE_DEVICE, Network, Spread, exposed_seconds, host_seconds, stepped
+from autotune.cost.sharding import Network, Spread, exposed_seconds, host_seconds, stepped
 from autotune.values.config import Precision
 from autotune.values.estimate import Arithmetic, Rates
 
@@ -59,8 +59,8 @@ class StepCost:
     profile: Profile  # of one device's part of the model
     rates: Rates  # of the device, alone
     optim: str
-    spread: Spread = ONE_DEVICE
-    network: Network = ALONE
+    spread: Spread
+    network: Network
     tf32: bool = False  # whether fp32 contractions use tensor cores
     compiled: bool = False  # whether element-wise operators are fused
     generated: int | None = None  # completions at once, of a recipe that generates; None: those of a step

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tapes import live
 
 from autotune.cost.attention import AttentionCall, attention, chosen
 from autotune.cost.family import generation_of
@@ -39,7 +40,7 @@ def tape_of(what: AttentionCall, generation="ampere") -> Tape:
 
 def during_backward(tape: Tape) -> float:
     """Bytes alive while the kernel runs, output and its gradient included."""
-    return float(tape.live[next(i for i, n in enumerate(tape.names) if n.endswith("attention_backward"))].sum())
+    return float(live(tape)[next(i for i, n in enumerate(tape.names) if n.endswith("attention_backward"))].sum())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_fused_kernels_keep_their_output_and_a_number_for_each_row(what, generat
     tape = tape_of(call, generation)
     numbers = 0 if call.attn_mask is None else call.attn_mask.numel() * 2  # booleans become numbers
     element = call.query.element_size()
-    assert tape.live[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
+    assert live(tape)[tape.forward_end, ACTIVATION] == element * ELEMENTS + 4 * BATCH * HEADS * LENGTH + numbers
 
 
 def test_work_is_two_products_forward_and_five_backward_and_half_of_it_under_a_causal_mask():
@@ -118,17 +119,17 @@ def test_a_trained_mask_gets_a_gradient_for_every_sample_and_rows_of_no_multiple
     def kept(length):
         query = part(length=length)
         tape = tape_of(AttentionCall(query, query, query, mask(torch.bfloat16, length=length)))
-        return float(tape.live[tape.forward_end - 1].sum())
+        return float(live(tape)[tape.forward_end - 1].sum())
 
     assert kept(508) - kept(512) > 0.9 * 2 * BATCH * 508 * 512
 
 
 def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place():
-    half = tape_of(asked(attn_mask=mask(), key_heads=1))
-    causal = tape_of(asked(torch.float32, key_heads=1, is_causal=True))
-    assert half.attention == causal.attention == ("math",)
-    assert half.live[half.forward_end, ACTIVATION] > 4 * SCORES
-    assert causal.live[: causal.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
+    calls = asked(attn_mask=mask(), key_heads=1), asked(torch.float32, key_heads=1, is_causal=True)
+    assert [chosen(call, "ampere") for call in calls] == ["math", "math"]
+    half, causal = map(tape_of, calls)
+    assert live(half)[half.forward_end, ACTIVATION] > 4 * SCORES
+    assert live(causal)[: causal.forward_end].sum(axis=1).max() < 3 * 4 * SCORES
 
 
 @pytest.mark.parametrize("width", [60, WIDTH])  # filled up to a multiple of eight

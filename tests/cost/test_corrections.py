@@ -154,7 +154,7 @@ def features(micro_batch: int = 8, **config):
 
 def process(*seen: tuple[dict, float]) -> Process:
     priors = {"all": 0.35, "samples": 0.25, "precision": 0.25}
-    return Process(priors, 0.15, frozenset({"precision"}), [f for f, _ in seen], [v for _, v in seen])
+    return Process(priors, 0.15, [f for f, _ in seen], [v for _, v in seen])
 
 
 def mean(known: Process, row) -> float:

@@ -5,8 +5,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from profiles import parts_of
 
-from autotune.cost.memory import components
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE
 from autotune.cost.profiler import NotLinear, joined, storages_of, work_of
 from autotune.cost.tape import Tape
@@ -39,7 +39,7 @@ def test_a_trace_of_few_layers_that_are_repeated_is_that_of_all_layers(profile_o
     assert Counter(extended.parameters) == Counter(whole.parameters)
     assert (extended.buffers_bytes, extended.needed_flops) == (whole.buffers_bytes, whole.needed_flops)
     for size, accumulation in itertools.product(SIZES, (1, 2)):
-        peaks = [components(one, "sgd", size, accumulation).allocated for one in (extended, whole)]
+        peaks = [parts_of(one, "sgd", size, accumulation).allocated for one in (extended, whole)]
         assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
     for kind, half in itertools.product(range(4), (False, True)):
         assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)

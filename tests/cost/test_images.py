@@ -4,13 +4,12 @@ import functools
 
 import pytest
 import torch
-from profiles import make_family
+from profiles import make_family, parts_of
 from transformers import AutoModelForCausalLM
 from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.cost import profiler
 from autotune.cost.family import Shape
-from autotune.cost.memory import components
 from autotune.training.build import build_config, describe
 from autotune.training.inputs import image_text
 from autotune.values.model import Task
@@ -35,7 +34,7 @@ def traced(tmp_path_factory):
 
 
 def peak(profile, samples=8):
-    return components(profile, "adamw_torch", samples, 1).allocated
+    return parts_of(profile, "adamw_torch", samples, 1).allocated
 
 
 # Attention in windows, to one vector of features an image, and to tiles.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tapes import live
 
 from autotune.cost.attention import flash
 from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
@@ -76,9 +77,9 @@ def test_softmax_that_reads_16_bits_and_writes_32_keeps_its_output(is_log):
     """Its backward pass multiplies it with its gradient first, that of the logarithm doesn't."""
     scores = torch.ones(1024, device="meta", dtype=torch.float16, requires_grad=True)
     tape = tape_of(lambda recorder: UpcastSoftmax.apply(scores, recorder, is_log), scores)
-    assert tape.live[tape.forward_end - 1].sum() == 4 * 1024
+    assert live(tape)[tape.forward_end - 1].sum() == 4 * 1024
     assert scores.grad.dtype is torch.float16
-    backward = tape.live[tape.names.index("softmax_backward")].sum()
+    backward = live(tape)[tape.names.index("softmax_backward")].sum()
     assert backward == (4 + 4 + 2 + (0 if is_log else 4)) * 1024
 
 
@@ -95,7 +96,7 @@ def test_a_grouped_product_makes_only_the_gradients_that_are_needed(frozen):
 def taken(compute, known: torch.Tensor, name: str) -> float:
     """Bytes that are alive during an operator on CUDA beyond those on a CPU."""
     tapes = [tape_of(lambda _: compute(), known, scratch=scratch) for scratch in (scratch_bytes, None)]
-    on_cuda, on_cpu = (float(tape.live[tape.names.index(name)].sum()) for tape in tapes)
+    on_cuda, on_cpu = (float(live(tape)[tape.names.index(name)].sum()) for tape in tapes)
     return on_cuda - on_cpu
 
 

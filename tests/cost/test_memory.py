@@ -2,10 +2,10 @@
 
 import pytest
 from factories import make_config, make_gpu, make_workload
-from profiles import MB, line, make_family, make_group, make_model, make_profile, make_storages
+from profiles import MB, line, make_family, make_group, make_model, make_profile, make_storages, parts_of
 
 from autotune.cost.family import family_of, workspace_bytes
-from autotune.cost.memory import Footprint, always_bytes, components, states_bytes
+from autotune.cost.memory import Footprint, always_bytes, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS
 from autotune.cost.profile import ForwardPass
 from autotune.space.knobs import knobs
@@ -23,10 +23,10 @@ def footprint(micro_batch: int, profile=None, **config) -> Footprint:
 
 
 def test_activations_are_those_of_the_micro_batch():
-    held = components(make_profile(), "adamw_torch", 30, 1)
+    held = parts_of(make_profile(), "adamw_torch", 30, 1)
     assert (held.moment, held.activations, held.gradients) == ("mm", 30 * MB, 0)
     assert (held.weights, held.optimizer_state) == (4 * MB, 8 * MB)
-    small = components(make_profile(), "adamw_torch", 1, 1)
+    small = parts_of(make_profile(), "adamw_torch", 1, 1)
     assert (small.moment, small.activations, small.gradients) == ("optimizer step", 0, 4 * MB)
 
 
@@ -41,23 +41,23 @@ def test_of_a_compiled_models_activations_the_budgets_share_is_kept():
 
 @pytest.mark.parametrize("optim", ["sgd", "adamw_torch"])
 def test_the_peak_never_falls_with_micro_batch_or_accumulation(optim):
-    once, often = ([components(make_profile(), optim, size, n).allocated for size in SIZES] for n in (1, 4))
+    once, often = ([parts_of(make_profile(), optim, size, n).allocated for size in SIZES] for n in (1, 4))
     assert (once, often) == (sorted(once), sorted(often))
     assert all(more >= less for less, more in zip(once, often, strict=True))
 
 
 def test_accumulation_keeps_gradients_beside_the_activations_however_many_micro_batches_there_are():
-    once, often = (components(make_profile(), "sgd", 30, accumulation) for accumulation in (1, 2))
+    once, often = (parts_of(make_profile(), "sgd", 30, accumulation) for accumulation in (1, 2))
     assert often.gradients == once.gradients + 4 * MB
     assert often.activations == once.activations
     assert often.allocated == once.allocated + 4 * MB
-    assert often == components(make_profile(), "sgd", 30, 16)
+    assert often == parts_of(make_profile(), "sgd", 30, 16)
 
 
 def test_while_gradients_are_added_only_the_fresh_ones_come_on_top():
     """3 MB have been added to the earlier ones before the last MB is there."""
     both = make_storages((0, 4, 100 * MB), (2, 3, 3 * MB, 0, True), (3, 4, MB, 0, True))
-    held = components(make_profile(storages=both), "sgd", 1, 2)
+    held = parts_of(make_profile(storages=both), "sgd", 1, 2)
     assert held.gradients == 4 * MB + 3 * MB
 
 
@@ -65,7 +65,7 @@ def test_on_a_gpu_each_weight_is_rounded_up_and_workspaces_are_taken():
     weights = (make_group(1, count=3), make_group(128), make_group(129, element_bytes=2))
     on_gpu = make_profile(make_family(device="cuda"), parameters=weights)
     assert always_bytes(on_gpu) == WORKSPACES_BYTES + 3 * (512 - 4) + 0 + (512 - 258)
-    assert components(on_gpu, "sgd", 1, 1).weights == on_gpu.weights_bytes + always_bytes(on_gpu)
+    assert parts_of(on_gpu, "sgd", 1, 1).weights == on_gpu.weights_bytes + always_bytes(on_gpu)
 
 
 @pytest.mark.parametrize(("half", "kept"), [({}, 0), ({"autocast": "bfloat16"}, 11), ({"dtype": "bfloat16"}, 11)])
@@ -75,9 +75,9 @@ def test_a_cpu_keeps_kernels_for_16_bits_alone(half, kept):
 
 def test_frozen_weights_have_neither_gradients_nor_states_and_paged_states_are_not_the_allocators():
     frozen = make_profile(parameters=(make_group(1000, 1000, trained=False), make_group(10)))
-    held = components(frozen, "adamw_torch", 1, 1)
+    held = parts_of(frozen, "adamw_torch", 1, 1)
     assert (held.weights, frozen.gradients_bytes, held.optimizer_state) == (4 * MB + 40, 40, 80)
-    held, resident = (components(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
+    held, resident = (parts_of(make_profile(), optim, 1, 1) for optim in ("paged_adamw_32bit", "adamw_torch_fused"))
     assert (held.paged, held.optimizer_state) == (8 * MB, 0)
     assert (resident.paged, resident.optimizer_state) == (0, 8 * MB)
 
@@ -90,7 +90,7 @@ def test_full_fine_tuning_in_pure_bf16_peaks_in_the_optimizers_step_at_10_bytes_
         parameters=(make_group(4096, 4096, element_bytes=2, count=400),),
         storages=make_storages((0, 2, GIB, GIB / 4)),
     )
-    held, fused = (components(large, optim, 4, 1) for optim in ("adamw_torch", "adamw_torch_fused"))
+    held, fused = (parts_of(large, optim, 4, 1) for optim in ("adamw_torch", "adamw_torch_fused"))
     assert held.moment == "optimizer step"
     assert held.allocated == 10 * parameters + WORKSPACES_BYTES
     assert fused.allocated == 8 * parameters + WORKSPACES_BYTES
@@ -139,7 +139,7 @@ def test_weights_gradients_and_states_need_no_trace(fields, megabytes):
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_no_trace_says_less_than_the_arithmetic(optim):
-    held = components(make_profile(), optim, 1, 1)
+    held = parts_of(make_profile(), optim, 1, 1)
     assert states_bytes(10**6, make_config(optim=optim)) <= held.allocated + held.paged
 
 

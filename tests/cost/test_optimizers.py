@@ -8,14 +8,14 @@ import bitsandbytes
 import pytest
 import torch
 from factories import make_config
-from profiles import MB, make_group, make_profile, make_storages
+from profiles import MB, ONE_DEVICE, make_group, make_profile, make_storages
 from torch.profiler import ProfilerActivity
 from transformers.optimization import Adafactor
 
 from autotune.cost.memory import components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
 from autotune.cost.optimizers import state_bytes, temporary_bytes
-from autotune.cost.sharding import ONE_DEVICE, share_of
+from autotune.cost.sharding import share_of
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
 from autotune.values.model import Task
@@ -211,7 +211,7 @@ def test_gradients_that_are_freed_in_the_backward_pass_are_never_there_all_at_on
     matrices = make_group(1000, 1000, count=50)
     model = make_profile(parameters=(matrices,), storages=make_storages((2, 3, 200 * MB, 0, True)))
     share = share_of(model, name, ONE_DEVICE, accumulated=accumulation > 1)
-    held = components(model, name, 1, accumulation, share)
+    held = components(model, share, 1, accumulation)
     assert held.gradients <= 2 * 4 * MB
     assert held.temporaries <= 3 * 4 * MB
 

@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from profiles import make_family
+from profiles import make_family, parts_of
+from tapes import live
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MambaConfig
 
 from autotune.cost.family import Shape
-from autotune.cost.memory import components
 from autotune.cost.post_training import cached_elements, caches_of, log_probs_head
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.profiler import profile
@@ -41,7 +41,7 @@ def traced(spec_of):
 
 
 def peak(found, samples=8, accumulation=2):
-    return components(found, "adamw_torch", samples, accumulation).allocated
+    return parts_of(found, "adamw_torch", samples, accumulation).allocated
 
 
 PLAIN, CHECKPOINTED, ADAPTER = {}, {"checkpointing": "full", "autocast": "bfloat16"}, {"adapter": LORA}
@@ -94,7 +94,7 @@ def test_completions_are_generated_beside_their_keys_and_values(traced):
     how = traced("grpo").generation
     assert (how.cache_bytes, how.caches) == (2 * 2 * 16 * 4, ((8, 64),))  # of 2 heads, 16 numbers wide, in fp32
     all_at_once, in_parts = (
-        components(traced("grpo", checkpointing="full"), "adamw_torch", 1, 4096, generated=count)
+        parts_of(traced("grpo", checkpointing="full"), "adamw_torch", 1, 4096, generated=count)
         for count in (None, 1024)
     )
     assert (all_at_once.phase, all_at_once.gradients) == ("generation", 0.0)
@@ -154,7 +154,7 @@ def test_the_head_takes_the_memory_and_the_work_of_trls(spec_of, dtype):
     one, other = taped(ours, lambda recorder: log_probs_head(ours, recorder, **how)), taped(theirs, with_theirs)
     # A buffer of TRL's is 32,768 words wide whatever the vocabulary; pages that nothing is written to aren't there.
     unused = ROWS * (LENGTH - 1) * (32768 - 512) * (4 if dtype == "float32" else 2)
-    assert one.live.sum(axis=1).max() == pytest.approx(other.live.sum(axis=1).max() - unused, rel=0.02)
+    assert live(one).sum(axis=1).max() == pytest.approx(live(other).sum(axis=1).max() - unused, rel=0.02)
     uncounted = 2 * 2 * ROWS * (LENGTH - 1) * 64 * 512  # torch's counter of FLOP doesn't know `addmm_`
     products = [tape.flops[tape.kinds == CONTRACTION].sum() for tape in (one, other)]
     assert products[0] == pytest.approx(products[1] + uncounted, rel=1e-6)
@@ -164,7 +164,7 @@ def test_on_cuda_only_completions_are_scored_and_in_place(spec_of):
     def peak(scored):
         model = build_model(spec_of("llama"), Task.CAUSAL_LM, dtype="float32", device="meta")
         how = {"on_cuda": True, "dtype": torch.float32, "scored": scored}
-        return taped(model, lambda recorder: log_probs_head(model, recorder, **how)).live.sum(axis=1).max()
+        return live(taped(model, lambda recorder: log_probs_head(model, recorder, **how))).sum(axis=1).max()
 
     tile = ROWS * 8 * 32768 * 4
     assert peak(16) - peak(8) == pytest.approx(tile, rel=0.05)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from profiles import make_family
+from profiles import make_family, parts_of
 
 from autotune.cost.family import Shape
-from autotune.cost.memory import components
 from autotune.cost.profile import ACTIVATION, CONTRACTION, ELEMENTWISE, Profile
 from autotune.cost.profiler import profile
 from autotune.cost.semantics import Semantics
@@ -130,5 +129,5 @@ def test_packed_layers_take_the_memory_of_those_of_published_runs(checkpointing,
     ours = profile_of("llama", adapter=LORA, quantization="nf4", **mixed)
     family = ours.family.model_copy(update={"adapter": None, "quantization": None})
     theirs = profile(spec_of("llama"), family, Shape(task=Task.CAUSAL_LM, length=LENGTH), change=as_of(software))
-    peaks = [components(p, "adamw_torch_fused", 8, 1).allocated for p in (ours, theirs)]
+    peaks = [parts_of(p, "adamw_torch_fused", 8, 1).allocated for p in (ours, theirs)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.005)

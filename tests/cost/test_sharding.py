@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factories import make_hardware
-from profiles import MB, make_family, make_group, make_profile, make_rates, make_storages
+from profiles import MB, make_family, make_group, make_profile, make_rates, make_storages, parts_of
 
-from autotune.cost.memory import components
 from autotune.cost.sharding import (
     ADAPTER_GB_S,
     NETWORK_SHARE,
@@ -74,7 +73,7 @@ def test_fairscale_on_8_a100s_saves_over_55_percent_and_up_to_15_gib(sharding):
     def peak(parameters: float, sharding: str) -> float:
         model = of_size(parameters, element_bytes=4)
         held = share(model, sharding, 8, mixed=False)
-        return components(model, "adamw_torch_fused", 1, 1, held).allocated
+        return parts_of(model, "adamw_torch_fused", 1, 1, held).allocated
 
     whole, sharded = (peak(1.2e9, way) for way in ("none", sharding))
     assert 1 - sharded / whole > 0.55
@@ -87,7 +86,7 @@ def test_fairscale_on_8_a100s_saves_over_55_percent_and_up_to_15_gib(sharding):
 def test_more_devices_never_hold_more(sharding):
     model = of_size(1e9)
     held = [share(model, sharding, n, optim="adamw_torch") for n in (2, 4, 8, 64)]
-    peaks = [components(model, "adamw_torch", 1, 1, one).allocated for one in held]
+    peaks = [parts_of(model, "adamw_torch", 1, 1, one).allocated for one in held]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -103,7 +102,7 @@ def test_fsdp_peaks_at_10_bytes_a_parameter_over_the_devices_and_at_20_with_fp32
     """Measured: Mistral-7B, foreach AdamW, two A100s in pure bf16 and four by the Trainer's bf16 flag: 36.23 GB."""
     mistral = of_size(7.2417e9, layers=32)
     held = share(mistral, "fsdp_full", ranks, mixed=mixed, optim="adamw_torch")
-    assert components(mistral, "adamw_torch", ranks, 1, held).allocated / GB == pytest.approx(36.23, rel=0.005)
+    assert parts_of(mistral, "adamw_torch", ranks, 1, held).allocated / GB == pytest.approx(36.23, rel=0.005)
 
 
 def test_fsdp_that_accumulates_holds_whole_gradients_until_the_last_micro_batch():
@@ -163,8 +162,8 @@ def test_gradients_on_their_way_are_there_in_the_backward_pass_only():
     )
     held = share(late, "fsdp_full", 2, mixed=False)
     assert held.backward_buffers > held.forward_buffers
-    assert components(late, "sgd", 50, 1, held).communication == held.backward_buffers
-    assert components(early, "sgd", 50, 1, held).communication == held.forward_buffers
+    assert parts_of(late, "sgd", 50, 1, held).communication == held.backward_buffers
+    assert parts_of(early, "sgd", 50, 1, held).communication == held.forward_buffers
     frozen = matrix.model_copy(update={"trained": False})
     model = make_profile(parameters=(frozen, make_group(4)), layer=(frozen,))
     assert share(model, "fsdp_full", 2, mixed=False).backward_buffers == 2 * 40_000  # of its weights alone

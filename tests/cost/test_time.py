@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from factories import make_config, make_gpu, make_hardware, make_workload
-from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
+from profiles import MB, ONE_DEVICE, make_family, make_group, make_model, make_profile, make_rates, make_work
 
 from autotune.cost.family import Shape
 from autotune.cost.profile import ELEMENTWISE
@@ -42,7 +42,7 @@ def micro(profile, rates=None, *, size=8.0, tf32=False, compiled=False) -> float
 
 
 def step(profile, *, size: float, accumulation: float, rates=None, optim="sgd") -> float:
-    cost = StepCost(profile, rates or make_rates(), optim)
+    cost = StepCost(profile, rates or make_rates(), optim, ONE_DEVICE, FAST)
     return float(cost.seconds(np.array([size]), np.array([accumulation]))[0])
 
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from factories import make_spec
 from optimizer_steps import GPT2
+from tapes import live
 from tiny_models import SIZES, T5, TINY
 from transformers import BitsAndBytesConfig
 
@@ -145,7 +146,7 @@ def test_the_whole_model_is_never_held_in_32_bits():
     whole = 4 * sum(layer.in_features * layer.out_features for _, layer in quantized_layers(model))
     kept = sum(p.numel() * p.element_size() for p in model.parameters())
     on_meta = whole  # the layers before they are filled: they have sizes too, but take nothing
-    assert recorder.tape().live.sum(axis=1).max() < on_meta + kept + whole / 4
+    assert live(recorder.tape()).sum(axis=1).max() < on_meta + kept + whole / 4
 
 
 @pytest.mark.parametrize("quantization", ["int8", "nf4"])
