@@ -98,8 +98,8 @@ def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
             with LocalRunner(Path(scratch), hardware, entry=_ENTRY) as runner:
                 for case in chosen:
                     workload, facts = workload_of(case)
-                    reasons = refusals(case.config, workload, facts, hardware)
-                    row = {"refused": reasons[0]} if reasons else _run(case, workload, runner, Path(scratch))
+                    reason = next(refusals(case.config, workload, facts, hardware), None)
+                    row = {"refused": reason} if reason else _run(case, workload, runner, Path(scratch))
                     append(out, {"key": case.key, "case": case.model_dump(mode="json", exclude_unset=True), **row})
 
 

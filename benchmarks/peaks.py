@@ -79,7 +79,7 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
     for config in configurations(hardware):
         kernel = config.attn_implementation if facts.attn_implementations else None
         config = config.model_copy(update={"attn_implementation": kernel})  # noqa: PLW2901
-        if not refusals(config, workload, facts, hardware) and config not in configs:
+        if next(refusals(config, workload, facts, hardware), None) is None and config not in configs:
             configs.append(config)
     started = time.monotonic()
     families = {family_of(c, hardware): None for c in configs}

@@ -6,7 +6,7 @@ from factories import make_budget, make_config, make_failure, make_measurement, 
 
 from autotune.output.terminal import Console
 from autotune.planning.plan import SearchState
-from autotune.space.knobs import with_changes
+from autotune.space.knobs import changes
 from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Problem
@@ -49,9 +49,11 @@ def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | No
 def report_of(result: ResultData) -> RunReport:
     """The report of an answer, as `gather` makes it of a run directory."""
     fields = {name: getattr(result, name) for name in Problem.model_fields} | {"baseline": result.baseline.config}
+    problem = Problem(**fields)
+    trials = (row.model_copy(update={"changes": changes(row.config, problem)}) for row in result.trials)
     return RunReport(
         run_directory="", written="", autotune_version=result.autotune_version, is_running=False, command=None,
-        **fields, result=result, trials=with_changes(result.trials, Problem(**fields)),
+        **fields, result=result, trials=tuple(trials),
         spent=result.spent or spent_on((), result.search_time_s, {}),
     )  # fmt: skip
 

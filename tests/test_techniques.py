@@ -126,7 +126,7 @@ def workload_of(spec: Any) -> Workload:
 def test_it_works_in_a_real_trial(models, bench, row, knobs, model, effect):
     spec, facts = models[model]
     config, workload = config_of(**knobs), workload_of(spec)
-    assert refusals(config, workload, facts, detect("cpu")) == []
+    assert list(refusals(config, workload, facts, detect("cpu"))) == []
     result = bench.run(config=dict(config), workload=dict(workload), limits={"memory_bytes": 2 << 30})
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert result.outcome.accumulation_steps * config.per_device_train_batch_size == 8
@@ -137,7 +137,7 @@ def test_it_works_in_a_real_trial(models, bench, row, knobs, model, effect):
 @pytest.mark.parametrize(("row", "knobs", "model", "reason"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_it_is_refused_without_a_trial(models, row, knobs, model, reason):
     spec, facts = models[model]
-    reasons = refusals(config_of(**knobs), workload_of(spec), facts, detect("cpu"))
+    reasons = list(refusals(config_of(**knobs), workload_of(spec), facts, detect("cpu")))
     assert any(reason in given for given in reasons), reasons
     assert all("\n" not in given for given in reasons)
 
@@ -151,6 +151,6 @@ def test_what_can_not_be_had_says_what_replaced_it(row, field, value, reason):
 def test_every_optimizer_is_legal_here_or_says_what_it_lacks(models):
     (spec, facts), here = models["llama"], detect("cpu")
     for name, row in OPTIMIZERS.items():
-        reasons = refusals(config_of(optim=name), workload_of(spec), facts, here)
+        reasons = list(refusals(config_of(optim=name), workload_of(spec), facts, here))
         lacks = row.unusable or row.device == "cuda" or (row.package or "torch") not in here.versions
         assert bool(reasons) == bool(lacks or row.updates_in_backward), name

@@ -18,12 +18,13 @@ from autotune.errors import NothingFitsError
 from autotune.estimates.forecast import Forecast, Profiles, with_micro_batches
 from autotune.estimates.report import Device, larger_device, miss
 from autotune.planning.plan import SearchPlan, least_states, too_large
-from autotune.space.knobs import MICRO_BATCH, Scalar, allowance_of, changes, differing, in_words, shown_changes
+from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, in_words, make_point, shown_changes
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Rates
+from autotune.values.workload import Scalar
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 
@@ -123,7 +124,7 @@ class _Ways:
 
     def changed(self, choices: Mapping[str, Scalar]) -> TrainConfig | None:
         """Return the configuration with other knobs; None if that is refused."""
-        changed = self._space.config({**self._space.point(self._config), **choices})
+        changed = self._space.config({**make_point(self._config), **choices})
         return None if self._space.refusal(changed) else changed
 
     def alone(self) -> dict[str, Scalar] | None:

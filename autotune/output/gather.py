@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchState
-from autotune.space.knobs import with_changes
+from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
@@ -34,7 +34,7 @@ def gather(run_dir: str | Path) -> RunReport:
     told = result.trials if result is not None else ()
     judged = {row.number: row for row in told}
     rows = [judged.get(row.number, row) for row in trial_rows(finals)]
-    refused = [row for row in told if row.number is None]
+    rows += [*rows_of(explained), *(row for row in told if row.number is None)]
     nothing: str | None = None
     if result is None:
         nothing = "no trial has ended yet"
@@ -54,7 +54,7 @@ def gather(run_dir: str | Path) -> RunReport:
         result=result,
         nothing=nothing,
         explanation=None if result is None else explanation_of(plan, result, [*searched, *explained]),
-        trials=with_changes((*rows, *rows_of(explained), *refused), plan),
+        trials=tuple(row.model_copy(update={"changes": changes(row.config, plan)}) for row in rows),
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,

@@ -217,7 +217,7 @@ def baseline_of(
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
     fixed, about = fixed_values(options.fix), (plan.workload, plan.facts, plan.hardware)
     baseline = make_config(fitting(fixed, make_point(plan.baseline)))
-    before = refusals(plan.baseline, *about)
+    before = list(refusals(plan.baseline, *about))
     for reason in refusals(baseline, *about):
         if reason not in before:
             raise InputError(f"--fix {','.join(options.fix)}: {reason}")

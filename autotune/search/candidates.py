@@ -21,7 +21,7 @@ import numpy as np
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Vector
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.space.knobs import MICRO_BATCH, Scalar, changes, shown_changes
+from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.training.arguments import building_device
 from autotune.units import show_memory, show_time
@@ -151,7 +151,7 @@ class Candidates:
         if best is not None:
             possible &= self._trial_s(history) <= left_s
         # The first two trials after the baseline run whatever is expected: predictions alone never end a search.
-        is_early, gains = best is None or len(history) + known <= 2, np.where(possible, gains, 0.0)
+        is_early, gains = best is None or len(history.results) + known <= 2, np.where(possible, gains, 0.0)
         if not is_early and self._gain_of_the_rest(history, gains, is_open) < WORTHWHILE_GAIN:
             return None
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
@@ -167,7 +167,7 @@ class Candidates:
         return expected
 
     def _trials_left(self, history: History) -> int:
-        return max(1, self._plan.budget.max_trials + 1 - len(history))
+        return max(1, self._plan.budget.max_trials + 1 - len(history.results))
 
     def conclusion(self, history: History, is_open: Callable[[TrainConfig], bool], left_s: float = math.inf) -> str:
         """Return which configurations are left untried when none is worth a trial, or has time for one."""
@@ -299,7 +299,7 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
         if leader is None:
             return True
         if dimension.name == "checkpointing":  # it only saves memory
-            return leader.request.config.checkpointing != "none" or history.memory_bound
+            return leader.request.config.checkpointing != "none" or bool(history.shortages)
         share = leader.measurement.data_wait_share if leader.measurement is not None else None
         return dimension.name not in LOADING or share is None or share >= WORTHWHILE_DATA_WAIT
 
@@ -307,7 +307,7 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
         yield from map(space.complete, _neighbours(space, leader.request.config, may_help))
         return
     causes = failures(history)
-    if history.memory_bound or not causes:
+    if history.shortages or not causes:
         yield from map(space.complete, _lighter(space))
     if causes:
         yield from map(space.complete, _neighbours(space, space.baseline, may_help, most=1))
@@ -317,7 +317,7 @@ def _neighbours(
     space: SearchSpace, origin: TrainConfig, counts: Callable[[Dimension], bool], most: int | None = None
 ) -> Iterator[Point]:
     """Yield the neighbours of `origin` by the parameters that count, `most` of each; next sizes of micro-batches."""
-    point = space.point(origin)
+    point = make_point(origin)
     for dimension in space.dimensions:
         if space.is_active(dimension, point) and counts(dimension):
             here = point.get(dimension.name)
@@ -334,7 +334,7 @@ def _lighter(space: SearchSpace) -> Iterator[Point]:
     First come those of the same method, then 16-bit weights, adapters, both, and adapters on quantized weights.
     """
     choices: dict[str, list[Scalar]] = {d.name: [c for c in d.choices if c is not None] for d in space.dimensions}
-    point = space.point(space.baseline)
+    point = make_point(space.baseline)
     if "full" in choices.get("checkpointing", ()):
         point = {**point, "checkpointing": "full"}
         yield point

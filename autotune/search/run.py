@@ -25,7 +25,7 @@ from autotune.search.cost_model import check_fits, cost_model, learn, measured_m
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.space.knobs import Scalar, changes, knobs
+from autotune.space.knobs import Scalar, changes, knobs, make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import record_writer
 from autotune.units import show_memory
@@ -191,7 +191,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     values, configs = {}, [plan.baseline, *legal]
     for name, choices, _ in space.dimensions:
         having = dict(zip(map(attrgetter(name.partition(".")[0]), configs), configs, strict=True)).values()
-        there = {point[name] for point in (*map(space.point, having), *space.loadings) if name in point}
+        there = {point[name] for point in (*map(make_point, having), *space.loadings) if name in point}
         if len(there) > 1:
             values[options[name]] = tuple(_written(choice) for choice in choices if choice in there)
     # Six trials at most: later ones depend on the measurements of these.

@@ -19,7 +19,6 @@ from autotune.training.arguments import effective_tf32
 from autotune.values.config import KNOBS, Allowance, Difference, Parallelism, TrainConfig, deepest_class, knob_values
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
-from autotune.values.result import TrialRow
 from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
 from autotune.values.workload import Scalar as Scalar
 
@@ -133,10 +132,6 @@ def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
         Change(knob=knob, before=words(before), after=words(after), allowance=allowance)
         for knob, before, after, allowance in _differences(config, problem)
     )
-
-
-def with_changes(rows: Iterable[TrialRow], problem: Problem) -> tuple[TrialRow, ...]:
-    return tuple(row.model_copy(update={"changes": changes(row.config, problem)}) for row in rows)
 
 
 def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:

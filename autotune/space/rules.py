@@ -20,11 +20,7 @@ from autotune.values.workload import Workload
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of its kernels (gcc, clang or $CC)"
 
 
-def refusals(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> list[str]:
-    return list(reasons(config, workload, facts, hardware))
-
-
-def reasons(
+def refusals(
     config: TrainConfig,
     workload: Workload,
     facts: ModelFacts,

@@ -133,9 +133,6 @@ class SearchSpace:
         plain = {name: valid(name, value) for name, value in point.items() if name not in NESTED}
         return self._nested[nested].model_copy(update=plain)
 
-    def point(self, config: TrainConfig) -> Point:
-        return make_point(config)
-
     def complete(self, point: Point) -> Point:
         """Return the parameters that exist at `point`, by default with the baseline's value or the first choice."""
         whole: Point = {}
@@ -155,7 +152,7 @@ class SearchSpace:
         return next(self._reasons(config), None)
 
     def _illegal(self, config: TrainConfig, among: Iterable[Rule] | None = None) -> Iterator[str]:
-        return rules.reasons(config, self._problem.workload, self._problem.facts, self._problem.hardware, among)
+        return rules.refusals(config, self._problem.workload, self._problem.facts, self._problem.hardware, among)
 
     def _reasons(
         self, config: TrainConfig, *, alone: bool = False, among: Iterable[Rule] | None = None
@@ -181,9 +178,6 @@ class SearchSpace:
         if not has_field(point.get("adapter"), dimension.name):
             return False
         return all(point.get(name) in values for name, values in dimension.when.items())
-
-    def points(self) -> Iterator[Point]:
-        return (point for point in self._grown(self.dimensions) if self.refusal(self.config(point)) is None)
 
     @functools.cached_property
     def judged(self) -> tuple[list[TrainConfig], Counter[str]]:
@@ -259,7 +253,7 @@ class History:
         self._objective = objective or Objective()
         self.results: list[TrialResult] = []  # all trials in the order they ended
         self._by_config: dict[TrainConfig, TrialResult] = {}
-        self._shortages: list[TrialResult] = []
+        self.shortages: list[TrialResult] = []  # those that ran out of memory
         self._ranking: list[TrialResult] | None = None
 
     def add(self, result: TrialResult) -> None:
@@ -268,16 +262,13 @@ class History:
         self._by_config[config] = result
         self._ranking = None
         if result.status is TrialStatus.OUT_OF_MEMORY:
-            self._shortages.append(result)
+            self.shortages.append(result)
 
     def with_results(self, results: Iterable[TrialResult]) -> History:
         other = History(self._objective)
         for result in (*self.results, *results):
             other.add(result)
         return other
-
-    def __len__(self) -> int:
-        return len(self.results)
 
     def known(self, config: TrainConfig) -> TrialResult | None:
         """Return the latest trial of `config`, if it has run."""
@@ -296,13 +287,9 @@ class History:
     def rate(self, result: TrialResult) -> float:
         return self._objective.rate(result.measurement) if result.measurement else 0.0
 
-    @property
-    def memory_bound(self) -> bool:
-        return bool(self._shortages)
-
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why the trials rule `config` out: one no harder ran out of memory, or loading otherwise can't pay."""
-        for result in self._shortages:
+        for result in self.shortages:
             if is_no_harder(result.request.config, config):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
         first, leader = next(iter(self.results), None), self.best()

@@ -1,12 +1,13 @@
 """From the user's words to a plan: every default is said, and what can't be is refused before the first trial."""
 
 import pytest
-from factories import make_facts
+from factories import legal_points, make_facts
 from plans import begun, planned, started
 
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
+from autotune.space.knobs import make_point
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
@@ -57,7 +58,7 @@ def test_what_the_user_asks_for_is_planned(tmp_path):
     plan = planned(seq_len=64, global_batch=8, memory_bytes=GIB, allow=Allowance.EXACT, seed=7)
     assert (plan.workload.sequence_length, plan.workload.global_batch_size, plan.workload.seed) == (64, 8, 7)
     assert (plan.memory_bytes, plan.allowance, plan.baseline.per_device_train_batch_size) == (GIB, Allowance.EXACT, 8)
-    assert {plan.search_space.config(point).precision for point in plan.search_space.points()} == {"fp32"}
+    assert {config.precision for config in plan.search_space.legal} == {"fp32"}
     write_value(plan, tmp_path / "search.json")
     assert read_value(SearchPlan, tmp_path / "search.json") == plan
 
@@ -118,7 +119,7 @@ def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer
     assert plan.baseline.per_device_train_batch_size == 2
     assert plan.workload.accumulation_steps(plan.baseline) == 1
     space = plan.search_space
-    assert {space.config(point).parallelism.world_size for point in space.points()} == {4}
+    assert {config.parallelism.world_size for config in space.legal} == {4}
     larger = {"parallelism": Parallelism(world_size=8), "per_device_train_batch_size": 1}
     assert "8 devices are more than the 4" in space.refusal(plan.baseline.model_copy(update=larger))
 
@@ -150,7 +151,7 @@ def test_gpus_of_amd_are_refused_in_one_line_instead_of_tuning_the_processor(mon
 
 def searched(plan: SearchPlan) -> set[str]:
     """Return the parameters that differ between configurations of a plan."""
-    points = [plan.search_space.point(config) for config in plan.every_config()]
+    points = [make_point(config) for config in plan.every_config()]
     return {name for name in points[0] if len({point.get(name) for point in points}) > 1}
 
 
@@ -158,7 +159,7 @@ def test_every_configuration_of_a_plan_is_legal_and_there_once_the_baseline_firs
     plan = planned(effort=Effort.QUICK)
     configs = plan.every_config()
     assert configs[0] == plan.baseline
-    assert len(configs) == len(set(configs)) == len(list(plan.search_space.points()))
+    assert len(configs) == len(set(configs)) == len(list(legal_points(plan.search_space)))
 
 
 def test_a_copy_of_a_plan_has_a_space_of_its_own():

@@ -114,7 +114,7 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
     held = made.workload.own_code.held
     assert (held["optim"].value, held["optim"].reason) == ("adamw_torch", "it hands over an optimizer")
     assert held["adapter"].value is None
-    assert {p["optim"] for p in made.search_space.points()} == {"adamw_torch"}
+    assert {c.optim for c in made.search_space.legal} == {"adamw_torch"}
     assert type(made).model_validate_json(made.model_dump_json()) == made
     assert made.record is False
 
@@ -123,7 +123,7 @@ def test_weights_in_bf16_stay_so():
     held = {"precision": "the weights are bfloat16, as your code makes them"}
     made = plan_of_script(weights="bfloat16", held=held)
     assert made.baseline.precision == "pure_bf16"
-    assert {p["precision"] for p in made.search_space.points()} == {"pure_bf16"}
+    assert {c.precision for c in made.search_space.legal} == {"pure_bf16"}
     mixed = plan_of_script(weights="bfloat16", held=held, arguments={**OWN_ARGUMENTS, "bf16": True})
     assert mixed.baseline.precision == "bf16"
 

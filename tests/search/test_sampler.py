@@ -144,7 +144,7 @@ def test_running_trials_are_taken_to_give_what_is_predicted_and_nothing_is_learn
     assert running[:2] == [BASE, BEST]
     assert len(set(running)) == len(running) < 8  # of twenty: what these are expected to reach leaves no other a chance
     assert sampler.prediction(BEST) == expected
-    assert len(sampler.state.history) == 0
+    assert len(sampler.state.history.results) == 0
 
 
 def test_a_whole_result_is_handed_over_and_learned_from_and_one_from_elsewhere_does_not_count_as_run():
@@ -152,7 +152,7 @@ def test_a_whole_result_is_handed_over_and_learned_from_and_one_from_elsewhere_d
     before = sampler.prediction(BEST)
     sampler.observe(make_result(BASE, predicted(BASE) / 3))
     assert sampler.prediction(BEST).samples_per_second < 0.6 * before.samples_per_second
-    assert len(sampler.state.history) == 0
+    assert len(sampler.state.history.results) == 0
     study = study_of(sampler)
     trial, config = asked(sampler, study)
     measured = make_measurement(12.0, memory=Memory(resident_bytes=GIB))
@@ -210,7 +210,7 @@ def test_a_pruned_trial_is_slow_and_rules_out_nothing_else(guided):
     study.optimize(objective_of(sampler, pruned=make_config(2)), n_trials=1)
     study.enqueue_trial({"per_device_train_batch_size": 2, "precision": "fp32"})
     study.optimize(objective_of(sampler, pruned=make_config(2)), n_trials=40)
-    assert not sampler.state.history.memory_bound
+    assert not sampler.state.history.shortages
     assert not any("ran out of it" in reason for reason in sampler.state.refused.values())
     assert study.best_value == predicted(BEST)
 
@@ -244,7 +244,7 @@ def test_trials_with_values_of_another_space_are_passed_over(params, distributio
     for _ in range(8):
         study.add_trial(others)
     sampler.learn(study)
-    assert len(sampler.state.history) == 0
+    assert len(sampler.state.history.results) == 0
     assert not sampler.is_done(study)
     point = sampler.sample_relative(study, others, sampler.infer_relative_search_space(study, others))
     assert sampler.space.config(point) == BASE

@@ -9,6 +9,7 @@ from factories import (
     OUT_OF_MEMORY,
     SEPARABLE,
     Clock,
+    legal_points,
     make_budget,
     make_config,
     make_facts,
@@ -31,6 +32,7 @@ from autotune.planning.plan import SEARCH_ACCUMULATION, SearchState, reopened
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import Pace, SearchInterrupted, leader_of
 from autotune.space.file import load_space
+from autotune.space.knobs import make_point
 from autotune.space.space import History
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_result
 from autotune.units import GIB
@@ -124,10 +126,10 @@ def test_every_legal_neighbour_of_the_winner_was_measured_or_ruled_out(search, o
     winner = history.best().request.config
     assert result.best.config == winner
     sizes = sorted(next(d.choices for d in space.dimensions if d.name == "per_device_train_batch_size"))
-    here, neighbours = space.complete(space.point(winner)), 0
-    for point in space.points():
+    here, neighbours = space.complete(make_point(winner)), 0
+    for point in legal_points(space):
         different = [name for name in here if point[name] != here[name]]
-        if len(different) != 1 or (different == ["checkpointing"] and not history.memory_bound):
+        if len(different) != 1 or (different == ["checkpointing"] and not history.shortages):
             continue
         if different == ["per_device_train_batch_size"]:
             steps = [sizes.index(p["per_device_train_batch_size"]) for p in (here, point)]

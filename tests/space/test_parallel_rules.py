@@ -19,7 +19,7 @@ def why(world_size=2, *, hardware=GPUS, facts=FACTS, model_config=(), knobs=(), 
     """Return the reasons against a training that is spread like this."""
     config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **dict(knobs))
     workload = make_workload(model=make_spec(config=dict(model_config)), dataset=dataset)
-    return refusals(config, workload, facts, hardware)
+    return list(refusals(config, workload, facts, hardware))
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zero_3"])

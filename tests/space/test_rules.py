@@ -16,7 +16,7 @@ AUTOTUNED = {"torch_compile_backend": "inductor", "torch_compile_mode": "max-aut
 
 def why(hardware=GPU, *, model_type: str = "llama", workload: Workload | None = None, facts=None, **knobs):
     workload = workload or make_workload(model=make_spec(model_type=model_type))
-    return refusals(make_config(**knobs), workload, facts or make_facts(), hardware)
+    return list(refusals(make_config(**knobs), workload, facts or make_facts(), hardware))
 
 
 def with_package(hardware, package: str):

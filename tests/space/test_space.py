@@ -7,6 +7,7 @@ import pytest
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
+    legal_points,
     make_budget,
     make_config,
     make_facts,
@@ -19,6 +20,7 @@ from factories import (
 )
 
 from autotune.space.file import builtin_spaces, load_space, spaces_directory
+from autotune.space.knobs import make_point
 from autotune.space.space import History, SearchSpace, is_no_harder, micro_batches
 from autotune.values.budget import Effort
 from autotune.values.config import LARGEST_BATCH, Allowance, Parallelism, TrainConfig
@@ -105,22 +107,22 @@ def test_a_combination_that_the_file_forbids_is_refused_with_its_reason():
     rule = {"forbid": {"optim": ["adafactor"], "precision": ["bf16"]}, "reason": "nobody wants it"}
     space = make_space({"optim": ["adafactor"], "precision": ["fp32", "bf16"]}, rules=[rule])
     assert space.refusal(make_config(optim="adafactor", precision="bf16")) == "nobody wants it"
-    assert len(list(space.points())) == 3
+    assert len(list(legal_points(space))) == 3
 
 
 def test_a_value_is_left_out_if_it_is_forbidden_alone_not_beside_the_baselines_others():
     rule = {"forbid": {"optim": ["adafactor"], "checkpointing": ["none"]}, "reason": "only with checkpointing"}
     space = make_space({"optim": ["adafactor"], "checkpointing": ["none", "full"]}, rules=[rule])
     assert space.left_out == {}
-    assert {"optim": "adafactor", "checkpointing": "full"} in list(space.points())
+    assert {"optim": "adafactor", "checkpointing": "full"} in list(legal_points(space))
     rule = {"forbid": {"optim": ["adafactor"]}, "reason": "never"}
     assert make_space({"optim": ["adafactor"]}, rules=[rule]).left_out == {("optim", "adafactor"): "never"}
 
 
 def test_a_conditional_parameter_exists_only_where_its_condition_holds():
     points = [{"adapter": None}, {"adapter": "lora", "adapter.rank": 8}, {"adapter": "lora", "adapter.rank": 64}]
-    assert list(make_space(ADAPTERS).points()) == points
-    assert list(make_space({"adapter": [None, "lora"], "adapter.rank": [8, 64]}).points()) == points
+    assert list(legal_points(make_space(ADAPTERS))) == points
+    assert list(legal_points(make_space({"adapter": [None, "lora"], "adapter.rank": [8, 64]}))) == points
     assert choices(make_space({**ADAPTERS, "adapter": ["lora"]}), "adapter") == (None, "lora")
 
 
@@ -142,10 +144,10 @@ BUILTIN = [
 @pytest.mark.parametrize(("name", "effort"), BUILTIN)
 def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(name, effort):
     space, seen = builtin(name, effort), set()
-    for point in itertools.islice(space.points(), 0, 10_000, 7):
+    for point in itertools.islice(legal_points(space), 0, 10_000, 7):
         config = space.config(point)
         assert space.refusal(config) is None
-        assert space.complete(space.point(config)) == point
+        assert space.complete(make_point(config)) == point
         assert config not in seen
         seen.add(config)
     assert seen
@@ -174,14 +176,14 @@ LARGE = ("full", "speech", "qlora", "parallel")
 def test_a_built_in_space_is_as_big_as_its_first_line_says(name, ends):
     first = (spaces_directory() / f"{name}.yaml").read_text().splitlines()[0]
     of = [builtin(name, Effort(effort), Allowance(allowance)) for effort, allowance in map(str.split, ends)]
-    low, high = (len(list(space.points())) for space in of)
+    low, high = (len(list(legal_points(space))) for space in of)
     assert [len(space.legal) * len(space.loadings) for space in of] == [low, high]  # micro-batches together
     assert f"{low:,} to {high:,} legal points" in first
 
 
 def test_the_strictest_allowance_leaves_the_training_as_it_is():
     space = builtin("default", Effort.THOROUGH, Allowance.EXACT)
-    configs = [space.config(point) for point in space.points()]
+    configs = [space.config(point) for point in legal_points(space)]
     assert {c.precision for c in configs} == {"fp32"}
     assert {c.optim for c in configs} == {"adamw_torch", "adamw_torch_fused"}
     assert {c.adapter for c in configs} == {None}
@@ -213,7 +215,7 @@ def test_a_free_global_batch_has_a_lattice_of_its_own():
 def test_compiling_is_exact_and_tried_where_tf32_is_on_already():
     def exact(**baseline):
         here = {"hardware": make_gpu(), "baseline": make_config(**baseline), "allowance": Allowance.EXACT}
-        return len(list(make_space({"torch_compile_backend": ["inductor"]}, **here).points()))
+        return len(list(legal_points(make_space({"torch_compile_backend": ["inductor"]}, **here))))
 
     assert (exact(), exact(tf32=True), exact(precision="fp16")) == (1, 2, 2)
 
@@ -293,9 +295,9 @@ def test_a_configuration_is_known_by_its_latest_trial_and_ranked_by_its_rate():
     history = history_of(first, slow, make_result(make_config(4), CRASHED), fast)
     assert history.known(config) == slow
     assert history.known(make_config(16)) is None
-    assert (history.ranking(), history.best(), len(history), history.memory_bound) == ([fast, slow], fast, 4, False)
+    assert (history.ranking(), history.best(), len(history.results), history.shortages) == ([fast, slow], fast, 4, [])
     failed = history_of(make_result(make_config(), OUT_OF_MEMORY))
-    assert (failed.best(), failed.memory_bound) == (None, True)
+    assert (failed.best(), failed.shortages) == (None, failed.results)
 
 
 def waiting(share: float, config: TrainConfig | None = None) -> TrialResult:
