@@ -28,7 +28,7 @@ from autotune.cost.post_training import generation_of, scored
 from autotune.cost.profile import ForwardPass, Line, ParameterGroup, Profile, Storages, Vector, Work, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.time import as_line, attends
-from autotune.cost.trace import evaluation_step, inputs_bytes, micro_step
+from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.cost.traced_model import Change, Untraceable, build, weight_of
 from autotune.errors import InputError, one_line
 from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
@@ -144,6 +144,7 @@ class _Profiler:
         work, needed = work_of(*steps)
         text = config.get_text_config()
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
+        inputs = make_inputs(config, self.shape, 1) if self.family.device == "cuda" else {}
         hidden = self.shape.length * width * (2 if self.family.half else 4) if isinstance(width, int) else 0
         traced = Profile(
             family=self.family,
@@ -158,7 +159,7 @@ class _Profiler:
             layer=layer,
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
-            inputs_bytes=inputs_bytes(config, self.shape) if self.family.device == "cuda" else 0.0,
+            inputs_bytes=sum(tensor.nbytes for tensor in inputs.values()),
             hidden_bytes=float(hidden),
         )
         kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's

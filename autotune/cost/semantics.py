@@ -104,12 +104,8 @@ class Semantics(TorchFunctionMode):
         if self._casting and (name in _CONTRACTIONS or name in _FP32[self._device]):
             to = self._autocast if name in _CONTRACTIONS else torch.float32
             args, kwargs = tree_map_only(torch.Tensor, lambda t: self._to(t, to), (args, kwargs))
-        special = _SPECIAL.get(name)
-        if special is not None:
-            result = special(self, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return func(*args, **kwargs)
+        result = _SPECIAL[name](self, func, args, kwargs) if name in _SPECIAL else NotImplemented
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     def _to(self, tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.dtype in (dtype, torch.float64) or not _is_traced(tensor):

@@ -94,7 +94,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._references: dict[int, weakref.ref[Any]] = {}
         self._forward_end = -1
         self._scratch, self._numbers, self._attended = scratch, numbers, attended
-        self.outputs_bytes = 0.0
         self.recomputing = False  # a part of the forward pass runs again during the backward pass
         self.modules: list[str] = []  # whose forward pass runs, from the outermost
         self._module_of: dict[int, str] = {}  # by autograd's sequence number of the node of an operator
@@ -170,7 +169,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is not None:
             storage.accumulated = len(self._operators)
 
-    def tape(self) -> Tape:
+    def tape(self, outputs_bytes: float = 0.0) -> Tape:
         after = len(self._operators) + 1  # whatever is still there
         storages = []
         for storage in self._storages:
@@ -195,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),
             origins=tuple(storage.origin for storage in self._storages),
-            outputs_bytes=self.outputs_bytes,
+            outputs_bytes=outputs_bytes,
             calls=calls,
         )
 

@@ -29,10 +29,8 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     for parameter in model.parameters():
         parameter.grad = None
     with contextlib.ExitStack() as hooks, _recording(model, family, shape, batch) as (recorder, semantics, forward):
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
-                hooks.callback(hook.remove)
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad)))
         with semantics:
             loss = forward()["loss"] * 1.0
         recorder.end_of_forward()
@@ -56,11 +54,11 @@ def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tap
                 output = forward()
             ignored = {"loss", *getattr(model.config, "keys_to_ignore_at_inference", ("cache", "past_key_values"))}
             kept = tensors_in([value for name, value in output.items() if name not in ignored])
-            recorder.outputs_bytes = float(sum(tensor.nbytes for tensor in kept))
+            kept_bytes = float(sum(tensor.nbytes for tensor in kept))
             recorder.end_of_forward()
     finally:
         model.train()
-    return recorder.tape()
+    return recorder.tape(kept_bytes)
 
 
 @contextlib.contextmanager
@@ -69,8 +67,7 @@ def _recording(
 ) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
     known = [*model.parameters(), *model.buffers()]
-    sequences = batch * (shape.kind.sequences if shape.kind else 1)
-    inputs = make_inputs(model.config, shape, sequences)
+    inputs = make_inputs(model.config, shape, batch)
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
     scratch = scratch_bytes if on_cuda else None
@@ -96,10 +93,8 @@ def _recording(
         changed.enter_context(flash_attention_2(recorder, dtype))
         changed.enter_context(library_autocast(family, semantics))
         for name, module in model.named_modules():
-            entering = module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name))
-            leaving = module.register_forward_hook(leave, always_call=True)
-            changed.callback(entering.remove)
-            changed.callback(leaving.remove)
+            changed.enter_context(module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name)))
+            changed.enter_context(module.register_forward_hook(leave, always_call=True))
         yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
 
 
@@ -182,15 +177,11 @@ def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
         torch.set_autocast_enabled("cuda", before)
 
 
-def inputs_bytes(config: Any, shape: Shape) -> float:
-    inputs = make_inputs(config, shape, shape.kind.sequences if shape.kind else 1)
-    return float(sum(tensor.nbytes for tensor in inputs.values()))
-
-
 def make_inputs(
     config: Any, shape: Shape, batch: int, *, device: torch.device | str = "meta"
 ) -> dict[str, torch.Tensor]:
     """Return the inputs of a batch, with the names that a trial's data have; values at random where there are any."""
+    batch *= shape.kind.sequences if shape.kind else 1
     vocabulary: int = getattr(config.get_text_config(), "vocab_size", None) or 2
     classes: int = getattr(config, "num_labels", 2)
 

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -41,9 +41,6 @@ from autotune.values.estimate import CostEstimate
 from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
-if TYPE_CHECKING:
-    from autotune.cost.profiler import Shallow
-
 TRACING = "autotune.estimates.forecast:run_trace"
 
 
@@ -57,7 +54,7 @@ class Profiles(Mapping[Family, Profile]):
         self._workload = workload
         self._parameters = parameters
         self._traced: dict[Family, Profile] = dict(known or {})
-        self._shallow: dict[tuple[object, ...], Shallow] = {}
+        self._shallow: dict[tuple[object, ...], Any] = {}  # traces with few layers, see `profiler`
         self.failures: dict[Family, InputError] = {}
 
     def __getitem__(self, family: Family) -> Profile:
@@ -136,7 +133,7 @@ def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
     from autotune.cost import profiler
 
     model, shape = request.workload.model, shape_of(request.workload)
-    shallow: dict[tuple[object, ...], Shallow] = {}
+    shallow: profiler.Known = {}
     profiles: list[Profile] = []
     failures: dict[str, None] = {}
     started, ends_at = time.process_time(), time.monotonic() + request.within_s

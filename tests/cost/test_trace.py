@@ -6,7 +6,7 @@ from profiles import make_family
 from tapes import live
 
 from autotune.cost.family import Shape
-from autotune.cost.trace import evaluation_step, inputs_bytes, make_inputs, micro_step
+from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
@@ -92,7 +92,8 @@ def test_storages_say_which_module_and_operator_made_them(llama):
 
 def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(spec_of):
     config = build_config(spec_of("vit"), Task.IMAGE_CLASSIFICATION)
-    assert inputs_bytes(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1)) == 3 * 32 * 32 * 4 + 8
+    made = make_inputs(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1), 1)
+    assert {name: tensor.nbytes for name, tensor in made.items()} == {"pixel_values": 3 * 32 * 32 * 4, "labels": 8}
 
 
 def test_checkpointing_is_switched_on_and_off(llama):
