@@ -151,9 +151,8 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
             held = group.count > 1 and not row.in_backward  # the last copy of the weight before
             sizes.append((copies + held) * width * group.elements)
         elif on_cpu and row.width:
-            # What bitsandbytes' CPU kernels take, and those of a GPU don't: the scaled gradient, a square root and a
-            # quotient, the states where they are in 8 bits, the weight where it is in 16, each in fp32:
-            # `bitsandbytes/backends/cpu/ops.py`.
+            # On a CPU alone bitsandbytes' kernels take, in fp32, the scaled gradient, a square root, a quotient, states
+            # that are in 8 bits and a weight that is in 16 (`bitsandbytes/backends/cpu/ops.py`).
             in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
             copies = 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)
             sizes.append(copies * 4.0 * group.elements)

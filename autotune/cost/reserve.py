@@ -1,4 +1,4 @@
-"""What torch's caching allocator holds during a training, by a replay into its rules. Pure.
+"""The memory that torch's caching allocator holds during a training, by a replay into its rules. Pure.
 
 Micro-steps of the full-depth model are replayed storage by storage, then the optimizer's steps and an evaluation: which
 blocks stay unused, and which are larger than what was asked for, depends on the order.

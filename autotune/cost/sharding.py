@@ -1,4 +1,4 @@
-"""What one of several devices holds, and how long it waits for others and the host beyond its computing. Pure.
+"""The memory of one of several devices, and how long it waits for others and the host beyond its computing. Pure.
 
 Data-parallel ranks either hold everything (DDP) or deal out the optimizer's states, the gradients and the weights among
 them: the three stages of ZeRO (arXiv:1910.02054), and FSDP (arXiv:2304.11277). Parts that are dealt out are gathered

@@ -41,7 +41,7 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
 
 def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
     """Return the tape of one forward pass in evaluation mode, without gradients; the outputs stay until its end."""
-    # That of a recipe is the reference's.
+    # In a recipe this pass is the reference's.
     has_adapter = shape.recipe is not None and hasattr(model, "disable_adapter")
     model.eval()
     try:

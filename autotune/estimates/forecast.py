@@ -129,28 +129,19 @@ def traces_left(directory: Path, failure: str) -> Traces:
 
 
 def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
-    """Return the profiles of the families, in this process, which comes to load torch; each is kept in `directory`."""
-    from autotune.cost import profiler
-
-    model, shape = request.workload.model, shape_of(request.workload)
-    shallow: profiler.Known = {}
-    profiles: list[Profile] = []
-    failures: dict[str, None] = {}
+    """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
+    profiles, late = Profiles(request.workload, request.parameters), list[str]()
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
     for done, family in enumerate(request.families):
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
             left = len(request.families) - done
-            failures[f"{left} kinds of configurations are tried without one: tracing takes too long"] = None
+            late.append(f"{left} kinds of configurations are tried without one: tracing takes too long")
             break
-        try:
-            found = profiler.profile(model, family, shape, parameters=request.parameters, known=shallow)
-        except InputError as error:
-            failures[str(error)] = None
-            continue
-        profiles.append(found)
-        if directory is not None:
+        found = profiles.get(family)
+        if found is not None and directory is not None:
             write_value(found, directory / f"profile-{done:03}.json")
-    return Traces(profiles=tuple(profiles), failures=tuple(failures))
+    failures = dict.fromkeys((*map(str, profiles.failures.values()), *late))
+    return Traces(profiles=tuple(profiles.values()), failures=tuple(failures))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
 from autotune.search.candidates import Candidates
 from autotune.space.knobs import changes, shown_changes
-from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace, write_trace
+from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
 from autotune.units import show_memory
 from autotune.value import read_value, write_value
 from autotune.values.conditions import QUIET_SHARE
@@ -147,9 +147,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
             why = "tracing failed: see trace/log.txt"
         answer = _read(path) or traces_left(path.parent, why)
         failures = answer.failures
-        for profile in answer.profiles:
-            write_trace(*model, profile)
-            found[profile.family] = profile
+        found |= {profile.family: profile for profile in answer.profiles}
     traces = Traces(profiles=tuple(found[family] for family in request.families if family in found), failures=failures)
     if found:
         directory.mkdir(exist_ok=True)

@@ -140,9 +140,9 @@ FAMILIES = tuple(make_family(adapter=LoraAdapter(rank=rank)) for rank in (4, 8, 
 
 
 @pytest.fixture
-def tracing(monkeypatch, tmp_path):
+def tracing(monkeypatch, tmp_path_factory):
     """Return a function that puts another one, of a family, in the place of tracing; it returns the traced families."""
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path_factory.mktemp("home")))
 
     def put(trace) -> list[Family]:
         traced = []
@@ -180,8 +180,8 @@ def test_a_reason_is_not_stored(tracing):
 
 
 def request(**limits) -> TraceRequest:
-    about = {"workload": make_workload(), "families": FAMILIES, "parameters": 1}
-    return TraceRequest(**about, **{"limit_s": 60.0, **limits})
+    about = {"workload": make_workload(), "families": FAMILIES, "parameters": 1, "limit_s": 60.0}
+    return TraceRequest(**{**about, **limits})
 
 
 def test_families_are_traced_in_order_and_one_that_can_not_be_is_named(tracing):
@@ -202,17 +202,18 @@ def test_no_family_is_begun_after_the_limit_of_processor_time_or_the_time_that_t
 
     tracing(take_long_on_a_busy_machine)
     assert traces_of(request(limit_s=100.0)).failures == ()
-    for limits in ({"limit_s": 60.0}, {"limit_s": 100.0, "within_s": 5000}):
+    for limits in ({"parameters": 2}, {"parameters": 3, "limit_s": 100.0, "within_s": 5000}):  # none is stored yet
         traces = traces_of(request(**limits))
         assert [p.family for p in traces.profiles] == list(FAMILIES[:2])
         assert traces.failures == ("1 kinds of configurations are tried without one: tracing takes too long",)
 
 
-def test_the_answer_lies_beside_the_request(tracing, tmp_path):
-    tracing(make_profile)
+def test_the_answer_lies_beside_the_request_and_the_traces_are_stored(tracing, tmp_path):
+    traced = tracing(make_profile)
     write_value(request(), tmp_path / "request.json")
     run_trace(tmp_path)
     assert read_value(Traces, tmp_path / "answer.json") == traces_of(request())
+    assert traced == list(FAMILIES)  # once: the child has stored them
     assert {path.name for path in tmp_path.iterdir()} == {"request.json", "answer.json"}
 
 

@@ -67,6 +67,8 @@ class Asker:
             (directory / "answer.json").write_text(answer)
         elif answer is not None:
             write_value(answer, directory / "answer.json")
+        for profile in answer.profiles if isinstance(answer, Traces) else ():
+            write_trace(request.workload, request.parameters, profile)
         return directory
 
     @property
