@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autotune.execution.environment import meet, own_rank
 from autotune.training.dataset import padded_batch
-from autotune.training.inputs import audio_input
+from autotune.training.inputs import image_or_sound
 from autotune.training.loss import normalize_loss
 from autotune.training.resolve import HEADS
 from autotune.values.model import Task
@@ -127,7 +127,7 @@ def samples_for(name):
 
 def sound_for(config, task, random):
     """Eight recordings, with transcripts that are equally long where their mean is one over recordings."""
-    key, shape = audio_input(config, 24)
+    key, shape, _ = image_or_sound(config, 24)
     for index in range(SAMPLES):
         length = 6 if config.to_dict().get("ctc_loss_reduction") == "mean" else 3 + index
         labels = torch.arange(3, 15)[torch.randperm(12, generator=random)]  # no repetitions, which need blanks

@@ -17,8 +17,9 @@ from autotune.cost.post_training import log_probs_head
 from autotune.cost.profile import TRANSFER
 from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
+from autotune.training.dataset import joined_batch
 from autotune.training.facts import experts_of
-from autotune.training.inputs import audio_input, image_input, image_text, labels_of
+from autotune.training.inputs import image_or_sound, image_text, labels_of
 from autotune.training.loss import base_model
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING
@@ -183,51 +184,34 @@ def make_inputs(
     """Return the inputs of a batch, with the names that a trial's data have; values at random where there are any."""
     batch *= shape.kind.sequences if shape.kind else 1
     vocabulary: int = getattr(config.get_text_config(), "vocab_size", None) or 2
-    classes: int = getattr(config, "num_labels", 2)
 
     def ids(*size: int, below: int | None = None) -> torch.Tensor:
         return torch.randint(below or vocabulary, size, device=device)
 
-    if shape.task.takes_audio:
-        name, size = audio_input(config, shape.length)
-        if shape.task is Task.AUDIO_CLASSIFICATION:
-            labels = ids(batch, below=config.num_labels)
-        elif shape.task is Task.SPEECH_SEQ2SEQ:
-            labels = ids(batch, shape.target_length or shape.length)
-        else:  # of CTC they are real, as the library looks at them: no blanks, and no two neighbours alike
-            ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
-            count = labels_of(shape.length)
-            labels = torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)
-        return {name: torch.zeros((batch, *size), device=device), "labels": labels}
     if shape.task is Task.IMAGE_TEXT_TO_TEXT:
-        return {**_images_in_texts(config, shape, batch, device), "labels": ids(batch, shape.length)}
-    if not shape.task.takes_text:
-        name, size, clusters = image_input(config)
-        image = ids(batch, *size, below=clusters) if clusters else torch.zeros((batch, *size), device=device)
-        return {name: image, "labels": ids(batch, below=classes)}
-    inputs = {
-        "input_ids": ids(batch, shape.length),
-        "attention_mask": torch.ones((batch, shape.length), dtype=torch.long, device=device),
-    }
-    if shape.task is Task.SEQUENCE_CLASSIFICATION:
-        return {**inputs, "labels": ids(batch, below=classes)}
-    is_seq2seq = shape.task is Task.SEQ2SEQ_LM
-    return {**inputs, "labels": ids(batch, (is_seq2seq and shape.target_length) or shape.length)}
+        inputs = _images_in_texts(config, shape, batch, device)
+    elif shape.task.takes_text:
+        mask = torch.ones((batch, shape.length), dtype=torch.long, device=device)
+        inputs = {"input_ids": ids(batch, shape.length), "attention_mask": mask}
+    else:
+        name, size, colours = image_or_sound(config, shape.length)
+        whole = (batch, *size)
+        inputs = {name: ids(*whole, below=colours) if colours else torch.zeros(whole, device=device)}
+    if shape.task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION, Task.AUDIO_CLASSIFICATION):
+        return {**inputs, "labels": ids(batch, below=getattr(config, "num_labels", 2))}
+    if shape.task is Task.SPEECH_CTC:  # real ones, as the library looks at them: no blanks, and no two neighbours alike
+        ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
+        count = labels_of(shape.length)
+        return {**inputs, "labels": torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)}
+    return {**inputs, "labels": ids(batch, (shape.task.has_targets and shape.target_length) or shape.length)}
 
 
 def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device | str) -> dict[str, torch.Tensor]:
     """Return texts with images but for the labels; tensors whose values a model asks for are on the host."""
     shown = image_text(config, shape.images, shape.image_size)
-    positions = shown.positions()
-    rows, *size = shown.pixels
+    ids = torch.full((shape.length,), int(shown.token == 0))
+    ids[shown.positions] = shown.token
     # Of images that are stacked a model asks which are none.
-    pixels = torch.ones((batch * rows, *size), device="cpu" if shown.image.is_stacked else device)
-    inputs = {"input_ids": torch.full((batch, shape.length), int(shown.token == 0)), "pixel_values": pixels}
-    inputs["input_ids"][:, positions] = shown.token
-    if shown.image.named is not None:
-        inputs[shown.image.named] = torch.tensor([shown.image.numbers] * (batch * shown.images))
-    if shown.types is not None:
-        name, of_image, of_text = shown.types
-        inputs[name] = torch.full((batch, shape.length), of_text)
-        inputs[name][:, positions] = of_image
-    return inputs
+    pixels = torch.ones(shown.pixels, device="cpu" if shown.image.is_stacked else device)
+    marks = {name: torch.tensor(values) for name, values in shown.marks(shape.length).items()}
+    return joined_batch([{"input_ids": ids, "pixel_values": pixels, **marks}] * batch)

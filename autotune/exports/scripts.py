@@ -30,7 +30,7 @@ from autotune.exports import launch_files
 from autotune.exports.launch_files import DEFAULTS
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
 from autotune.training.build import build_config
-from autotune.training.inputs import VISION_PARTS, audio_input, image_input, image_text, labels_of
+from autotune.training.inputs import VISION_PARTS, image_or_sound, image_text, labels_of
 from autotune.training.resolve import HEADS
 from autotune.units import show_rate, visible
 from autotune.values.config import KNOBS
@@ -273,6 +273,8 @@ def _samples(result: ResultData) -> dict[str, Any]:
     if lengths is not None and lengths.mean_target is not None:
         target = round(lengths.mean_target)
     ids = {"kind": "ids", "length": target, "vocabulary": _TEXT_VOCABULARY}
+    mean = length if lengths is None else max(2, round(lengths.mean))
+    texts = {"name": "input_ids", "size": (_TEXTS, mean), "vocabulary": _TEXT_VOCABULARY, "ends": True}
     if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT:
         about = f"Yours are tokenized, with `labels`; the measured ones all had {length} tokens."
         if lengths is not None:
@@ -280,40 +282,30 @@ def _samples(result: ResultData) -> dict[str, Any]:
                 f"Yours are tokenized, with `labels`, and cut at {length} tokens. The throughput was measured with "
                 f"{lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average, of {workload.dataset}."
             )
-            length = max(2, round(lengths.mean))
         kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
         labels = {**ids, "kind": kinds.get(task, "ids")}
         # The Trainer keeps labels that it smooths from the model, whose decoder needs inputs all the same.
         smoothing = result.arguments.training_arguments.get("label_smoothing_factor")
         labels["smoothed"] = task is Task.SEQ2SEQ_LM and bool(smoothing)
-        return {"input": _input("input_ids", (length,), _TEXTS, ends=True), "labels": labels, "about_data": about}
+        return {"input": texts, "labels": labels, "about_data": about}
     config = build_config(workload.model, task)
     about = "Yours are made by the model's own processor, with `labels`"
     if task is Task.IMAGE_TEXT_TO_TEXT:
         shown = image_text(config, workload.images, workload.image_size)
         about += f" that are -100 where an image stands. Measured were {length} tokens a sample, those of its images"
         return {
-            "input": _input("input_ids", (length,), _TEXTS, ends=True),
+            "input": texts,
             "labels": {"kind": "text beside images"},
             "shown": shown,
             "pixels": (_DENSE, *shown.pixels),
             "about_data": f"{about} included.",
         }
-    if task is Task.IMAGE_CLASSIFICATION:
-        name, shape, clusters = image_input(config)
-        inputs = _input(name, shape, _DENSE, floats=clusters is None, vocabulary=clusters or 0)
-    else:
-        inputs = _input(*audio_input(config, length), _DENSE, floats=True)
+    name, shape, colours = image_or_sound(config, length)
+    inputs = {"name": name, "size": (_DENSE, *shape), "vocabulary": colours, "ends": False}
     labels = ids if task is Task.SPEECH_SEQ2SEQ else {"kind": "class"}
     if task is Task.SPEECH_CTC:
         labels = {**ids, "length": labels_of(length), "vocabulary": Code("config.vocab_size")}
     return {"input": inputs, "labels": labels, "about_data": f"{about}."}
-
-
-def _input(name: str, shape: tuple[int, ...], distinct: int, **more: Any) -> dict[str, Any]:
-    """Return an input: its name, the shape of all distinct samples together, and how ids are made, if it has any."""
-    usual = {"floats": False, "vocabulary": _TEXT_VOCABULARY, "ends": False}
-    return {"name": name, "distinct": distinct, "size": (distinct, *shape), **usual, **more}
 
 
 @functools.cache

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import InputError
-from autotune.training.inputs import audio_input, image_input, image_text, labels_of, special_ids
+from autotune.training.inputs import image_or_sound, image_text, labels_of, special_ids
 from autotune.training.texts import text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
@@ -168,21 +168,16 @@ def _images_in_texts(workload: Workload, config: Any) -> RandomSamples:
     random = np.random.default_rng(workload.seed)
     shown = image_text(config, workload.images, workload.image_size)
     pixels = random.standard_normal((max(1, _DISTINCT // shown.images), *shown.pixels), dtype=np.float32)
-    ids, positions = _random_ids(random, workload.sequence_length, config), shown.positions()
+    ids, length = _random_ids(random, workload.sequence_length, config), workload.sequence_length
     rows = {"input_ids": ids, "labels": ids.copy(), "pixel_values": pixels}
-    rows["input_ids"][:, positions], rows["labels"][:, positions] = shown.token, IGNORED
-    if shown.image.named is not None:
-        rows[shown.image.named] = np.array([[shown.image.numbers] * shown.images])
-    if shown.types is not None:
-        name, of_image, of_text = shown.types
-        rows[name] = np.full((1, ids.shape[1]), of_text)
-        rows[name][:, positions] = of_image
-    return RandomSamples(rows, np.full((SYNTHETIC_SAMPLES, 1), ids.shape[1]))
+    rows["input_ids"][:, shown.positions], rows["labels"][:, shown.positions] = shown.token, IGNORED
+    rows |= {name: np.array([values]) for name, values in shown.marks(length).items()}
+    return RandomSamples(rows, np.full((SYNTHETIC_SAMPLES, 1), length))
 
 
 def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
     random, size, length = np.random.default_rng(workload.seed), SYNTHETIC_SAMPLES, workload.sequence_length
-    name, shape, colours = (*audio_input(config, length), None) if workload.task.takes_audio else image_input(config)
+    name, shape, colours = image_or_sound(config, length)
     if workload.task is Task.SPEECH_SEQ2SEQ:
         labels = _random_ids(random, workload.target_length or length, config)
     elif workload.task is Task.SPEECH_CTC:

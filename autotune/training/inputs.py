@@ -20,16 +20,6 @@ from autotune.errors import InputError
 VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
 
 
-def image_input(config: Any) -> tuple[str, tuple[int, ...], int | None]:
-    """Return name and shape of the input of one image; for ImageGPT, whose pixels are ids, the number of colours."""
-    if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
-        return "input_ids", (config.n_positions,), config.vocab_size - 1
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or 224  # such as ResNet, whose config doesn't tell
-    height, width = (size, size) if isinstance(size, int) else size
-    return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
-
-
 def special_ids(config: Any, name: str) -> list[int]:
     """Return the ids of a name such as 'eos_token_id', of which a config has none, one or several."""
     value = getattr(config.get_text_config(), name, None)
@@ -63,8 +53,16 @@ SOUND: dict[str, Callable[[Any, int], tuple[str, tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-def audio_input(config: Any, frames: int) -> tuple[str, tuple[int, ...]]:
-    return SOUND[config.model_type](config, frames)
+def image_or_sound(config: Any, frames: int) -> tuple[str, tuple[int, ...], int | None]:
+    """Return name and shape of the input of one image or recording, and the number of colours if its pixels are ids."""
+    if config.model_type in SOUND:
+        return (*SOUND[config.model_type](config, frames), None)
+    if config.model_type == "imagegpt":  # the last token of the vocabulary starts the sequence
+        return "input_ids", (config.n_positions,), config.vocab_size - 1
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or 224  # such as ResNet, whose config doesn't tell
+    height, width = (size, size) if isinstance(size, int) else size
+    return "pixel_values", (getattr(vision, "num_channels", 3), height, width), None
 
 
 def fixed_frames(model_type: str, figures: Mapping[str, Any]) -> int | None:
@@ -127,8 +125,20 @@ class ImageText(NamedTuple):
         starts = itertools.accumulate((run + 1 for run in runs), initial=1)
         return [(start, start + run) for start, run in zip(starts, runs, strict=False)]
 
+    @property
     def positions(self) -> list[int]:
         return [position for start, end in self.ranges for position in range(start, end)]
+
+    def marks(self, length: int) -> dict[str, list[Any]]:
+        """Return a sample's further inputs: the sizes of its images, and for each token whether it is of an image."""
+        found: dict[str, list[Any]] = {}
+        if self.image.named is not None:
+            found[self.image.named] = [list(self.image.numbers)] * self.images
+        if self.types is not None:
+            name, of_image, of_text = self.types
+            shown = set(self.positions)
+            found[name] = [of_image if position in shown else of_text for position in range(length)]
+        return found
 
 
 def image_text(config: Any, images: int | None, size: int | None) -> ImageText:

@@ -10,7 +10,7 @@ from autotune.training.adapters import adapter_arguments, prepare_model
 from autotune.training.build import build_config, build_model
 from autotune.training.dataset import IGNORED, training_data
 from autotune.training.facts import facts_of
-from autotune.training.inputs import audio_input, fixed_frames, image_text, labels_of, least_frames
+from autotune.training.inputs import fixed_frames, image_or_sound, image_text, labels_of, least_frames
 from autotune.training.resolve import default_task
 from autotune.values.model import Task
 from autotune.values.techniques import LoraAdapter
@@ -24,7 +24,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 def test_a_waveform_is_just_long_enough_for_its_frames(model_type, frames):
     convolutions = 13 if model_type == "sew" else 7
     config = CONFIG_MAPPING[model_type](**SIZES, conv_dim=[8] * convolutions, num_conv_pos_embedding_groups=2)
-    name, (samples,) = audio_input(config, frames)
+    name, (samples,), _ = image_or_sound(config, frames)
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     assert name == model.main_input_name
@@ -33,10 +33,10 @@ def test_a_waveform_is_just_long_enough_for_its_frames(model_type, frames):
 
 
 def test_a_second_has_fifty_frames_and_whisper_hears_half_a_minute_always():
-    assert audio_input(CONFIG_MAPPING["wav2vec2"](), 50)[1][0] == pytest.approx(16_000, rel=0.01)
+    assert image_or_sound(CONFIG_MAPPING["wav2vec2"](), 50)[1][0] == pytest.approx(16_000, rel=0.01)
     assert fixed_frames("whisper", {}) == 1500
     assert fixed_frames("whisper", {"max_source_positions": 60}) == 60
-    assert audio_input(CONFIG_MAPPING["whisper"](num_mel_bins=128), 7) == ("input_features", (128, 3000))
+    assert image_or_sound(CONFIG_MAPPING["whisper"](num_mel_bins=128), 7) == ("input_features", (128, 3000), None)
 
 
 def test_wav2vec2_hears_any_length_that_holds_a_hidden_span_and_a_transcript_leaves_room_for_blanks():
