@@ -47,28 +47,21 @@ _TASK_TYPES = {
 # Names of the heads of classifiers, which are never quantized: they are new and have to be trained.
 CLASSIFICATION_HEADS = ("score", "classifier", "classification_head")
 
-# peft's type of each kind, and how its config calls the adapter's fields.
-_LORA = ("LORA", {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"})
+# peft's type of each kind, how its config calls the adapter's fields, and further arguments.
+_LORA = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
 _PROMPT = {"virtual_tokens": "num_virtual_tokens"}
-_IN_PEFT: dict[str, tuple[str, dict[str, str]]] = {
-    "lora": _LORA,
-    "rslora": _LORA,
-    "dora": _LORA,
-    "vera": ("VERA", {"rank": "r", "dropout": "vera_dropout"}),
-    "ia3": ("IA3", {}),
-    "loha": ("LOHA", {"rank": "r", "alpha": "alpha"}),
-    "lokr": ("LOKR", {"rank": "r", "alpha": "alpha"}),
-    "prefix": ("PREFIX_TUNING", _PROMPT),
-    "prompt": ("PROMPT_TUNING", _PROMPT),
-    "p-tuning": ("P_TUNING", {**_PROMPT, "encoder_hidden_size": "encoder_hidden_size"}),
-    "bitfit": (BITFIT, {}),
-}
-
-# Arguments of a kind beside its fields.
-_FURTHER: dict[str, dict[str, Any]] = {
-    "rslora": {"use_rslora": True},
-    "dora": {"use_dora": True},
-    "ia3": {"target_modules": list(IA3_MODULES), "feedforward_modules": list(IA3_FEEDFORWARD)},
+_IN_PEFT: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "lora": ("LORA", _LORA, {}),
+    "rslora": ("LORA", _LORA, {"use_rslora": True}),
+    "dora": ("LORA", _LORA, {"use_dora": True}),
+    "vera": ("VERA", {"rank": "r", "dropout": "vera_dropout"}, {}),
+    "ia3": ("IA3", {}, {"target_modules": list(IA3_MODULES), "feedforward_modules": list(IA3_FEEDFORWARD)}),
+    "loha": ("LOHA", {"rank": "r", "alpha": "alpha"}, {}),
+    "lokr": ("LOKR", {"rank": "r", "alpha": "alpha"}, {}),
+    "prefix": ("PREFIX_TUNING", _PROMPT, {}),
+    "prompt": ("PROMPT_TUNING", _PROMPT, {}),
+    "p-tuning": ("P_TUNING", {**_PROMPT, "encoder_hidden_size": "encoder_hidden_size"}, {}),
+    "bitfit": (BITFIT, {}, {}),
 }
 
 
@@ -76,13 +69,13 @@ def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, A
     """Return the keyword arguments of peft's config class, and `peft_type`."""
     if isinstance(adapter, OwnAdapter):
         return dict(json.loads(adapter.arguments))
-    peft_type, names = _IN_PEFT[adapter.kind]
+    peft_type, names, further = _IN_PEFT[adapter.kind]
     arguments = {"peft_type": peft_type, **{name: getattr(adapter, field) for field, name in names.items()}}
     if targets := getattr(adapter, "target_modules", None):
         arguments["target_modules"] = list(ATTENTION_MODULES) if targets == "attention" else "all-linear"
     if targets == "all-linear+experts":
         arguments["target_parameters"] = list(EXPERT_PARAMETERS)
-    arguments |= _FURTHER.get(adapter.kind, {})
+    arguments |= further
     if task in _TASK_TYPES:
         arguments["task_type"] = _TASK_TYPES[task]
     if task is Task.IMAGE_TEXT_TO_TEXT:  # layers of the language model alone
