@@ -172,9 +172,8 @@ class Jobs:
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
         meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
         if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-            meeting = socket.create_server(
-                (environment.ADDRESS, 0), backlog=1024
-            )  # of ranks that come before the first one's store
+            # The backlog is of ranks that come before the first one's store.
+            meeting = socket.create_server((environment.ADDRESS, 0), backlog=1024)
         with meeting as listener:
             members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
             for place, (directory, number) in enumerate(members):
@@ -318,19 +317,16 @@ def marked(mark: str) -> list[int]:
     return [p.pid for p in running if (p.info["environ"] or {}).get(MARK_VARIABLE) == mark and p.pid != os.getpid()]
 
 
-def end_marked(mark: str, *, limit_s: float) -> int:
-    """Kill every process that carries `mark`; return how many are left after `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    clean = 0
-    while clean < 2:  # looked at twice: a process has no environment while it becomes another program
+def end_marked(mark: str) -> None:
+    """Kill every process that carries `mark`, and wait until they have ended, for `END_LIMIT_S` at most."""
+    deadline, clean = time.monotonic() + END_LIMIT_S, 0
+    # Looked at twice: a process has no environment while it becomes another program.
+    while clean < 2 and time.monotonic() < deadline:
         left = marked(mark)
-        if time.monotonic() > deadline:
-            return len(left)
         for pid in left:
             _kill(pid)
         clean = 0 if left else clean + 1
         time.sleep(0.01)
-    return 0
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -106,7 +106,7 @@ class Launcher:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        jobs.end_marked(self._mark, limit_s=jobs.END_LIMIT_S)
+        jobs.end_marked(self._mark)
         self._connection.close()
 
 

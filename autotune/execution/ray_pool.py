@@ -28,7 +28,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from autotune.errors import InfrastructureError, InputError, MachineError, one_line
 from autotune.execution.places import kind_of
@@ -236,10 +236,7 @@ def run(search: str, slot: str, maker: str, text: str) -> Iterator[tuple[str, di
         _runners.clear()
         _ending.close()
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        runner = pkgutil.resolve_name(maker)(own, request.device)
-        if isinstance(runner, contextlib.AbstractContextManager):
-            _ending.enter_context(runner)
-        _runners[key] = runner
+        _runners[key] = _ending.enter_context(pkgutil.resolve_name(maker)(own, request.device))
     result = _runners[key].run(request)
     directory = trial_directory(own, request.number)
     left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
@@ -284,9 +281,6 @@ class RayPool(Runner):
         self._looked = float("-inf")
         # Kept by its worker from trial to trial: Ray ends a worker that had a GPU after one task unless told otherwise.
         self._task = self._ray.remote(max_retries=0, max_calls=0, num_returns="streaming")(run)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End what runs; leave nothing on the nodes."""

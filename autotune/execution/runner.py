@@ -46,7 +46,7 @@ IDLE_LIMIT_S = 10.0
 _EPOCH_S = time.time() - time.monotonic()
 
 
-class Runner(abc.ABC):
+class Runner(contextlib.AbstractContextManager["Runner"]):
     """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
 
     A search begins a trial at each free place and waits for the next that ends. By default there is one place, which
@@ -55,6 +55,9 @@ class Runner(abc.ABC):
 
     takes_turns: bool = False  # whether several trials can be alive at once and compute in turn
     _begun: TrialRequest | None = None
+
+    def __exit__(self, *_: object) -> None:
+        """End all that runs."""
 
     def free(self) -> int:
         return int(self._begun is None)
@@ -82,7 +85,7 @@ def trial_directory(run_directory: Path, number: int) -> Path:
 
 def end_left_behind(run_directory: Path) -> None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
-        end_marked(str(json.loads((run_directory / MARK_FILE).read_text())["mark"]), limit_s=END_LIMIT_S)
+        end_marked(str(json.loads((run_directory / MARK_FILE).read_text())["mark"]))
 
 
 class _Running(NamedTuple):
