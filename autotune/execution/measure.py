@@ -86,7 +86,6 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     relax: Callable[[], None] | None = None  # called before the measured steps, when memory has peaked
     step_ended: Callable[[], None] = lambda: None  # called after each step before the measured ones
     retries: Callable[[], int | None] = lambda: None  # how often so far the allocator has run short; None: uncounted
-    agree: Callable[[bool], bool] = environment.agree  # this rank's decision to that of all, which stop together
     turns: Turns | None = None  # the place among trials that compute in turn; None: the trial runs alone
     added_s: float = 0.0  # to the time of each step, for work on its samples before training
     is_whole: Callable[[], bool] = lambda: True  # whether the step that ends has all its samples, and counts
@@ -148,7 +147,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         if not self._measured_from:
             self.step_ended()
             is_warm = self._is_warm(state.global_step, compiles=compiles)
-            if not self.agree(self._really_stepped and is_warm):
+            if not environment.agree(self._really_stepped and is_warm):  # all ranks go on, or begin to measure
                 return
             if self.relax is not None:
                 self.relax()
@@ -257,7 +256,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         can_lose = count >= _ENOUGH and counted_s >= self.limits.least_time_s / 4
         beaten_s = self.limits.beaten_step_s if can_lose else None
         is_beaten = beaten_s is not None and statistics.fmean(times) - half_width(times) > beaten_s
-        return self.agree((has_least and is_known) or is_late or is_beaten)
+        return environment.agree((has_least and is_known) or is_late or is_beaten)
 
     def step_times_s(self) -> list[float]:
         self.clock.settle()

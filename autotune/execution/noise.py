@@ -80,7 +80,6 @@ class NvmlWatch(HostWatch):
     def __init__(self, handle: object, nvml: Any, *, ranks: bool = False) -> None:
         super().__init__(ranks=ranks)
         self._handle, self._nvml = handle, nvml
-        self.begin()
 
     def begin(self) -> None:
         self._looks, self._reasons = 0, Counter[str]()

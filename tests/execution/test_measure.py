@@ -259,17 +259,16 @@ def test_the_step_that_fills_the_heap_does_not_count_where_others_are_left(clock
     assert (max(times) > 2 * step_s(1)) is (measured == 3)
 
 
-def test_the_first_rank_decides_for_all_when_to_begin_and_when_to_stop(clock):
+def test_the_first_rank_decides_for_all_when_to_begin_and_when_to_stop(clock, monkeypatch):
     """Here another rank's decisions: this one would have begun with the second step and gone on to the fifth record."""
     agree = Mock(side_effect=[False, False, False, True, False, True])
-    timer = timer_of(clock, more={"agree": agree})
+    monkeypatch.setattr("autotune.execution.environment.agree", agree)
+    timer = timer_of(clock)
     taken = train(timer, clock, slowness=[1.0, 1.0, 1.0, 1.0, 1.1, 1.3, 1.0, 1.2])
     assert [call.args[0] for call in agree.call_args_list] == [True, True, True, True, False, False]
     assert (taken, len(timer.step_times_s())) == (6, 2)
-    agree = Mock(side_effect=bool)
-    assert (
-        train(timer_of(clock, measure_steps=3, more={"agree": agree}), clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
-    )
+    monkeypatch.setattr("autotune.execution.environment.agree", agree := Mock(side_effect=bool))
+    assert train(timer_of(clock, measure_steps=3), clock, slowness=[1.0, 1.0, 1.1, 1.3, 1.0]) == 4
     # whether it is warm, and two looks; that the third record is the last, all ranks know by counting
     assert [call.args[0] for call in agree.call_args_list] == [True, False, False]
 
