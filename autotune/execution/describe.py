@@ -9,12 +9,12 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
@@ -33,7 +33,7 @@ from autotune.training.loss import base_model
 from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.resolve import HEADS, class_names, kind_of, tasks_for
 from autotune.training.texts import prepare, profile_of
-from autotune.value import read_value, write_value
+from autotune.value import write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
@@ -43,41 +43,29 @@ _FEW = 2  # samples of the batch that is looked at
 
 
 def run_describe(directory: Path) -> None:
-    """Answer the request in `directory`; the data of trials go to the directory `data` beside it."""
-    request, data = read_value(DescribeRequest, directory / "request.json"), directory.parent / "data"
-
-    def described() -> Description:
-        workload, recipe = request.workload, request.workload.recipe
-        if workload.own_code is not None:
-            return _described_code(workload.own_code, directory, data)
-        check_arguments(request.arguments, request.source)
-        facts = describe(workload.model, workload.task)
-        if recipe is not None:
-            facts = facts.model_copy(update={"split_changes": recipe.kind.coupled})
-        lengths, notes = (prepare if recipe is None else checked_data)(workload, data)
-        return Description(facts=facts, lengths=lengths, notes=notes)
-
-    _answer(directory, described)
-
-
-def run_examine(directory: Path) -> None:
-    """Answer the request in `directory`; the pickled function lies in the directory `data` beside it."""
-    request = read_value(ExamineRequest, directory / "request.json")
-
-    def described() -> Description:
-        split = split_of_loop(request, directory.parent / "data" / STEP_FILE)
-        facts, notes = reported_split(request.facts, split, None)
-        return Description(facts=facts, notes=notes)
-
-    _answer(directory, described)
-
-
-def _answer(directory: Path, described: Callable[[], Description]) -> None:
+    """Answer the request in `directory`; data and pickled code of trials are in the directory `data` beside it."""
+    requests: TypeAdapter[DescribeRequest | ExamineRequest] = TypeAdapter(DescribeRequest | ExamineRequest)
+    request = requests.validate_json((directory / "request.json").read_bytes())
     try:
-        answer: Description | Refusal = described()
+        answer: Description | Refusal = _described(request, directory, directory.parent / "data")
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / "description.json")
+
+
+def _described(request: DescribeRequest | ExamineRequest, directory: Path, data: Path) -> Description:
+    workload, recipe = request.workload, request.workload.recipe
+    if isinstance(request, ExamineRequest):
+        facts, notes = reported_split(request.facts, split_of_loop(request, data / STEP_FILE), None)
+        return Description(facts=facts, notes=notes)
+    if workload.own_code is not None:
+        return _described_code(workload.own_code, directory, data)
+    check_arguments(request.arguments, request.source)
+    facts = describe(workload.model, workload.task)
+    if recipe is not None:
+        facts = facts.model_copy(update={"split_changes": recipe.kind.coupled})
+    lengths, notes = (prepare if recipe is None else checked_data)(workload, data)
+    return Description(facts=facts, lengths=lengths, notes=notes)
 
 
 def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:

@@ -27,7 +27,6 @@ from autotune.execution.places import Place, check_disk, whole
 from autotune.value import Value, write_value
 from autotune.values.hardware import Hardware, sharing_of
 from autotune.values.trial import (
-    DescribeAnswer,
     DescribeRequest,
     Description,
     ExamineRequest,
@@ -238,9 +237,9 @@ class LocalRunner(Runner):
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
         """Return what a child finds out about a workload, or raise what it raised; InfrastructureError: no answer."""
         name = "describe" if isinstance(request, DescribeRequest) else "examine"
-        directory = self.ask(name, f"autotune.execution.describe:run_{name}", request, timeout_s=600.0)
+        directory = self.ask(name, "autotune.execution.describe:run_describe", request, timeout_s=600.0)
         try:
-            answers: TypeAdapter[Description | Refusal] = TypeAdapter(DescribeAnswer)
+            answers: TypeAdapter[Description | Refusal] = TypeAdapter(Description | Refusal)
             answer = answers.validate_json((directory / "description.json").read_bytes())
         except (OSError, ValidationError):
             check_disk(self._run_directory)  # which would explain it

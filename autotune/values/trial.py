@@ -273,7 +273,6 @@ class ExamineRequest(Value):
 class Description(Value):
     """A child's answer: the facts of a workload."""
 
-    kind: Literal["description"] = "description"
     facts: ModelFacts
     lengths: LengthProfile | None = None  # of the real data, tokenized
     notes: tuple[str, ...] = ()  # lines for the user
@@ -283,9 +282,5 @@ class Description(Value):
 class Refusal(Value):
     """A child's answer to an invalid workload: the user's mistake, in one line."""
 
-    kind: Literal["refusal"] = "refusal"
     error: str  # name of the class in autotune.errors
     message: str
-
-
-DescribeAnswer = Annotated[Description | Refusal, Field(discriminator="kind")]
