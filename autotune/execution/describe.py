@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.user_code import CodeError, harness, overlaid, own_values, run_until_training
-from autotune.execution.user_data import first_batch, has_rows, lengths_of, record_lengths, view
+from autotune.execution.user_data import first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
@@ -32,12 +32,12 @@ from autotune.training.facts import facts_of
 from autotune.training.loss import base_model
 from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.resolve import HEADS, class_names, kind_of, tasks_for
-from autotune.training.texts import prepare, profile_of
+from autotune.training.texts import prepare, profile_of, write_lengths
 from autotune.value import write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
-from autotune.values.workload import RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
+from autotune.values.workload import LENGTHS_FILE, RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
 
 _FEW = 2  # samples of the batch that is looked at
 
@@ -121,7 +121,7 @@ class Training:
         tokens = row_lengths(trainer.train_dataset) if recipe is not None and self.batches is None else lengths
         if tokens is not None:
             tokens = np.minimum(tokens, getattr(trainer.args, "max_length", None) or tokens)
-            record_lengths(tokens, data_directory)
+            write_lengths(tokens, data_directory / LENGTHS_FILE)
         rows = self.batches is None and has_rows(trainer, lengths)
         width, pads = self._width("input_ids") or 0, False
         if lengths is not None:

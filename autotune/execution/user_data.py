@@ -6,7 +6,6 @@ from a stream, it keeps its order.
 """
 
 import contextlib
-import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
 from autotune.training.dataset import STEPS_TO_PEAK, padding_share, row_order
-from autotune.value import write_bytes
 from autotune.values.budget import LossTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
@@ -82,14 +80,6 @@ def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:
     return np.resize(order, samples).astype(np.int64)
 
 
-def record_lengths(lengths: NDArray[np.int64], directory: Path) -> None:
-    """Write the lengths for trials, which needn't read all samples again."""
-    directory.mkdir(exist_ok=True)
-    file = io.BytesIO()
-    np.save(file, lengths, allow_pickle=False)
-    write_bytes(file.getvalue(), directory / LENGTHS_FILE)
-
-
 def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainConfig]:
     """Return how many of a trial's `samples` are different ones, and the configuration that orders them."""
     # A loss run reads the same few again and again, in the same order whatever sampler is tried.
@@ -105,7 +95,7 @@ def ordered(
     """Return so many samples of the Trainer's data set, in the order in which a trial reads them, and their padding.
 
     The latter is called with a number of steps; it returns the share of padding in those after the longest samples;
-    None: unknown. `record_lengths` has written the lengths into `directory`.
+    None: unknown. The lengths are in `directory`, if they could be read.
     """
     own, lengths = request.workload.own_code, None
     with contextlib.suppress(OSError, ValueError):
@@ -117,8 +107,7 @@ def ordered(
     if lengths is None:
         order = np.random.default_rng(request.workload.seed).permutation(len(dataset))
     else:
-        full, seed = request.workload.samples_per_step(config), request.workload.seed
-        order = row_order(lengths, longest_first=per_step, rows=samples, config=config, per_step=full, seed=seed)
+        order = row_order(lengths, request.workload, config, longest_first=per_step, rows=samples)
     order = np.resize(order[:distinct], samples).astype(np.int64)
 
     def padding(steps: int) -> float | None:

@@ -77,10 +77,7 @@ def training_data(
     lengths = text_lengths(directory)
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
-        # The Trainer's sampler by length goes by a device's samples of a step, and deals them out afterwards.
-        per_step = workload.samples_per_step(config) // config.parallelism.data_parallel
-        how = {"longest_first": longest_first, "rows": samples, "per_step": per_step, "seed": workload.seed}
-        lengths = lengths[row_order(lengths[:, 0], config=config, **how)]
+        lengths = lengths[row_order(lengths[:, 0], workload, config, longest_first=longest_first, rows=samples)]
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     collator = DataCollatorWithFlattening() if config.packing else partial(padded_batch, pad_id=pad)
     return Repeated(_texts(workload, model_config, lengths), samples), collator
@@ -224,14 +221,13 @@ def positioned_batch(samples: Sequence[Sample]) -> Sample:
 
 
 def row_order(
-    lengths: NDArray[np.int64], *, longest_first: int, rows: int, config: TrainConfig, per_step: int, seed: int
+    lengths: NDArray[np.int64], workload: Workload, config: TrainConfig, *, longest_first: int, rows: int
 ) -> NDArray[np.int64]:
     """Return row numbers in the order in which a trial reads them, by the tokens of all rows; `rows` are read at most.
 
-    The `longest_first` longest come first, in each of the first `STEPS_TO_PEAK` steps. The Trainer's sampler groups
-    `per_step` rows of a step by length.
+    The `longest_first` longest come first, in each of the first `STEPS_TO_PEAK` steps.
     """
-    longest = np.tile(np.argsort(-lengths, kind="stable")[:longest_first], STEPS_TO_PEAK)
+    longest, seed = np.tile(np.argsort(-lengths, kind="stable")[:longest_first], STEPS_TO_PEAK), workload.seed
     if config.is_balanced or config.train_sampling_strategy == "random":
         return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
     if config.train_sampling_strategy == "sequential":
@@ -240,6 +236,8 @@ def row_order(
         import torch
         from transformers.trainer_pt_utils import get_length_grouped_indices
 
+        # The Trainer's sampler groups a device's samples of a step by length, and deals them out afterwards.
+        per_step = workload.samples_per_step(config) // config.parallelism.data_parallel
         drawn = np.random.default_rng(seed).permutation(len(lengths))[: max(per_step, rows - longest_first)]
         generator = torch.Generator().manual_seed(seed)
         order = get_length_grouped_indices(lengths[drawn].tolist(), per_step, generator=generator)

@@ -68,11 +68,17 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
         if largest >= (vocabulary := config.get_text_config().vocab_size):
             why = f"makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}"
             raise InputError(f"{name}: {why}; put the model's own tokenizer beside its config.json")
-        file = io.BytesIO()
-        np.save(file, lengths, allow_pickle=False)
-        write_bytes(file.getvalue(), directory / TEXT_LENGTHS)
+        write_lengths(lengths, directory / TEXT_LENGTHS)
     profile = profile_of(lengths[:, 0], float(lengths[:, 1].mean()) if len(columns) > 1 else None)
     return profile, (f"{profile.shown} (tokenizer: {name})", *notes)
+
+
+def write_lengths(lengths: NDArray[np.int64], path: Path) -> None:
+    """Write the lengths for trials, which needn't read all samples again."""
+    path.parent.mkdir(exist_ok=True)
+    file = io.BytesIO()
+    np.save(file, lengths, allow_pickle=False)
+    write_bytes(file.getvalue(), path)
 
 
 def text_lengths(directory: Path) -> NDArray[np.int64]:

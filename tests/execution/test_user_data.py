@@ -5,9 +5,10 @@ import pytest
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.user_data import View, lengths_of, longest_of, ordered, record_lengths, view
+from autotune.execution.user_data import View, lengths_of, longest_of, ordered, view
+from autotune.training.texts import write_lengths
 from autotune.values.budget import LossTask
-from autotune.values.workload import OwnCode
+from autotune.values.workload import LENGTHS_FILE, OwnCode
 
 LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4]
 ROWS = [{"input_ids": list(range(n)), "number": i} for i, n in enumerate(LENGTHS)]
@@ -63,7 +64,7 @@ def data_of(directory, samples, *, micro_batch=2, **fields):
 
 
 def test_the_longest_come_first_and_then_all_at_random_of_which_padding_is_counted(tmp_path):
-    record_lengths(np.array(LENGTHS), tmp_path)
+    write_lengths(np.array(LENGTHS), tmp_path / LENGTHS_FILE)
     data, padding_share = data_of(tmp_path, 20)
     numbers = [s["number"] for s in data]
     assert numbers[:8] == [1, 6, 3, 4] * 2  # the first step makes the optimizer's states, the second has them
@@ -76,7 +77,7 @@ def test_the_longest_come_first_and_then_all_at_random_of_which_padding_is_count
 
 
 def test_lengths_of_another_data_set_are_not_taken(tmp_path):
-    record_lengths(np.array([1, 2, 3]), tmp_path)
+    write_lengths(np.array([1, 2, 3]), tmp_path / LENGTHS_FILE)
     assert data_of(tmp_path, 12)[1](3) is None
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from factories import make_config
+from factories import make_config, make_workload
 from optimizer_steps import GPT2, LLAMA, arguments_for, assert_same_step, plain, step_taken
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ def samples(*lengths):
 
 def order(strategy, *, rows=400):
     config = make_config(4, train_sampling_strategy=strategy)
-    return row_order(LENGTHS, longest_first=16, rows=rows, config=config, per_step=16, seed=1)
+    return row_order(LENGTHS, make_workload(global_batch_size=16, seed=1), config, longest_first=16, rows=rows)
 
 
 def padded(rows):
