@@ -124,8 +124,7 @@ class TuningResult(ResultData):
         if code is not None and code.checkpoints and self.best.config.checkpointing == "none":
             base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:
-            chunked, budget = self.best.config.chunked_loss, self.best.config.activation_memory_budget
-            return prepare_model(model, adapter, chunked_loss=chunked, activation_memory_budget=budget)
+            return prepare_model(model, adapter, self.best.config)
         return model if adapter is None else put_on(model, adapter)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Repeated, Collator]:

@@ -58,16 +58,13 @@ def arguments_of(task: CheckTask | None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def around_training(task: CheckTask | None, trainer: Any, *, not_saved: str | None = None) -> Iterator[None]:
-    """Train inside this: without randomness for a loss run, with a checkpoint at the end for a soak.
-
-    `not_saved` says why a soak saves no checkpoint. CheckError: saving failed.
-    """
+def around_training(task: CheckTask | None, trainer: Any, reading: Reading) -> Iterator[None]:
+    """Train inside this: a loss run without randomness; a soak ends with a checkpoint, or raises CheckError."""
     if isinstance(task, LossTask):
         with randomness_off(trainer.model):
             yield
     elif isinstance(task, SoakTask):
-        saver = CheckpointSaver(trainer, not_saved=not_saved)
+        saver = CheckpointSaver(trainer, not_saved=reading.not_saved)
         trainer.add_callback(saver)
         try:
             yield

@@ -77,9 +77,8 @@ class Trial:
         on_cpu, ends_at, ranks = request.device == "cpu", math.inf, own_rank().is_launched
         if task is None:
             # The longest samples, where they differ, aren't timed.
-            differ = request.workload.lengths is not None or request.workload.dataset is not None
-            least = max(limits.discarded_steps, STEPS_TO_PEAK if differ else 1)
-            limits = limits.model_copy(update={"discarded_steps": least})
+            if request.workload.lengths is not None or request.workload.dataset is not None:
+                limits = limits.model_copy(update={"discarded_steps": max(limits.discarded_steps, STEPS_TO_PEAK)})
             # Measuring ends before the process is killed, with a moment for what follows it.
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
         # Several ranks ask each other, which all of them have to do at the same steps.
@@ -109,7 +108,7 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
     """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
     request, timer, guard = trial.request, trial.timer, trial.guard
     losses = watch_losses(trainer, timer.micro_step_ended)
-    with checking.around_training(request.task, trainer, not_saved=reading.not_saved):
+    with checking.around_training(request.task, trainer, reading):
         loss = float(train().training_loss)
     effects = probe.verify(trainer)
     if not math.isfinite(total := losses()):
@@ -228,11 +227,7 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
     trial.stopwatch.enter("data_s")
     samples = trial.max_steps * per_step
     if made is None:
-
-        def precomputed(seconds: float) -> None:
-            trial.timer.added_s = seconds * workload.samples_per_step(config)
-
-        return recipe_trainer(
+        trainer, sample_s = recipe_trainer(
             workload,
             mapping,
             arguments,
@@ -242,14 +237,10 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
             distinct=distinct_samples(trial.request, samples)[0],
             longest_first=per_step,
             callbacks=callbacks,
-            precomputed=precomputed,
         )
-    model = prepare_model(
-        model,
-        mapping.adapter,
-        chunked_loss=config.chunked_loss,
-        activation_memory_budget=config.activation_memory_budget,
-    )
+        trial.timer.added_s = sample_s * workload.samples_per_step(config)
+        return trainer
+    model = prepare_model(model, mapping.adapter, config)
     dataset, collator = data_of(trial, model.config, samples, longest_first=per_step)
     shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from autotune.training.inputs import VISION_PARTS
-from autotune.values.config import Precision
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.model import Task
 from autotune.values.techniques import Adapter, OwnAdapter
 
@@ -100,26 +100,20 @@ def quantization_arguments(quantization: str, precision: Precision, task: Task) 
     }
 
 
-def prepare_model(
-    model: Any,
-    adapter: dict[str, Any] | None,
-    *,
-    chunked_loss: bool = False,
-    activation_memory_budget: float | None = None,
-) -> Any:
+def prepare_model(model: Any, adapter: dict[str, Any] | None, config: TrainConfig) -> Any:
     """Return a transformers model ready for a Trainer, with the adapter of `adapter_arguments`, if it isn't None.
 
-    A compiled model keeps `activation_memory_budget` of its activations, as do all that this process compiles; None
-    leaves that as it is. A ValueError says that the adapter finds nothing in the model that it could be put on.
+    A compiled model keeps the configuration's `activation_memory_budget`, as do all that this process compiles. A
+    ValueError says that the adapter finds nothing in the model that it could be put on.
     """
     from autotune.training.loss import chunk_loss, normalize_loss
 
-    if activation_memory_budget is not None:
+    if config.activation_memory_budget is not None:
         from torch._functorch import config as partitioning
 
-        partitioning.activation_memory_budget = activation_memory_budget
+        partitioning.activation_memory_budget = config.activation_memory_budget
     model = normalize_loss(model if adapter is None else put_on(model, adapter))
-    return chunk_loss(model) if chunked_loss else model
+    return chunk_loss(model) if config.chunked_loss else model
 
 
 def put_on(model: Any, adapter: dict[str, Any]) -> Any:

@@ -186,9 +186,8 @@ def recipe_trainer(
     distinct: int,  # different ones among them, after which the first follows again
     longest_first: int,
     callbacks: Sequence[Any] = (),
-    precomputed: Callable[[float], None] = lambda seconds: None,
-) -> Any:
-    """Return TRL's Trainer; `precomputed` gets the seconds for each sample that the reference took before training."""
+) -> tuple[Any, float]:
+    """Return TRL's Trainer, and the seconds that the reference took for each sample before training."""
     import torch
     import trl
 
@@ -202,15 +201,17 @@ def recipe_trainer(
             raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
     rows = rows_of(workload, model.config, directory)
     precompute: Any = getattr(trainer_class, "_precompute_ref_logps", None)
+    sample_s = 0.0
 
     def copied(*_: Any, dtype: Any = None, **__: Any) -> Any:  # the policy for a reference that TRL would load by name
         reference = copy.deepcopy(model)
         return reference.to(dtype) if isinstance(dtype, torch.dtype) else reference
 
     def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal sample_s
         began = time.perf_counter()
         made = precompute(trainer, dataset, *args, **kwargs)  # the results are on the host
-        precomputed((time.perf_counter() - began) / len(dataset))
+        sample_s = (time.perf_counter() - began) / len(dataset)
         return made
 
     with (
@@ -222,7 +223,7 @@ def recipe_trainer(
         trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
     order = order_of(trainer.train_dataset, longest_first, workload)[: distinct // recipe.generations]
     trainer.train_dataset = trainer.train_dataset.select(np.resize(order, samples // recipe.generations))
-    return trainer
+    return trainer, sample_s
 
 
 class StepCount:

@@ -129,7 +129,7 @@ def test_a_disk_without_room_for_the_checkpoint_is_told_and_spared(trainer, tmp_
 @pytest.mark.parametrize(("saving", "error"), [(True, CheckError), (False, RuntimeError)])
 def test_an_error_while_saving_says_so_and_is_still_one_of_memory(trainer, saving, error):
     def soak():
-        with checking.around_training(SoakTask(eval_batch_sizes=(1,)), trainer):
+        with checking.around_training(SoakTask(eval_batch_sizes=(1,)), trainer, checking.Reading()):
             if saving:
                 trainer.callbacks[0].on_step_end(trainer.args, None, last_step())
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")

@@ -153,7 +153,7 @@ def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precisi
     mapping = training_plan(request.config, request.workload, detect("cpu"))
     spec, task = request.workload.model, request.workload.task
     model = build_model(spec, task, device="cpu", quantization=mapping.quantization, **mapping.model)
-    seen = train(request.config, model=prepare_model(model, mapping.adapter))
+    seen = train(request.config, model=prepare_model(model, mapping.adapter, request.config))
     assert seen["precision"].endswith("layer outputs bfloat16")
 
 

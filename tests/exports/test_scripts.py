@@ -288,7 +288,7 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
     arguments = {**mapping.tuned, **mapping.harness, "output_dir": str(tmp_path / "trial"), "max_steps": STEPS}
     samples = 4 * workload.recipe.generations
     how = {"directory": tmp_path / "data", "samples": samples, "distinct": samples, "longest_first": 0}
-    trainer = recipes.recipe_trainer(workload, mapping, arguments, pretrained(result), **how)
+    trainer, _ = recipes.recipe_trainer(workload, mapping, arguments, pretrained(result), **how)
     assert isinstance(trainer, trainer_class)
     trainer.train()
     of_trial = losses.copy()

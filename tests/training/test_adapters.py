@@ -23,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 def build(name, kind, **fields):
     adapter, model = ADAPTERS[kind](**fields), optimizer_steps.build(name)
     torch.manual_seed(0)
-    return adapter, prepare_model(model, adapter_arguments(adapter, CASES[name][1]))
+    config = TrainConfig(per_device_train_batch_size=2, adapter=adapter)
+    return adapter, prepare_model(model, adapter_arguments(adapter, CASES[name][1]), config)
 
 
 def seen_adapter(model, adapter):

@@ -6,7 +6,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from vision_language import FAMILIES, edge, tiny_vision_language
 
 from autotune.errors import InputError
-from autotune.training.adapters import adapter_arguments, prepare_model
+from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.build import build_config, build_model
 from autotune.training.dataset import IGNORED, training_data
 from autotune.training.facts import facts_of
@@ -94,7 +94,7 @@ def test_a_frozen_vision_part_is_all_that_is_frozen_and_its_parameters_are_count
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "smolvlm"])
 def test_adapters_are_put_on_the_language_model_alone(tmp_path, name):
     model = build_model(tiny_vision_language(tmp_path, name), TASK, dtype="float32", device="meta")
-    model = prepare_model(model, adapter_arguments(LoraAdapter(), TASK))
+    model = put_on(model, adapter_arguments(LoraAdapter(), TASK))
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     assert trained
     assert not [n for n in trained if "vision" in n or "visual" in n]

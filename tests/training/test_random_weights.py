@@ -12,7 +12,7 @@ from tiny_models import SIZES, T5, TINY
 from transformers import BitsAndBytesConfig
 
 from autotune.cost.tape import Recorder
-from autotune.training.adapters import adapter_arguments, prepare_model, quantization_arguments
+from autotune.training.adapters import adapter_arguments, put_on, quantization_arguments
 from autotune.training.build import build_config, build_model
 from autotune.training.random_weights import quantization_of, quantize, quantized_layers, quick_weights, whole_weights
 from autotune.training.resolve import HEADS
@@ -155,7 +155,7 @@ def test_adapters_are_trained_on_packed_weights_which_stay_as_they_are(kind, qua
     model = build("llama", quantization)
     _, layer = next(quantized_layers(model))
     before = layer.weight.detach().clone()
-    model = prepare_model(model, adapter_arguments(ADAPTERS[kind](), Task.CAUSAL_LM))
+    model = put_on(model, adapter_arguments(ADAPTERS[kind](), Task.CAUSAL_LM))
     ids = torch.randint(3, 96, (2, 6))
     model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}

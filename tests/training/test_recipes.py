@@ -124,7 +124,7 @@ def trainer_of(tiny_llama, tmp_path):
         torch.manual_seed(0)
         model = build_model(workload.model, workload.task, device="cpu", **mapping.model)
         how = {"directory": tmp_path / "data", "samples": 64, "distinct": 64, "longest_first": 4}
-        return recipes.recipe_trainer(workload, mapping, arguments, model, **how)
+        return recipes.recipe_trainer(workload, mapping, arguments, model, **how)[0]
 
     return made
 

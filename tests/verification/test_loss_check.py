@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import T5
 from transformers import T5Config, T5ForConditionalGeneration, Trainer
 
-from autotune.execution.checking import arguments_of, around_training, findings
+from autotune.execution.checking import Reading, arguments_of, around_training, findings
 from autotune.space.knobs import changes
 from autotune.training.dataset import Repeated, training_data
 from autotune.training.loss import normalize_loss
@@ -122,9 +122,9 @@ def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True
     )
     rows = Repeated(samples, STEPS * GLOBAL_BATCH)
     trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
-    with around_training(task, trainer):
+    with around_training(task, trainer, Reading()):
         trainer.train()
-    return findings(task, trainer, None, None)["curve"]
+    return findings(task, trainer, Reading(), None)["curve"]
 
 
 @pytest.fixture(scope="module")
