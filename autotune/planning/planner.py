@@ -206,7 +206,7 @@ def baseline_of(
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware, devices=hardware.count or 1)
+    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware)
     if workload.recipe is None or arguments is not None:
         return baseline
     checkpointing = "full" if facts.supports_checkpointing else "none"

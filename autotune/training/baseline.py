@@ -150,15 +150,11 @@ def _try_out(given: dict[str, Any]) -> None:
 
 
 def baseline_config(
-    arguments: UserArguments | None,
-    global_batch: int | None,
-    facts: ModelFacts,
-    hardware: Hardware,
-    *,
-    devices: int = 1,
+    arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
 ) -> TrainConfig:
     """Return the configuration to compare with: over several devices, as torchrun has it, DDP without sharding."""
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
+    devices = hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
