@@ -113,8 +113,9 @@ class Launcher:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
     parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
-    parser.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
-    parser.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
+    work.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
     parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
     arguments = parser.parse_args()
 
@@ -131,8 +132,6 @@ def main() -> None:
             sys.stdout.flush()
             os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
         return
-    if arguments.jobs is None:
-        parser.error("--jobs FD is needed to serve jobs")
     # From Python 3.12 on: allocators of libraries (pyarrow's jemalloc) have threads, which no trial needs.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     jobs.die_with_parent(os.getppid())

@@ -42,9 +42,7 @@ class TrainingPlan(Value):
     harness: dict[str, Any] = Field(description="TrainingArguments: what only a trial needs")
     model: dict[str, Any] = Field(description="keyword arguments of from_pretrained or from_config")
     adapter: dict[str, Any] | None = Field(description="arguments of peft's config for its peft_type, or BITFIT")
-    quantization: dict[str, Any] | None = Field(
-        default=None, description="keyword arguments of transformers.BitsAndBytesConfig for the base weights"
-    )
+    quantization: dict[str, Any] | None = Field(description="arguments of BitsAndBytesConfig for the base weights")
 
 
 def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
