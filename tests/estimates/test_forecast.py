@@ -1,5 +1,6 @@
 """Configurations that fit a device, and the changes that would; the traces that predictions are based on."""
 
+import logging
 import re
 from types import SimpleNamespace
 
@@ -215,6 +216,16 @@ def test_the_answer_lies_beside_the_request_and_the_traces_are_stored(tracing, t
     assert read_value(Traces, tmp_path / "answer.json") == traces_of(request())
     assert traced == list(FAMILIES)  # once: the child has stored them
     assert {path.name for path in tmp_path.iterdir()} == {"request.json", "answer.json"}
+
+
+def test_warnings_of_libraries_stay_out_of_the_log_by_which_a_search_tells_that_tracing_failed(tracing, caplog):
+    def warn(family):
+        logging.getLogger("bitsandbytes").warning("a real training would be slow so")
+        return make_profile(family)
+
+    tracing(warn)
+    assert traces_of(request()).failures == ()
+    assert caplog.text == ""
 
 
 def test_the_profiles_of_an_ended_child_are_kept(tracing, tmp_path):
