@@ -336,6 +336,7 @@ class Tuner:
     ) -> TrialRequest:
         """Return the request of the next trial, after reporting that it begins; `limits` replace the usual ones."""
         self._number += 1
+        cold = purpose is Purpose.FINAL and self._plan.objective.run_samples is not None  # compiling counts in the rate
         request = request_of(
             self._plan,
             config,
@@ -344,7 +345,7 @@ class Tuner:
             timeout_s=self._pace.timeout_s(config, purpose, check),
             task=check.task if check is not None else None,
             prediction=self._sampler.prediction(config),
-            cold_compile=purpose is Purpose.FINAL and not self._finals.trials(config),
+            cold_compile=cold and not self._finals.trials(config),
             to_beat=self._pace.to_beat(purpose),
             in_turn_with=in_turn_with,
         )

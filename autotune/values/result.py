@@ -81,7 +81,7 @@ Verdict = Literal["faster", "no_clear_winner", "baseline_failed", "unconfirmed",
 class Compilation(Value):
     """Cost of compiling the winner, and when it pays off."""
 
-    cold_start_s: float  # extra seconds of the first step, with an empty compile cache
+    cold_start_s: float  # extra seconds of the slowest first step; without a run's length, caches may have helped it
     break_even_steps: int | None  # optimizer steps until it overtakes the baseline; None: never
 
 

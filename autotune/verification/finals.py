@@ -231,6 +231,8 @@ class Finals:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""
         if not (measured := self._measured(config)):
             return None
+        # In the steady state finals find compiled code in its cache, so the search's trial may have had a colder start.
+        starts = self.trials(config) if self.plan.objective.run_samples is not None else self.trials_of(config)
         times, samples = tuple(t for m in measured for t in m.step_times_s), self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
         tokens, later = self.plan.workload.tokens_per_sample, DRIFT[self.plan.hardware.kind]
@@ -248,7 +250,7 @@ class Finals:
                 "samples_per_second": rate,
                 "samples_per_second_interval": next_run,
                 "tokens_per_second": None if tokens is None else rate * tokens,
-                "first_step_s": max(m.first_step_s for m in measured),  # the coldest start
+                "first_step_s": max(r.measurement.first_step_s for r in starts if r.measurement),
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
                 "alloc_retries": max((m.alloc_retries for m in measured if m.alloc_retries is not None), default=None),
                 "warnings": tuple(dict.fromkeys(line for m in measured for line in m.warnings)),

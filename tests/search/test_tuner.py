@@ -38,7 +38,7 @@ from autotune.storage.run_directory import ANSWER_FILE, RunDirectory, read_resul
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort, LossCurve, Soaked
 from autotune.values.config import TrainConfig
-from autotune.values.problem import Event, TrialEnded, TrialStarted
+from autotune.values.problem import Event, Objective, TrialEnded, TrialStarted
 from autotune.values.trial import Measurement, Memory, Outcome, Purpose, TrialRequest, TrialStatus
 from autotune.values.workload import OwnCode
 from autotune.verification.checks import Check
@@ -487,7 +487,14 @@ def test_finals_measure_more_finely_checks_run_all_their_steps_and_trials_of_the
     assert again.measure_steps > searched.measure_steps
     assert again.relative_interval < searched.relative_interval
     assert again.measure_time_s == searched.measure_time_s
-    assert [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL] == [True, True, False, False]
+    assert not any(r.cold_compile for r in run.finished)
+
+
+def test_a_run_of_given_length_counts_compiling_anew_in_the_first_final_of_each(search):
+    run = search(checked(), SMALL, objective=Objective(run_samples=1e6), **PROVEN)
+    run.run()
+    finals = [r.cold_compile for r in run.finished if r.purpose is Purpose.FINAL]
+    assert finals == [True, True, False, False]
     assert not any(r.cold_compile for r in run.finished if r.purpose is not Purpose.FINAL)
 
 
