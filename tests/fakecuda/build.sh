@@ -27,6 +27,7 @@ for folder in "$headers" cuda_nvcc; do flags+=(-I"$work/headers/nvidia/$folder/i
 rm -f "$lib"/lib{cuda.so.1,cudart.so."$major",nvidia-ml.so.1} # an old one may be loaded somewhere: leave it alone
 cd "$here"
 g++ "${flags[@]}" device.cpp clock.cpp driver.cpp -o "$lib/libcuda.so.1" -Wl,-soname,libcuda.so.1 -lpthread -ldl
+g++ -std=c++17 -O2 -Wall -shared -fPIC warp.cpp -o "$lib/libfakecuda-warp.so" -lpthread -ldl
 echo "libcudart.so.$major { global: *; };" > "$work/cudart.map"
 g++ "${flags[@]}" -fvisibility=hidden runtime.cpp streams.cpp graphs.cpp launches.cpp durations.cpp "$lib/libcuda.so.1" \
     -o "$lib/libcudart.so.$major" -Wl,-soname,"libcudart.so.$major" -Wl,--version-script,"$work/cudart.map"

@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import sysconfig
+from pathlib import Path
 
 import pytest
 from running import printed, process, python
@@ -74,6 +76,22 @@ def test_a_cold_chip_is_slower_than_a_warm_one_and_a_capped_one_stays_slow(distu
     assert cold >= 1.4 * PRODUCT_MS
     assert warm >= (1.4 if disturbance.startswith("cap") else 1.0) * PRODUCT_MS
     assert cold / warm >= least - 0.1
+
+
+def test_time_passes_without_waiting_where_the_clocks_are_moved_on():
+    code = """
+import threading, time
+before = time.perf_counter(), time.time()
+ms = timed(lambda: matrix @ matrix, 200_000)[0]  # a quarter of an hour
+threading.Event().wait(0.2)
+time.sleep(0.2)
+print(json.dumps([ms / 1000, time.perf_counter() - before[0], time.time() - before[1]]))
+"""
+    warp = Path(sysconfig.get_path("purelib"), "torch", "lib", "libfakecuda-warp.so")
+    computed, elapsed, on_the_calendar = told(code, FAKECUDA_HOST="2", LD_PRELOAD=str(warp))
+    assert computed >= 200 * PRODUCT_MS
+    assert elapsed >= computed + 0.4
+    assert on_the_calendar >= computed + 0.4
 
 
 def test_an_error_stays_in_its_process_and_the_next_is_clean():
