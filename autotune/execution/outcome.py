@@ -140,7 +140,7 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
         code = ending.returncodes[rank] if ending.returncodes else None
         # Python's faulthandler has ended the process, which kept the token of those that run in turn (`token_ring`).
         if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
-            cause = "it hung, and kept the others that ran in turn with it waiting; its log has its stack"
+            cause = "a step took too long, and kept the others that ran in turn waiting; its log has the stack"
             return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
         death = _death(ending, code, request, tail, out_of_memory=out_of_memory)
         is_devices = death.status is TrialStatus.CRASHED and _DEVICE_FAILED.search(deep) is not None
