@@ -34,7 +34,7 @@ from typing import Any
 
 import optuna
 from measured_searches import told
-from provenance import provenance, results_path
+from provenance import RESULTS, provenance
 from searching.replay import suggested
 
 from autotune.api import planned, subject_of
@@ -93,18 +93,20 @@ def main() -> None:
         else:
             tried_in_order(options.child, **given)
         return
-    output = results_path("twin.json", detect("cpu"))
+    output = RESULTS / "twin.json"
     stored: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {"problems": {}}
     for name in options.problems:
         kept = stored["problems"].setdefault(name, {"searches": [], "truth": []})
         for way, seed in itertools.product(options.ways, range(options.searches)):
             if sum(search["way"] == way for search in kept["searches"]) <= seed:
-                kept["searches"].append({"way": way, **searched(name, way, seed, options.max_time)})
+                origin = provenance(detect("cpu"))
+                began = {"way": way, "date": origin["date"], "commit": origin["commit"]}
+                kept["searches"].append({**began, **searched(name, way, seed, options.max_time)})
                 print(f"{name}, {way} {seed}: {shown(kept['searches'][-1])}", file=sys.stderr, flush=True)
-                write_text(json.dumps({**provenance(detect("cpu")), **stored}, indent=1) + "\n", output)
+                write_text(json.dumps({**stored, **provenance(detect("cpu"))}, indent=1) + "\n", output)
         kept["truth"] = truth(name, kept, options.truths)
         kept["figures"] = {way: figures(kept, way) for way in dict.fromkeys(s["way"] for s in kept["searches"])}
-        stored = {**provenance(detect("cpu")), **stored}
+        stored = {**stored, **provenance(detect("cpu"))}
         write_text(json.dumps(stored, indent=1) + "\n", output)
     print(json.dumps({name: stored["problems"][name]["figures"] for name in options.problems}))
 
