@@ -49,8 +49,8 @@ def samples(*lengths):
     return [{"input_ids": row, "labels": row.clone()} for row in rows]
 
 
-def order(strategy, *, rows=400):
-    config = make_config(4, train_sampling_strategy=strategy)
+def order(strategy, *, rows=400, devices=1):
+    config = make_config(4, train_sampling_strategy=strategy, parallelism={"world_size": devices})
     return row_order(LENGTHS, make_workload(global_batch_size=16, seed=1), config, longest_first=16, rows=rows)
 
 
@@ -116,12 +116,14 @@ def test_all_rows_follow(strategy):
     assert sorted(order(strategy, rows=10**6)[32:]) == list(range(400))
 
 
-def test_micro_batches_by_length_are_those_of_the_trainers_sampler():
+@pytest.mark.parametrize("devices", [1, 2])
+def test_micro_batches_by_length_are_those_of_the_trainers_sampler(devices):
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     drawn = np.random.default_rng(1).permutation(400)
-    theirs = drawn[get_length_grouped_indices(LENGTHS[drawn].tolist(), 16, generator=torch.Generator().manual_seed(1))]
-    ours = order("group_by_length", rows=10**6)[32:]
+    generator, per_step = torch.Generator().manual_seed(1), 16 // devices  # of a device
+    theirs = drawn[get_length_grouped_indices(LENGTHS[drawn].tolist(), per_step, generator=generator)]
+    ours = order("group_by_length", rows=10**6, devices=devices)[32:]
     assert {tuple(batch) for batch in ours.reshape(-1, 4)} == {tuple(batch) for batch in theirs.reshape(-1, 4)}
 
 
