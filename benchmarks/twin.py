@@ -67,11 +67,8 @@ PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "qwen-lora": ({"model": "Qwen2.5-7B", "fix": ["adapter=lora", "compile=none"]}, A100),
 }
 
-# The host of the device is so many times as fast as this machine: about what a server's core is to two shared ones.
+# How many times as fast as this machine the host of the device is taken to be: an assumption.
 HOST = 2
-
-# Of the time of a search: see `values.time_spent`.
-PARTS = ("measured steps", "first steps and compiling", "warm-up", "setting trials up", "starting the search")
 
 USUAL = {"noise": 0.002, "process": 0.002, "ramp": 0.1, "drift": 0.03}
 FURTHER: tuple[dict[str, float], ...] = ({}, {"first": 0.01}, {}, {"cap": 0.1}, {}, {"noise": 0.02})
@@ -301,6 +298,7 @@ def figures(kept: dict[str, Any], way: str) -> dict[str, Any]:
     ]
     places = [search["tried"].index(search["config"]) + 1 for search in ended if search["config"] in search["tried"]]
     spent = [(search["spent"], search["trials"]) for search in ended if search.get("spent")]
+    names = spent[0][0] if spent else ()  # of the parts of a search's time: see `values.time_spent`
     walls = [sum(parts.values()) for parts, _ in spent] or [search["search_time_s"] for search in ended]
 
     def middle(values: Sequence[float]) -> float | None:
@@ -318,8 +316,8 @@ def figures(kept: dict[str, Any], way: str) -> dict[str, Any]:
         "intervals_hold": sum(held),
         "trials_to_answer": middle(places),
         "wall_s": middle(walls),
-        "shares": {name: middle([parts[name] / sum(parts.values()) for parts, _ in spent]) for name in PARTS},
-        "seconds_a_trial": {name: middle([parts[name] / trials for parts, trials in spent]) for name in PARTS},
+        "shares": {name: middle([parts[name] / sum(parts.values()) for parts, _ in spent]) for name in names},
+        "seconds_a_trial": {name: middle([parts[name] / trials for parts, trials in spent]) for name in names},
     }
 
 

@@ -98,7 +98,7 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     if result.compilation is not None:
         steps = result.compilation.break_even_steps
         pays = f"pays from step {steps:,} on" if steps is not None else "is not won back"
-        cached = " (more with an empty compile cache)" if result.objective.run_samples is None else ""
+        cached = " (perhaps more with an empty compile cache)" if result.objective.run_samples is None else ""
         lines.append(f"compiling: {show_time(result.compilation.cold_start_s)} at the start{cached}, which {pays}")
     if result.soaked is not None:
         code = result.workload.own_code

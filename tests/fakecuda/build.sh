@@ -24,7 +24,7 @@ esac
 flags=("-DCUDA_MAJOR=$major" -std=c++17 -O2 -Wall -Wno-deprecated-declarations -shared -fPIC "-Wl,-rpath,\$ORIGIN")
 for folder in "$headers" cuda_nvcc; do flags+=(-I"$work/headers/nvidia/$folder/include"); done
 
-rm -f "$lib"/lib{cuda.so.1,cudart.so."$major",nvidia-ml.so.1} # an old one may be loaded somewhere: leave it alone
+rm -f "$lib"/lib{cuda.so.1,cudart.so."$major",nvidia-ml.so.1,fakecuda-warp.so} # an old one may be loaded somewhere: leave it alone
 cd "$here"
 g++ "${flags[@]}" device.cpp clock.cpp driver.cpp -o "$lib/libcuda.so.1" -Wl,-soname,libcuda.so.1 -lpthread -ldl
 g++ -std=c++17 -O2 -Wall -shared -fPIC warp.cpp -o "$lib/libfakecuda-warp.so" -lpthread -ldl

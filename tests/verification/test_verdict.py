@@ -115,6 +115,16 @@ def test_compiling_wins_where_the_run_is_long_enough(run_samples, winner):
         assert result.outshone.endswith("what it takes at the start isn't won back in a run of this length")
 
 
+@pytest.mark.parametrize(("run_samples", "start_s"), [(None, 40.0), (16_000.0, 3.0)])
+def test_compiling_takes_what_the_coldest_start_took_and_in_a_run_of_given_length_that_of_the_finals(
+    run_samples, start_s
+):
+    searched = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 40.0))]
+    finals = [(BASE, compiled(10.0, 0.0)), (COMPILED, compiled(15.0, 3.0))] * 2
+    result = answer(searched, finals, objective=Objective(run_samples=run_samples))
+    assert result.compilation.cold_start_s == pytest.approx(start_s, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("rate", "spread", "share", "verdict"),
     [
