@@ -188,8 +188,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             return steps >= self.limits.discarded_steps + EXTRA_DISCARDED_STEPS
         if trained_s >= 4 * least_s:
             return True
-        # The last two spans are compared, if they have enough steps to tell a trend from chance; each is of half a
-        # second at the least, since clocks rise as slowly.
+        # The last two spans are compared, unless the steps are so long that too few are in one to tell a trend from
+        # chance; each is of half a second at the least, since clocks rise as slowly.
         spans: list[list[float]] = []
         latest_first = reversed(self._warm_s)
         for _ in range(2):
@@ -199,9 +199,9 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
                     return False
                 span.append(step_s)
                 span_s += step_s
+            if len(span) < _ENOUGH:
+                return True
             spans.append(span)
-        if min(map(len, spans)) < _ENOUGH:
-            return True
         late_s, early_s = map(statistics.fmean, spans)
         chance_s = math.sqrt(sum(statistics.variance(span) / len(span) for span in spans))
         return abs(late_s - early_s) <= max(self.limits.relative_interval / 4 * late_s, 2 * chance_s)

@@ -112,6 +112,8 @@ def test_only_computing_warms_a_chip_and_compiling_does_not(clock):
     assert max(timer.step_times_s()) < 1.01 * step_s(1)
     noisy = timer_of(clock, discarded_s=8 * step_s(1), measure_steps=2)
     assert train(noisy, clock, slowness=[1, *[1.05, 0.95, 1.1, 0.9] * 9]) <= 1 + 9 + 3, "noise is no trend"
+    long = timer_of(clock, discarded_s=step_s(1), measure_steps=2)
+    assert train(long, clock, slowness=[1] * 9) == 1 + 1 + 2, "one step warms a chip as long as many"
 
 
 def test_torch_tells_what_it_compiles_the_first_new_shape_too():
