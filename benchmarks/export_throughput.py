@@ -1,7 +1,6 @@
 """Compares what an exported configuration really does with what autotune measured of it.
 
     python benchmarks/export_throughput.py runs/t5-small-.../best-config.json
-    python benchmarks/export_throughput.py --model t5-small --effort quick
 
 In each round the configuration is measured twice, in an order that alternates: as a trial of autotune, and by
 `examples/train_with_result.py` in a fresh process, or in those of torchrun, a plain Trainer without autotune around it.
@@ -12,6 +11,7 @@ The last line is the result as JSON; it is also written to `benchmarks/results/`
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -24,7 +24,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measured_searches import find, parser_of
 from provenance import ROOT, keep
 
 import autotune
@@ -52,22 +51,15 @@ class Round(NamedTuple):
 
 
 def main() -> None:
-    parser = parser_of(__doc__, usual={})
-    parser.add_argument("config", type=Path, nargs="?", help="the best-config.json of a search; none: search first")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("config", type=Path, help="the best-config.json of a search")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=20, help="of each side in each round (default: %(default)s)")
     options = parser.parse_args()
-    if (options.config is None) == (options.model is None):
-        parser.error("give either a best-config.json or --model")
-    with tempfile.TemporaryDirectory() as scratch:
-        path = options.config
-        if path is None:
-            path = Path(scratch) / "best-config.json"
-            find(options, Path(scratch), record=False).save(path)
-        result = autotune.load(path)
-        hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
-        found = summary(result, compare(path, hardware, count=options.rounds, seconds=options.seconds))
-    keep(f"export-{result.workload.model.name}", hardware, found, options.out)
+    result = autotune.load(options.config)
+    hardware = detect("cpu" if result.hardware.is_cpu else result.hardware.device)
+    found = summary(result, compare(options.config, hardware, count=options.rounds, seconds=options.seconds))
+    keep(f"export-{result.workload.model.name}", hardware, found)
 
 
 def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> list[Round]:

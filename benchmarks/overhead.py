@@ -1,7 +1,6 @@
 """Says where the seconds of a search go, and holds them against two targets.
 
-    python benchmarks/overhead.py --model distilbert-base-uncased --seq-len 64
-    python benchmarks/overhead.py --model benchmarks/tables/models/llama-3m --effort standard
+    python benchmarks/overhead.py -- --model distilbert-base-uncased --seq-len 64 --effort quick
 
 Runs a real search and reads what it recorded: start-up of the command line, planning, importing the libraries (once,
 in the launcher), describing and tracing the model; of each trial its process, model, data, Trainer, first step,
@@ -14,6 +13,7 @@ of its time that the training thread of the same trial was seen waiting for one.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import statistics
 import subprocess
@@ -23,12 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measured_searches import find, parser_of
+from measured_searches import find
 from provenance import keep
 
+from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult
-from autotune.values.hardware import detect
-from autotune.values.problem import Event, TrialEnded
 from autotune.values.trial import TrialResult
 
 MOST_TRIAL_S = 1.0
@@ -37,29 +36,17 @@ SMALL_PARAMETERS = 100_000_000
 
 
 def main() -> None:
-    options = parser_of(__doc__, usual={"model": "distilbert-base-uncased"}).parse_args()
-    hardware = detect(options.device)
-    trials: list[TrialResult] = []
-
-    def observer(event: Event) -> None:
-        if isinstance(event, TrialEnded):
-            trials.append(event.result)
-
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("arguments", nargs="*", help="of `autotune find`")
+    arguments = parser.parse_args().arguments or ["--model", "distilbert-base-uncased", "--effort", "quick"]
     with tempfile.TemporaryDirectory() as scratch:
-        started = time.monotonic()
-        result = find(options, Path(scratch), observer=observer)
-        find_s = time.monotonic() - started
-    found = {
-        "model": result.workload.model.name,
-        "parameters": result.facts.parameters,
-        "effort": options.effort,
-        "command_line": command_line(),
-        "find_s": find_s,
-        **summary(trials, result),
-    }
-    for line in told(found):
-        print(line, file=sys.stderr)
-    keep(f"overhead-{result.workload.model.name}", hardware, found, options.out)
+        told, result = find(arguments, Path(scratch))
+        if result is None:
+            sys.exit(told["error"])
+        trials = RunDirectory.existing(Path(scratch, "run")).results()
+    name, parameters = result.workload.model.name, result.facts.parameters
+    found = {"model": name, "parameters": parameters, "command_line": command_line(), **summary(trials, result)}
+    keep(f"overhead-{name}", result.hardware, found)
 
 
 def command_line() -> dict[str, float]:
@@ -75,11 +62,11 @@ def command_line() -> dict[str, float]:
 
 def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
     """Return where the time went, by trial and in all, and how the targets were met."""
-    rows = [row(trial) for trial in trials]
-    later = [r["overhead_s"] for r in rows[1:] if r["overhead_s"] is not None]
+    later = [trial.overhead_s for trial in trials[1:] if trial.overhead_s is not None]
     spent, typical_s = result.spent, statistics.median(later) if later else None
     shares, is_small = spent.shares() if spent else {}, result.facts.parameters <= SMALL_PARAMETERS
     outside = sum(shares.get(part, 0.0) for part in ("setting trials up", "starting the search", "between trials"))
+    kept: Any = {"duration_s": True, "overhead_s": True, "request": {"number", "purpose"}, "outcome": {"phases"}}
     return {
         "spent": spent.model_dump() if spent else None,
         "shares": shares or None,
@@ -89,33 +76,10 @@ def summary(trials: list[TrialResult], result: TuningResult) -> dict[str, Any]:
             "trial": typical_s <= MOST_TRIAL_S if typical_s is not None and is_small else None,
             "search": None if spent is None else outside <= MOST_SHARE,
         },
+        "search_time_s": result.search_time_s,
         "disturbances": result.disturbances,
-        "trials": rows,
+        "trials": [trial.model_dump(include=kept) for trial in trials],
     }
-
-
-def row(trial: TrialResult) -> dict[str, Any]:
-    phases = trial.outcome.phases
-    return {
-        "number": trial.request.number,
-        "purpose": trial.request.purpose,
-        "status": trial.status,
-        "duration_s": trial.duration_s,
-        "overhead_s": trial.overhead_s,
-        "process_s": None if phases is None else trial.duration_s - sum(phases.model_dump().values()),
-        "phases": phases.model_dump() if phases else None,
-    }
-
-
-def told(document: dict[str, Any]) -> list[str]:
-    lines = [f"command line: {document['command_line']['wall_s']:.2f} s until its help is shown"]
-    if document["spent"] is not None:
-        starting = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in document["spent"]["starting"].items())
-        lines += [f"starting: {starting}", *(f"{share:6.1%} {what}" for what, share in document["shares"].items())]
-        lines.append(f"{document['outside_share']:.1%} outside of steps and checks (target: {MOST_SHARE:.0%})")
-    if document["trial_overhead_s"] is not None:
-        lines.append(f"{document['trial_overhead_s']:.2f} s a trial beside its steps (target: {MOST_TRIAL_S} s)")
-    return lines
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from measured_searches import told
+from measured_searches import find
 from provenance import RESULTS, provenance
 from searching.replay import suggested
 
@@ -45,7 +45,6 @@ from autotune.search.run import backend_of
 from autotune.space.knobs import MICRO_BATCH
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import TrialConverter
-from autotune.tuning_result import load
 from autotune.value import write_text
 from autotune.values.config import TrainConfig, knob_values
 from autotune.values.hardware import detect
@@ -137,20 +136,12 @@ def searched(name: str, way: str, seed: int, max_time: str) -> dict[str, Any]:
         return {"clock": clock, **child(name, clock, {"way": way, "seed": seed, "max_time": max_time})}
     options = [f"--{key}={v}" for key, value in words.items() for v in (value if isinstance(value, list) else [value])]
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
-        command = [sys.executable, "-m", "autotune", "find", *options, "--max-time", max_time, "--run-dir", str(run)]
-        done = subprocess.run(command, env=environment(device, clock, scratch), capture_output=True, text=True)
-        if done.returncode:
-            return {"clock": clock, "exit_code": done.returncode, "error": done.stderr[-500:]}
-        result = load(run / "best-config.json")
-    return {
-        "clock": clock,
-        **told(result),
-        "config": result.best.config.model_dump(mode="json"),
-        "tried": [row.config.model_dump(mode="json") for row in result.trials if row.purpose in ("baseline", "search")],
-        "spent": result.spent.parts if result.spent else {},
-        "progress": done.stderr.splitlines(),
-    }
+        own = environment(device, clock, scratch)
+        told, result = find([*options, "--max-time", max_time], Path(scratch), own)
+    if result is None:
+        return {"clock": clock, **told}
+    tried = [row.config.model_dump(mode="json") for row in result.trials if row.purpose in ("baseline", "search")]
+    return {"clock": clock, **told, "config": result.best.config.model_dump(mode="json"), "tried": tried}
 
 
 def shown(search: dict[str, Any]) -> str:
