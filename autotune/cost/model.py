@@ -145,9 +145,13 @@ class CostModel:
         surely = np.where(compiled, 0.5 * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
-    def gain_deviations(self, configs: Sequence[TrainConfig], reference: TrainConfig) -> Vector:
-        """Return standard deviations of the logarithms of the rates over that of `reference`, without noise."""
-        return self.corrections.time.predict([time_features(c) for c in configs], time_features(reference))[1]
+    def gain_spread(self, configs: Sequence[TrainConfig], reference: TrainConfig, *, together: bool = False) -> Vector:
+        """Return standard deviations of the logarithms of the rates over that of `reference`, without noise.
+
+        `together`: their covariances, (n, n).
+        """
+        rows, beside = [time_features(c) for c in configs], time_features(reference)
+        return self.corrections.time.predict(rows, beside, together=together)[1]
 
     def _counted(self, kind: TrainConfig, profile: Profile, micro_batches: Sequence[int]) -> Counted:
         """Return time and memory of micro-batches of one kind, uncorrected; counted now or before."""

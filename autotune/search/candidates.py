@@ -3,8 +3,8 @@
 By the cost model the next trial is the untried configuration with the largest expected improvement over the leader for
 each second that it is expected to take, times its chance to fit. Before a trial has completed, it is the one with the
 highest predicted throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the
-next choice. The search ends when all trials that it may still run together are expected to improve the rate by less
-than `WORTHWHILE_GAIN`.
+next choice. The search ends when the best of all trials that it may still run is expected to improve the rate by less
+than `WORTHWHILE_GAIN`. That is drawn from the joint posterior of the most promising, which share most of their errors.
 
 Without the cost model `proposals` come in the order of the space; when all are tried, TPE takes over (`sampler`).
 """
@@ -158,13 +158,18 @@ class Candidates:
         return next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
-        """Return the sum of the gains expected of the trials that may still run, summed until worthwhile."""
-        order, expected = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0), 0.0
-        for row in itertools.islice((row for row in order if is_open(self.ranked[row])), self._trials_left(history)):
-            expected += float(gains[row])
-            if expected >= WORTHWHILE_GAIN:
-                break
-        return expected
+        """Return the gain expected of the best of all trials that may still run, each of the most promising."""
+        order = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0)
+        rows = list(itertools.islice((row for row in order if is_open(self.ranked[row])), self._trials_left(history)))
+        alone = float(gains[rows].sum())
+        leader, rate = self._bar(history) if history.best() is not None else (None, 0.0)
+        if alone < WORTHWHILE_GAIN or leader is None:
+            return alone
+        covariances = self._model.gain_spread([self.ranked[row] for row in rows], leader, together=True)
+        random, chances = np.random.default_rng(0), (self._fits * self._trust(history))[rows]
+        drawn = random.multivariate_normal(np.log(self._rates[rows] / rate), covariances, size=1000)
+        drawn *= random.random(drawn.shape) < chances
+        return float(np.maximum(drawn.max(axis=1), 0.0).mean())
 
     def _trials_left(self, history: History) -> int:
         return max(1, self._plan.budget.max_trials + 1 - len(history.results))
@@ -254,16 +259,23 @@ class Candidates:
         fits, deviations, ranking = self._fits**2, self._predicted.log_deviation, history.ranking()
         if not ranking:
             return fits * self._rates * np.exp(0.5 * deviations), np.ones(len(self.ranked))
-        configs, rate = [r.request.config for r in ranking], history.rate(ranking[0])
-        rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
-        if not np.isnan(rates[0]):  # otherwise the rate that was measured is the bar
-            rate = float(np.nanmax(rates))
-            deviations = self._model.gain_deviations(self.ranked, configs[int(np.nanargmax(rates))])
+        leader, rate = self._bar(history)
+        if leader is not None:
+            deviations = self._model.gain_spread(self.ranked, leader)
         gains = np.log(self._rates / rate)
         scaled = gains / deviations  # in standard deviations; below, their density
         density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
         improvement = gains * below(scaled) + deviations * density
         return fits * improvement / self._trial_s(history), self._fits * improvement
+
+    def _bar(self, history: History) -> tuple[TrainConfig | None, float]:
+        """Return the fastest completed configuration by the model, and its rate; None: it can't predict the leader."""
+        ranking = history.ranking()
+        configs = [r.request.config for r in ranking]
+        rates = self._over_the_run(self._model.predict(configs).samples_per_second, configs)
+        if np.isnan(rates[0]):
+            return None, history.rate(ranking[0])
+        return configs[int(np.nanargmax(rates))], float(np.nanmax(rates))
 
 
 def _knobs(config: TrainConfig) -> set[tuple[str, object]]:

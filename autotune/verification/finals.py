@@ -215,7 +215,7 @@ class Finals:
                 whole_s += max(1.0, 8 / len(configs)) * budget.measure_time_s + step_s
             else:
                 steps_s = max(budget.when_measured_again["measure_steps"] * step_s, budget.measure_time_s / 4)
-                whole_s += min(steps_s, budget.measure_time_s + step_s)
+                whole_s += min(steps_s, math.ceil(budget.measure_time_s / step_s) * step_s)
         return whole_s + sum(map(self.setup_s, configs))
 
     def setup_s(self, config: TrainConfig) -> float:

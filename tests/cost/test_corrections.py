@@ -218,3 +218,13 @@ def test_a_configuration_does_not_differ_from_itself():
     difference, unsure = known.predict([features(8)], features(8))
     assert difference[0] == pytest.approx(0.0)
     assert unsure[0] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_errors_of_configurations_that_share_knobs_go_together():
+    known = process((features(8), 0.3), (features(4, optim="sgd"), 0.2))
+    rows, beside = [features(2), features(2, precision="bf16"), features(1, precision="bf16")], features(8)
+    together, alone = known.predict(rows, beside, together=True)[1], known.predict(rows, beside)[1]
+    assert np.diag(together) == pytest.approx(alone**2)
+    assert np.linalg.eigvalsh(together).min() > 0
+    correlation = together / np.outer(alone, alone)
+    assert 1 > correlation[1, 2] > correlation[0, 2] > 0

@@ -346,3 +346,19 @@ def test_a_search_goes_on_for_longer_where_more_trials_are_left_to_gain_somethin
         return len(search.run(search.as_predicted))
 
     assert tried(3) < tried(150)
+
+
+def test_what_configurations_gain_that_are_alike_counts_once():
+    space = make_space_file({"optim": ["adamw_torch_fused", "adamw_torch", "adafactor", "sgd"], "tf32": [True, False]})
+    search = Search(make_model(PROFILES), space=space)
+    for config in (search.plan.baseline, search.next()):
+        search.end(config, search.as_predicted(config))
+
+    def expected(most: int) -> float:
+        plan = search.plan.model_copy(update={"budget": search.plan.budget.limited(max_trials=1 + most)})
+        said = Candidates(search.model.observe(*search.history.results), plan).conclusion(
+            search.history, search.is_open
+        )
+        return float(re.search(r"expected to gain ([\d.]+)%", said)[1])
+
+    assert expected(1) < expected(6) < 0.7 * 6 * expected(1)

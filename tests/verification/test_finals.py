@@ -267,7 +267,7 @@ def test_expected_time_is_that_of_all_rounds_of_all_contenders_or_of_the_baselin
 
 
 # Steps: as many as may be measured in the time, or as the budget says.
-@pytest.mark.parametrize(("step_s", "steps"), [(2.0, 8.0 / 2.0 + 1), (0.1, 4 * 6)])
+@pytest.mark.parametrize(("step_s", "steps"), [(2.0, 4), (3.0, 3), (20.0, 1), (0.1, 4 * 6)])
 def test_expected_time_covers_a_trial_that_takes_all_its_steps(step_s, steps):
     """Start-up, the first step, what is discarded, and the measured steps."""
     measured = make_measurement(step_times_s=(step_s, step_s), startup_s=5.0, first_step_s=3.0)
