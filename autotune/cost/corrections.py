@@ -40,8 +40,12 @@ _MEMORY_PRIORS = {
 }
 _MEMORY_NOISE = 0.008
 
-# The one feature of time with more values than 0 and 1: the logarithm to base 16 of the micro-batch.
+# The feature of time that is a number: the logarithm to base 16 of the micro-batch.
 SIZE = "samples"
+
+# The value of a knob's feature where the knob can change little: adapters leave little to an optimizer, and 16-bit
+# precision few products of matrices to fp32.
+_SLIGHT = 0.1
 
 # Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
 # Surprising knobs: some devices emulate a precision, and a compiler or a way of running experts may be written for
@@ -87,11 +91,12 @@ def time_features(config: TrainConfig) -> dict[str, float]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _time_features(size: int, values: tuple[object, ...]) -> dict[str, float]:
-    features = {"all": 1.0, SIZE: math.log2(size) / 4}
-    for known, value in zip(_FEATURES.values(), values, strict=True):
-        feature = known.filled(known.knob.feature, value)
+    features, of = {"all": 1.0, SIZE: math.log2(size) / 4}, dict(zip(_FEATURES, values, strict=True))
+    slight = {"optim": of["adapter"] is not None, "tf32": of["precision"] != "fp32"}
+    for name, value in of.items():
+        feature = _FEATURES[name].filled(_FEATURES[name].knob.feature, value)
         if feature is not None:
-            features[feature] = 1.0
+            features[feature] = _SLIGHT if slight.get(name) else 1.0
     return features
 
 
@@ -347,7 +352,7 @@ def _names(rows: Sequence[Features]) -> list[str]:
 def _correlation(left: Vector, right: Vector) -> Vector:
     """Return the correlation of residuals, (left, right), by the micro-batch in the first column and other features."""
     ours, theirs = left[:, 1:], right[:, 1:]
-    different = np.maximum(ours.sum(axis=1)[:, None], theirs.sum(axis=1)) - ours @ theirs.T
+    different = np.maximum((ours**2).sum(axis=1)[:, None], (theirs**2).sum(axis=1)) - ours @ theirs.T
     doublings = 4.0 * np.abs(left[:, :1] - right[:, 0])
     # The logarithm falls by 0.5 with each knob that differs, and by 0.4 with each doubling of the micro-batch.
     correlation: Vector = np.exp(-0.5 * different - 0.4 * doublings)

@@ -103,6 +103,13 @@ def least_states(plan: SearchPlan, config: TrainConfig) -> float:
     return states_bytes(plan.facts.parameters, config, frozen=frozen)
 
 
+def micro_steps(plan: SearchPlan, config: TrainConfig) -> int:
+    """Return how many micro-steps a trial of the search runs in a step; their times tell that of the others."""
+    full = plan.workload.accumulation_steps(config)
+    most = SEARCH_ACCUMULATION + (not config.parallelism.is_single)
+    return full if plan.workload.runs_whole_steps(config) else min(full, most)
+
+
 def request_of(
     plan: SearchPlan,
     config: TrainConfig,
@@ -122,9 +129,8 @@ def request_of(
     Below `to_beat` samples/s it may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn
     with it, itself included; empty: it runs alone.
     """
-    full = plan.workload.accumulation_steps(config)
     is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
-    whole = is_compared or purpose is Purpose.LOSS_CHECK or plan.workload.runs_whole_steps(config)
+    whole = is_compared or purpose is Purpose.LOSS_CHECK
     limits = plan.budget.model_dump(include=set(Limits.model_fields))
     # 0.8, 2 or 4.5 s by effort, and in finals 2, 5 or 11: hyperfine measures for 3 s at the least.
     limits["least_time_s"] = plan.budget.measure_time_s / (4 if is_compared else 10)
@@ -143,7 +149,7 @@ def request_of(
         config=config,
         workload=plan.workload,
         device=plan.hardware.device,
-        accumulation_steps=full if whole else min(full, SEARCH_ACCUMULATION + (not config.parallelism.is_single)),
+        accumulation_steps=plan.workload.accumulation_steps(config) if whole else micro_steps(plan, config),
         prediction=prediction,
         limits=Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **limits),
         task=task,

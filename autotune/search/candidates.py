@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Vector
-from autotune.planning.plan import SearchPlan, too_large
+from autotune.planning.plan import SearchPlan, micro_steps, too_large
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.training.arguments import building_device
@@ -80,6 +80,17 @@ class Candidates:
         if not any(r.measurement for r in compiled):  # one that was ended would have taken longer
             compile_s = max(compile_s, self._compile_s)
         return usual_s + compile_s * np.array([is_compiled(config) for config in self.ranked])
+
+    def _least_s(self, history: History) -> Vector:
+        """Return the seconds that a trial of each configuration needs: as long as others, or those of all its steps."""
+        plan, budget, workload = self._plan, self._plan.budget, self._plan.workload
+        shares = [micro_steps(plan, c) / workload.accumulation_steps(c) for c in self.ranked]
+        samples = [workload.samples_per_step(config) for config in self.ranked]
+        step_s = np.multiply(shares, samples) / self._predicted.samples_per_second
+        discarded = np.maximum(np.ceil(budget.discarded_s / step_s), budget.discarded_steps - 1)
+        measured = np.minimum(np.ceil(budget.measure_time_s / step_s), 6)  # see `StepTimer`
+        least_s: Vector = np.fmax(self._trial_s(history), (1 + discarded + measured) * step_s)
+        return least_s
 
     @property
     def has_all_predictions(self) -> bool:
@@ -148,8 +159,8 @@ class Candidates:
         scores, gains = self._trust(history) * np.stack(self._worth(history))
         with np.errstate(invalid="ignore"):
             possible = self._fits >= (0.1 if best is None else _FAIR_FIT)
-        if best is not None:
-            possible &= self._trial_s(history) <= left_s
+        if best is not None and math.isfinite(left_s):
+            possible &= self._least_s(history) <= left_s
         # The first two trials after the baseline run whatever is expected: predictions alone never end a search.
         is_early, gains = best is None or len(history.results) + known <= 2, np.where(possible, gains, 0.0)
         if not is_early and self._gain_of_the_rest(history, gains, is_open) < WORTHWHILE_GAIN:
@@ -176,7 +187,7 @@ class Candidates:
 
     def conclusion(self, history: History, is_open: Callable[[TrainConfig], bool], left_s: float = math.inf) -> str:
         """Return which configurations are left untried when none is worth a trial, or has time for one."""
-        gains, trial_s, left = self._worth(history)[1], self._trial_s(history), self._trials_left(history)
+        gains, trial_s, left = self._worth(history)[1], self._least_s(history), self._trials_left(history)
         with np.errstate(invalid="ignore"):
             may_fit = self._predicted.least_bytes <= self._budget_bytes
             worthwhile, fits = gains >= self._fits * WORTHWHILE_GAIN / left, self._fits >= _FAIR_FIT
@@ -191,7 +202,7 @@ class Candidates:
             more = "1 more trial is" if min(others, left) == 1 else f"{min(others, left)} more trials are"
             parts = [f"{others:,} configurations are left untried; {more} expected to gain {expected:.1%} at most"]
         if late:
-            took = f"compiling is expected to take {show_time(max(trial_s[late]))}"
+            took = f"a trial is expected to take {show_time(max(trial_s[late]))}"
             parts.append(f"{len(late):,} were not tried as {took}: a longer --max-time tries them")
         if risky:
             first = max(risky, key=lambda row: float(self._rates[row]))

@@ -21,6 +21,7 @@ from autotune.cost.corrections import (
 from autotune.cost.memory import Components
 from autotune.units import GIB
 from autotune.values.estimate import Timings
+from autotune.values.techniques import LoraAdapter
 
 MIB = 1 << 20
 FRAMEWORK = (500.0 * MIB, 200.0 * MIB)
@@ -228,3 +229,14 @@ def test_the_errors_of_configurations_that_share_knobs_go_together():
     assert np.linalg.eigvalsh(together).min() > 0
     correlation = together / np.outer(alone, alone)
     assert 1 > correlation[1, 2] > correlation[0, 2] > 0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "other"),
+    [({"adapter": LoraAdapter()}, {"optim": "adafactor"}), ({"precision": "bf16"}, {"tf32": True})],
+)
+def test_a_knob_that_can_change_little_is_not_expected_to(knobs, other):
+    known = process((features(8, **knobs), 0.1), (features(8), 0.0))
+    little = known.predict([features(8, **knobs, **other)], features(8, **knobs))[1]
+    much = known.predict([features(8, **other)], features(8))[1]
+    assert 0 < little[0] < much[0] / 4

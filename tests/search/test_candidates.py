@@ -20,7 +20,7 @@ from factories import (
     make_space_file,
 )
 from predicted_space import GB, PROFILES, SPACE, make_model_of
-from profiles import make_model
+from profiles import make_model, make_rates
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
@@ -87,8 +87,20 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     early = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
-    assert "as compiling is expected to take" in early.candidates.conclusion(early.history, early.is_open, 5.0)
+    assert "as a trial is expected to take" in early.candidates.conclusion(early.history, early.is_open, 5.0)
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
+
+
+def test_a_trial_of_long_steps_is_not_begun_where_only_short_ones_have_time_for_theirs():
+    slow = make_rates(matmul_flops={"fp32": 3e6, "bf16": 1.2e7}, launch_s=0.6)
+    search = Search(make_model(PROFILES, rates=slow))
+    search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
+    steps_s = search.model.estimate(BEST).step_time_s
+    assert search.candidates.next(search.history, search.is_open, left_s=7 * steps_s) == BEST
+    shorter = search.candidates.next(search.history, search.is_open, left_s=2.9 * steps_s)
+    assert shorter is not None
+    assert shorter.per_device_train_batch_size < 16
+    assert search.plan.workload.accumulation_steps(shorter) > 2
 
 
 def test_what_is_left_where_trials_end_early_is_counted_and_its_most_promising_named():
