@@ -77,7 +77,10 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             switch(module, *args, **kwargs)
             self._count_checkpoints(module)
 
-        plain = (m for n, m in model.named_modules() if type(m).forward in _PLAIN and not is_new_weight(f"{n}."))
+        own = (
+            (n, m) for n, m in model.named_modules() if "forward" not in vars(m)
+        )  # a chunked loss's head puts out none
+        plain = (m for n, m in own if type(m).forward in _PLAIN and not is_new_weight(f"{n}."))
         if (layer := next(plain, None)) is not None:  # the model's own: peft keeps an adapter's in fp32
             self._hooks.enter_context(layer.register_forward_hook(put_out))
         self._count_checkpoints(model)

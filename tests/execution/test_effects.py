@@ -145,16 +145,25 @@ def checkpointing() -> dict[str, Any]:
     return {name if hasattr(TrainingArguments, name) else "gradient_checkpointing": True}
 
 
-@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+@pytest.mark.parametrize(
+    ("quantization", "more", "told"),
+    [
+        ("nf4", {"precision": "pure_bf16"}, "layer outputs bfloat16"),
+        ("int8", {"precision": "pure_bf16"}, "layer outputs bfloat16"),
+        ("nf4", {"precision": "bf16", "chunked_loss": True}, "layer outputs autocast on"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
-def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precision(train, bench, quantization):
-    """peft keeps an adapter's weights in fp32, and packed layers put out what they are given."""
-    request = bench.request(config={"adapter": {}, "quantization": quantization, "precision": "pure_bf16"})
+def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precision(
+    train, bench, quantization, more, told
+):
+    """peft keeps an adapter's weights in fp32, packed layers put out their input's dtype, as a chunked loss's head."""
+    request = bench.request(config={"adapter": {}, "quantization": quantization, **more})
     mapping = training_plan(request.config, request.workload, detect("cpu"))
     spec, task = request.workload.model, request.workload.task
     model = build_model(spec, task, device="cpu", quantization=mapping.quantization, **mapping.model)
-    seen = train(request.config, model=prepare_model(model, mapping.adapter, request.config))
-    assert seen["precision"].endswith("layer outputs bfloat16")
+    model = prepare_model(model, mapping.adapter, request.config)
+    assert train(request.config, model=model, bf16=more["precision"] == "bf16")["precision"].endswith(told)
 
 
 def test_layers_with_a_forward_of_their_own_do_not_tell_the_precision(train):
