@@ -12,9 +12,9 @@ import secrets
 import select
 import stat
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 
 class Value(BaseModel):
@@ -25,15 +25,6 @@ class Value(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
-
-    retired: ClassVar[frozenset[str]] = frozenset()  # fields of files written before, which are passed over
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_retired(cls, fields: Any) -> Any:
-        if cls.retired and isinstance(fields, dict):
-            return {name: value for name, value in fields.items() if name not in cls.retired}
-        return fields
 
     def digest(self, *, leave_out: frozenset[str] = frozenset()) -> str:
         """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""

@@ -146,10 +146,7 @@ class CostModel:
         return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
 
     def gain_spread(self, configs: Sequence[TrainConfig], reference: TrainConfig, *, together: bool = False) -> Vector:
-        """Return standard deviations of the logarithms of the rates over that of `reference`, without noise.
-
-        `together`: their covariances, (n, n).
-        """
+        """Return deviations of the rates' logarithms over that of `reference`, or, `together`, covariances (n, n)."""
         rows, beside = [time_features(c) for c in configs], time_features(reference)
         return self.corrections.time.predict(rows, beside, together=together)[1]
 

@@ -146,8 +146,6 @@ class Generation(Value):
 class Profile(Value):
     """All that the cost model knows of a family and an input shape."""
 
-    retired = frozenset({"attention", "traced_by"})
-
     family: Family
     parameters: tuple[ParameterGroup, ...]
     order: tuple[int, ...] = Field(repr=False, description="of each, as it is made, its position in `parameters`")

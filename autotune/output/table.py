@@ -138,7 +138,7 @@ def verdict_line(result: ResultData) -> str:
 
 def _why_kept(result: ResultData) -> str:
     """Return why the baseline is kept: by how much the others may be faster at most, if trials could tell."""
-    if result.challenger is None:  # nothing came near the baseline or stood the finals, or an older version wrote it
+    if result.challenger is None:  # nothing came near the baseline or stood the finals
         return "nothing tried is clearly faster than your baseline; the baseline is kept"
     if (bound := result.challenger.bound) is None:
         return (

@@ -134,8 +134,6 @@ class WorkloadOptions(Value):
 class SearchOptions(WorkloadOptions):
     """The options of `autotune find` and `autotune.find`."""
 
-    retired = frozenset({"wait"})
-
     data: Name | None = option(MODEL, "JSONL, CSV, Parquet or text; default: synthetic.")
     text_field: str | None = option(MODEL, "Column of --data that holds the text.")
     reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")

@@ -133,8 +133,6 @@ class TrialConverter:
 class Identity(Value):
     """By it the record knows a run directory, whatever the directory is called."""
 
-    retired = frozenset({"host"})
-
     id: str
     started: str  # UTC, ISO 8601
 

@@ -32,8 +32,6 @@ POWER_CAP = "power cap"
 class Conditions(Value):
     """The machine while a trial's steps were measured. None: can't be read."""
 
-    retired = frozenset({"waited_share", "clock_mhz", "max_clock_mhz"})
-
     others_share: float | None = None  # share of the time of the trial's cores that other processes used
     stolen_share: float | None = None  # share of these cores' time that a hypervisor took
     throttled: dict[str, float] = Field(default_factory=dict)  # GPU: share of samples in which it was, by reason

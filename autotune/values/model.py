@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -96,8 +96,6 @@ HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})  # kernels from the hub
 
 class ModelFacts(Value):
     """Properties of a model for one task, read from its classes and its instance on the meta device."""
-
-    retired: ClassVar[frozenset[str]] = frozenset({"probes", "not_probed", "vision_parameters"})
 
     task: Task
     parameters: int  # number of parameters, tied ones counted once

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from autotune.units import show_rate
 from autotune.value import Value, save_bytes
@@ -88,8 +88,6 @@ class Compilation(Value):
 class TrialRow(Value):
     """One trial, or a configuration that was refused without one."""
 
-    retired: ClassVar[frozenset[str]] = frozenset({"depths"})
-
     number: int | None  # None: refused without a trial
     purpose: Purpose | None = None  # None: refused without a trial
     config: TrainConfig
@@ -149,8 +147,6 @@ def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:
 class ResultData(Value):
     """The result of a search, as data."""
 
-    retired: ClassVar[frozenset[str]] = frozenset({"probed"})
-
     schema_version: Literal[1] = SCHEMA_VERSION
     autotune_version: str
     verdict: Verdict
@@ -158,7 +154,7 @@ class ResultData(Value):
     facts: ModelFacts
     hardware: Hardware
     # The memory budget, of each device.
-    memory_bytes: int = Field(validation_alias=AliasChoices("memory_bytes", "memory_budget_bytes"))
+    memory_bytes: int
     allowance: Allowance
     baseline: Contender
     baseline_cause: str | None = Field(default=None, description="why the baseline has no measurement")
@@ -182,7 +178,7 @@ class ResultData(Value):
     notes: tuple[str, ...] = Field(default=(), description="lines for the user")
     disturbances: tuple[str, ...] = Field(default=(), description="disturbances of the trials, a line each")
     search_time_s: float
-    spent: Spent | None = Field(default=None, description="where the time went; None: recorded by an older version")
+    spent: Spent | None = Field(default=None, description="where the time went; None: not recorded")
 
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""

@@ -20,8 +20,6 @@ command_began: ContextVar[float | None] = ContextVar("command_began", default=No
 class Spent(Value):
     """Seconds of a search by kind of work; they sum up to `total_s`."""
 
-    retired = frozenset({"overhead_per_trial_s"})
-
     # Before the first trial: planning, launching (imports), tracing, measuring operators ...
     starting: dict[str, float] = Field(default_factory=dict)
     first_steps_s: float  # each trial's first step, compilation included

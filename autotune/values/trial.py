@@ -177,7 +177,7 @@ class Measurement(Value):
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = None  # result of a soak
     curve: LossCurve | None = None  # result of a loss run
-    phases: Phases | None = None  # None: recorded by an older version
+    phases: Phases | None = None  # None: not timed
     conditions: Conditions | None = None  # disturbances during the measured steps
 
     @property

@@ -16,7 +16,6 @@ from autotune.values.conditions import Conditions, other_processes, throttle_rea
     ("found", "lines"),
     [
         ({"others_share": 0.01, "stolen_share": 0.0, "temperature_c": 60}, ()),
-        ({"waited_share": 0.4, "clock_mhz": 900, "max_clock_mhz": 1980}, ()),  # of files written before
         ({"others_share": 0.31}, ("other processes took 31% of the cores' time while it was measured",)),
         ({"stolen_share": 0.07}, ("the hypervisor took 7% of the cores' time while it was measured",)),
         (

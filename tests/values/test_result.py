@@ -28,13 +28,6 @@ def test_trials_that_explain_have_numbers_of_their_own_and_a_failure_its_cause_a
     assert not row.is_compared
 
 
-def test_a_line_written_before_is_read():
-    written = TrialRow.of(make_result()).model_dump(mode="json")
-    for name in ("interval", "tokens_per_second", "duration_s", "ended_s"):
-        del written[name]
-    assert TrialRow.model_validate({**written, "depths": None}).duration_s is None
-
-
 def part(ratio: float | None, half: float | None = None, basis: str = "in turn") -> Contribution:
     return make_contribution("tf32", ratio, basis, interval=around(ratio, half))
 
