@@ -77,11 +77,10 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             switch(module, *args, **kwargs)
             self._count_checkpoints(module)
 
-        own = (
-            (n, m) for n, m in model.named_modules() if "forward" not in vars(m)
-        )  # a chunked loss's head puts out none
+        # The model's own, as peft keeps an adapter's in fp32; a head with an own forward leaves logits to its loss.
+        own = ((n, m) for n, m in model.named_modules() if "forward" not in vars(m))
         plain = (m for n, m in own if type(m).forward in _PLAIN and not is_new_weight(f"{n}."))
-        if (layer := next(plain, None)) is not None:  # the model's own: peft keeps an adapter's in fp32
+        if (layer := next(plain, None)) is not None:
             self._hooks.enter_context(layer.register_forward_hook(put_out))
         self._count_checkpoints(model)
         # TRL switches checkpointing off while it generates, and on again with another function.

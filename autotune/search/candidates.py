@@ -178,7 +178,7 @@ class Candidates:
             return alone
         covariances = self._model.gain_spread([self.ranked[row] for row in rows], leader, together=True)
         random, chances = np.random.default_rng(0), (self._fits * self._trust(history))[rows]
-        drawn = random.multivariate_normal(np.log(self._rates[rows] / rate), covariances, size=1000)
+        drawn = random.multivariate_normal(np.log(self._rates[rows] / rate), covariances, 1000, check_valid="ignore")
         drawn *= random.random(drawn.shape) < chances
         return float(np.maximum(drawn.max(axis=1), 0.0).mean())
 
