@@ -169,18 +169,23 @@ class Candidates:
         return next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
-        """Return the gain expected of the best of all trials that may still run, each of the most promising."""
+        """Return the gain expected of the best of all trials that may still run, of as many as make it worthwhile."""
         order = (row for row in np.argsort(-gains, kind="stable").tolist() if gains[row] > 0)
-        rows = list(itertools.islice((row for row in order if is_open(self.ranked[row])), self._trials_left(history)))
-        alone = float(gains[rows].sum())
+        opened, rows, expected = (row for row in order if is_open(self.ranked[row])), list[int](), 0.0
         leader, rate = self._bar(history) if history.best() is not None else (None, 0.0)
-        if alone < WORTHWHILE_GAIN or leader is None:
-            return alone
-        covariances = self._model.gain_spread([self.ranked[row] for row in rows], leader, together=True)
-        random, chances = np.random.default_rng(0), (self._fits * self._trust(history))[rows]
-        drawn = random.multivariate_normal(np.log(self._rates[rows] / rate), covariances, 1000, check_valid="ignore")
-        drawn *= random.random(drawn.shape) < chances
-        return float(np.maximum(drawn.max(axis=1), 0.0).mean())
+        random, chances, left = np.random.default_rng(0), self._fits * self._trust(history), self._trials_left(history)
+        for most in (min(3, left), left):  # three often suffice
+            rows += itertools.islice(opened, most - len(rows))
+            expected = float(gains[rows].sum())
+            if expected >= WORTHWHILE_GAIN and leader is not None:
+                covariances = self._model.gain_spread([self.ranked[row] for row in rows], leader, together=True)
+                means = np.log(self._rates[rows] / rate)
+                drawn = random.multivariate_normal(means, covariances, size=1000, check_valid="ignore")
+                drawn *= random.random(drawn.shape) < chances[rows]
+                expected = float(np.maximum(drawn.max(axis=1), 0.0).mean())
+            if expected >= WORTHWHILE_GAIN:
+                break
+        return expected
 
     def _trials_left(self, history: History) -> int:
         return max(1, self._plan.budget.max_trials + 1 - len(history.results))

@@ -373,4 +373,4 @@ def test_what_configurations_gain_that_are_alike_counts_once():
         )
         return float(re.search(r"expected to gain ([\d.]+)%", said)[1])
 
-    assert expected(1) < expected(6) < 0.7 * 6 * expected(1)
+    assert expected(1) < expected(3) < 0.8 * 3 * expected(1)
