@@ -274,10 +274,7 @@ class Process:
     def predict(
         self, features: Sequence[Features], reference: Features | None = None, *, together: bool = False
     ) -> tuple[Vector, Vector]:
-        """Return expected values, over that of a `reference`, and their standard deviations without noise.
-
-        `together`: their covariances, (n, n), in place of the deviations.
-        """
+        """Return expected values over those of a `reference`, and deviations or, `together`, covariances of errors."""
         # Configurations share few objects (`time_features`), each of which is looked at once.
         ids = np.fromiter(map(id, features), dtype=np.int64, count=len(features))
         _, firsts, again = np.unique(ids, return_index=True, return_inverse=True)
