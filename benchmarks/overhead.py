@@ -7,8 +7,7 @@ in the launcher), describing and tracing the model; of each trial its process, m
 warm-up, measured steps and end; and what lies between trials. The targets: a trial after the first takes at most 1 s
 beside its steps (models under 100M parameters), and at most 15 % of a search lie outside of steps and checks.
 
-On a busy machine everything takes longer. So each overhead is also given as it would be on a free core: less the share
-of its time that the training thread of the same trial was seen waiting for one. The last line is the result as JSON.
+The last line is the result as JSON.
 """
 
 from __future__ import annotations
