@@ -230,7 +230,7 @@ class Scales(NamedTuple):
 
 
 # The grid of scales, and those expected before anything is observed: log-normal, with a standard deviation of 1.
-# Equal trials of small models differ by 2 % on an H200 and by 10 % on a processor; those of large models by less.
+# Equal trials of small models differ by 2 to 6 % on an H200 and by 10 % on a processor.
 _SIZES = (0.005, 0.015, 0.04, 0.1, 0.25)
 _GRID = (_SIZES, _SIZES, (1.0, 3.0, 8.0))
 EXPECTED = Scales(0.08, 0.04, 1.0)
