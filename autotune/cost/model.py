@@ -136,14 +136,15 @@ class CostModel:
         needed[known] = allocated[known] * factors + outside[known]
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
-        mean, deviation = self.corrections.log_time([time_features(c) for c in configs])
+        mean, deviation = np.full(count, np.nan), np.full(count, np.nan)
+        mean[known], deviation[known] = self.corrections.log_time([time_features(configs[i]) for i in known])
         together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
         # A compiler may save most of the activations, or take three times as many: a configuration that is predicted at
         # more than twice the budget isn't tried on the chance that it saves so much.
         surely = np.where(compiled, 0.5 * needed, 0.0)
-        return Predictions(samples / (seconds * np.exp(mean)), np.array(deviation), needed, unsure, surely)
+        return Predictions(samples / (seconds * np.exp(mean)), deviation, needed, unsure, surely)
 
     def gain_spread(self, configs: Sequence[TrainConfig], reference: TrainConfig, *, together: bool = False) -> Vector:
         """Return deviations of the rates' logarithms over that of `reference`, or, `together`, covariances (n, n)."""
@@ -293,10 +294,10 @@ class CostModel:
             return None
         # Another seed is the same work: its measurement takes the place of the earlier one.
         key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
-        parts, unused = self._peak(config, profile, None)
         beyond = communicators_bytes(self.hardware, config.parallelism)
         if measured is None:
             assert isinstance(failure, Failure)
+            parts, unused = self._peak(config, profile, None)
             # Without warning a bit more than the budget was needed, or as much as was seen of a process beyond it.
             needed = 1.01 * result.request.limits.memory_bytes
             if failure.memory is not None and failure.memory.is_known:
@@ -309,18 +310,21 @@ class CostModel:
                 return None
             seen = {quantity: ratio}
             return Observation(key=key, memory_features=features, memory=seen, time_features={}, log_time=None)
-        reserved = parts.allocated + unused
-        took = measured.memory
-        ratios = {"device": (took.peak_bytes - (parts.paged + beyond)) / reserved} if took.is_known else {}
-        if took.allocated_bytes is not None:
-            ratios["allocated"] = took.allocated_bytes / parts.allocated
-        if took.reserved_bytes is not None:
-            ratios["reserved"] = took.reserved_bytes / reserved
+        took, features, ratios = measured.memory, dict[str, float](), dict[str, float]()
+        if took.is_known:
+            parts, unused = self._peak(config, profile, None)
+            features = memory_features(parts, unused, compiled=is_compiled(config))
+            reserved = parts.allocated + unused
+            ratios["device"] = (took.peak_bytes - (parts.paged + beyond)) / reserved
+            if took.allocated_bytes is not None:
+                ratios["allocated"] = took.allocated_bytes / parts.allocated
+            if took.reserved_bytes is not None:
+                ratios["reserved"] = took.reserved_bytes / reserved
         seconds = self._counted(config, profile, [config.per_device_train_batch_size]).seconds
         measured_s = self.workload.samples_per_step(config) / measured.samples_per_second
         return Observation(
             key=key,
-            memory_features=memory_features(parts, unused, compiled=is_compiled(config)),
+            memory_features=features,
             memory=ratios,
             time_features=time_features(config),
             log_time=math.log(measured_s / float(seconds[0])),

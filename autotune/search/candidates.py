@@ -277,7 +277,9 @@ class Candidates:
             return fits * self._rates * np.exp(0.5 * deviations), np.ones(len(self.ranked))
         leader, rate = self._bar(history)
         if leader is not None:
-            deviations = self._model.gain_spread(self.ranked, leader)
+            known = np.flatnonzero(~np.isnan(self._rates)).tolist()
+            deviations = np.full(len(self.ranked), np.nan)
+            deviations[known] = self._model.gain_spread([self.ranked[row] for row in known], leader)
         gains = np.log(self._rates / rate)
         scaled = gains / deviations  # in standard deviations; below, their density
         density = np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)

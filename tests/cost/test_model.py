@@ -147,7 +147,8 @@ def test_an_unknown_family_has_no_prediction(model):
     assert model.profile(unknown) is None
     assert model.estimate(unknown) is None
     predicted = model.predict([make_config(), unknown])
-    for array in (predicted.samples_per_second, predicted.least_bytes, predicted.chance_to_fit(GIB)):
+    chances = predicted.chance_to_fit(GIB)
+    for array in (predicted.samples_per_second, predicted.log_deviation, predicted.least_bytes, chances):
         assert np.isnan(array).tolist() == [False, True]
     assert len(model.predict([]).samples_per_second) == 0
 
@@ -205,7 +206,7 @@ def test_observations_are_of_the_uncorrected_prediction_and_without_a_memory_of_
     assert model.observe(result).observation(result) == model.observation(result)
     unknown = result.outcome.model_copy(update={"memory": Memory()})
     found = model.observation(result.model_copy(update={"outcome": unknown}))
-    assert found.memory == {}
+    assert found.memory == found.memory_features == {}
     assert found.log_time == model.observation(result).log_time
 
 
