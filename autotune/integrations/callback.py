@@ -56,6 +56,7 @@ class Promise(Value):
     samples_per_second: float
     interval: Interval = Field(description="of 95 % for the next run, where it was confirmed")
     memory: Memory
+    mfu: float | None = Field(default=None, description="model FLOP utilisation, if known")
 
     def __str__(self) -> str:
         rate, interval = self.samples_per_second, self.interval
@@ -74,6 +75,8 @@ class Production(Value):
     steps: NonNegativeInt = Field(description="that count")
     samples_per_step: NonNegativeInt
     samples_per_second: float | None = Field(description="None: no step counts")
+    tokens_per_second: float | None = Field(default=None, description="if samples are as long as the search's")
+    mfu: float | None = Field(default=None, description="model FLOP utilisation, likewise; None: the promise has none")
     data_wait_share: float | None = None
     memory: Memory = Field(description="peak of the whole training; of the whole process on a CPU")
     reasons: tuple[str, ...] = Field(default=(), description="why it may differ from the promise")
@@ -82,7 +85,11 @@ class Production(Value):
         promise, rate = self.promise, self.samples_per_second
         if rate is None:
             return f"too few steps to tell the throughput; promised: {promise} samples/s"
-        line = f"{show_rate(rate)} samples/s over {self.steps} steps, "
+        tokens, used = self.tokens_per_second, self.mfu
+        said = [f"{show_rate(tokens)} tokens/s"] if tokens is not None else []
+        said += [f"{used:.0%} MFU"] if used is not None else []
+        lengths = f" ({', '.join(said)} if samples are as long as the search's)" if said else ""
+        line = f"{show_rate(rate)} samples/s over {self.steps} steps{lengths}, "
         if promise.interval.low <= rate <= promise.interval.high:
             told = "as promised:" if promise.interval.is_narrow else "which can't be told from the promised"
             line += f"{told} {promise}"
@@ -118,7 +125,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             raise InputError("the result has no measurement of its best configuration to compare with")
         self._given_clock = clock
         rate, interval = measured.samples_per_second, measured.shown_interval
-        self._promise = Promise(samples_per_second=rate, interval=interval, memory=measured.memory)
+        mfu = self._result.best.mfu
+        self._promise = Promise(samples_per_second=rate, interval=interval, memory=measured.memory, mfu=mfu)
         self.report: Production | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -207,6 +215,10 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
             allocated, reserved = cuda.max_memory_allocated(args.device), cuda.max_memory_reserved(args.device)
             memory = Memory(allocated_bytes=allocated, reserved_bytes=reserved)
+        rate, tokens = (
+            self._steps * samples / self._total_s if self._total_s else None,
+            result.workload.tokens_per_sample,
+        )
         return Production(
             when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=result.workload.model.name,
@@ -214,7 +226,9 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             promise=promise,
             steps=self._steps,
             samples_per_step=samples,
-            samples_per_second=self._steps * samples / self._total_s if self._total_s else None,
+            samples_per_second=rate,
+            tokens_per_second=rate * tokens if rate and tokens else None,
+            mfu=promise.mfu * rate / promise.samples_per_second if rate and promise.mfu else None,
             data_wait_share=share,
             memory=memory,
             reasons=(*reasons, *self._watch.conditions().warnings()),

@@ -114,12 +114,14 @@ def _against(result: ResultData) -> list[Row]:
         "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",
         "waiting for data": lambda m: None if m.data_wait_share is None else f"{m.data_wait_share:.1%} of a step",
     }
+    used = [None if contender.mfu is None else f"{contender.mfu:.0%}" for contender in sides.values()]
     measured = [contender.measurement for contender in sides.values()]
     found = [(name, *("–" if m is None else shown(m) or "–" for m in measured)) for name, shown in figures.items()]
     return [
         ("", *sides),
         ("x baseline", *(times_baseline(result, c) or "–" for c in sides.values())),
         *(row for row in found if any(cell != "–" for cell in row[1:])),
+        *([("model FLOP utilisation (MFU)", *(cell or "–" for cell in used))] if any(used) else ()),
         ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides.values())),
         ("configuration", *(show_config(c.config) for c in sides.values())),
     ]

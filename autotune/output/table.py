@@ -48,7 +48,10 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
     rows += [_row(result, "runner-up", c) for c in result.runners_up]
     names = ("", "x baseline", "samples/s", "peak memory", "what changes")
     table = table_of(names, rows, right=names[1:4], box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    sides = {"baseline" if same else "winner": result.best, "baseline": result.baseline}
+    speeds = [f"{label} {said}" for label, contender in sides.items() if (said := _speed(contender))]
     lines, notes = remarks(result)
+    lines = [*filter(None, ["; ".join(speeds)]), *lines]
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
@@ -190,6 +193,14 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
     )
+
+
+def _speed(contender: Contender) -> str:
+    """Return tokens a second and the model FLOP utilisation, as far as they are known."""
+    measured, used = contender.measurement, contender.mfu
+    tokens = measured is not None and measured.tokens_per_second is not None
+    said = [f"{shown_rate(measured, contender.correction, tokens=True)} tokens/s"] if measured and tokens else []
+    return ", ".join([*said, f"{used:.0%} MFU"] if used is not None else said)
 
 
 def times_baseline(result: ResultData, contender: Contender) -> str:

@@ -115,7 +115,7 @@ class Candidates:
         if (estimate := self._model.estimate(config)) is None:
             return None
         peak_bytes = max(0, estimate.memory.device_peak_bytes)
-        return Prediction(samples_per_second=estimate.samples_per_second, peak_bytes=peak_bytes)
+        return Prediction(samples_per_second=estimate.samples_per_second, peak_bytes=peak_bytes, mfu=estimate.mfu)
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return how a configuration surely exceeds the memory of device or host, or None."""

@@ -56,6 +56,7 @@ class Contender(Value):
     # Factor on the rate of one that was measured once, to compare it with those measured again: the machine's speed has
     # changed since, and the fastest of many is likely to have been lucky.
     correction: float = 1.0
+    mfu: float | None = Field(default=None, description="model FLOP utilisation at the measured rate, if known")
 
     @property
     def allowance(self) -> Allowance:
@@ -133,9 +134,9 @@ class TrialRow(Value):
         return self.purpose in usual and self.samples_per_second is not None
 
 
-def shown_rate(measured: Measurement, correction: float = 1.0) -> str:
-    """Return samples per second: two digits and 'about' if corrected, or if the interval is too wide to be shown."""
-    rate = measured.samples_per_second * correction
+def shown_rate(measured: Measurement, correction: float = 1.0, *, tokens: bool = False) -> str:
+    """Return samples or tokens a second: two digits and 'about' if corrected, or if the interval is too wide."""
+    rate = (measured.tokens_per_second or 0.0 if tokens else measured.samples_per_second) * correction
     is_sure = correction == 1.0 and measured.shown_interval.is_narrow
     return show_rate(rate) if is_sure else f"about {show_rate(float(f'{rate:.2g}'))}"
 

@@ -76,6 +76,11 @@ class Prediction(Value):
 
     samples_per_second: float
     peak_bytes: int  # peak memory, as compared with the memory budget
+    mfu: float | None = Field(default=None, description="model FLOP utilisation; None: the device's peak isn't known")
+
+    def mfu_at(self, samples_per_second: float) -> float | None:
+        """Return the model FLOP utilisation at another rate than the predicted one."""
+        return None if self.mfu is None else self.mfu * samples_per_second / self.samples_per_second
 
 
 class TrialRequest(Value):

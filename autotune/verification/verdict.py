@@ -200,14 +200,17 @@ def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]
 
 
 def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainConfig, float]) -> Contender:
+    measured, trials = finals.measurement(config), finals.trials_of(config)
+    predicted = next((r.request.prediction for r in trials if r.request.prediction is not None), None)
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
-        measurement=finals.measurement(config),
-        trials=tuple(r.request.number for r in finals.trials_of(config)),
+        measurement=measured,
+        trials=tuple(r.request.number for r in trials),
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
         correction=corrections.get(config, 1.0),
+        mfu=predicted.mfu_at(measured.samples_per_second) if predicted and measured else None,
     )
 
 

@@ -68,6 +68,7 @@ def test_a_training_says_at_its_end_how_fast_it_was(path, tmp_path, capfd):
     assert report.steps == 12 - DISCARDED_STEPS - 1  # and the last
     assert report.samples_per_step == 2
     assert report.samples_per_second > 0
+    assert report.tokens_per_second == pytest.approx(128 * report.samples_per_second)
     assert 0 <= report.data_wait_share < 1
     assert report.memory.resident_bytes > 0
     assert "samples a step: 2 (promised 16)" in report.reasons
@@ -191,6 +192,9 @@ ENDLESS = make_promise(interval=Interval(low=0.0, high=math.inf))
     ("seen", "said"),
     [
         (make_production(97.0, reasons=REASONS), f"97 {STEPS} as promised: {PROMISED}"),
+        (make_production(97.0, tokens_per_second=49_664.0, mfu=0.415),
+         f"97 samples/s over 40 steps (49,664 tokens/s, 42% MFU if samples are as long as the search's), as promised: "
+         f"{PROMISED}"),
         (make_production(80.0, reasons=REASONS), f"80 {STEPS} 0.80 times the promised {PROMISED}: {SEEN}"),
         (make_production(80.0), f"80 {STEPS} 0.80 times the promised {PROMISED}: {NO_REASON}"),
         (make_production(130.0, reasons=REASONS), f"130 {STEPS} 1.30 times the promised {PROMISED}"),
@@ -200,7 +204,7 @@ ENDLESS = make_promise(interval=Interval(low=0.0, high=math.inf))
          "peak 4.00 GiB reserved (promised 3.00 GiB)"),
         (make_production(100.0, memory=Memory(resident_bytes=GIB)), f"100 {STEPS} as promised: {PROMISED}"),
     ],
-    ids=["within", "below", "no reason", "above", "too few", "endless", "device", "host"],
+    ids=["within", "in tokens", "below", "no reason", "above", "too few", "endless", "device", "host"],
 )  # fmt: skip
 def test_its_line(seen, said):
     assert str(seen) == said

@@ -119,6 +119,12 @@ def test_errors_of_predictions_are_shares_of_the_measured(report):
     assert accuracy(report.model_copy(update={"trials": ()})) == []
 
 
+def test_baseline_and_winner_have_the_share_of_the_device_that_they_use_by_the_measured_rate(text):
+    row = re.search(r"model FLOP utilisation \(MFU\)</t[dh]>\s*<td[^>]*>(\d+%)</td>\s*<td[^>]*>(\d+%)</td>", text)
+    assert row is not None
+    assert row.groups() == ("10%", "20%")
+
+
 def test_the_longest_kind_of_work_comes_first(report):
     parts = ("first_steps_s", "warm_up_s", "measured_s", "checks_s", "trials_overhead_s", "lost_s", "own_s")
     nothing = Spent(**dict.fromkeys(parts, 0.0))

@@ -98,6 +98,22 @@ def test_a_bound_says_of_how_many_it_is():
     assert verdict_line(unknown) == "nothing tried is clearly faster than your baseline; the baseline is kept"
 
 
+def test_tokens_and_how_much_of_the_device_is_used_stand_below_the_table_as_far_as_they_are_known():
+    result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)])
+
+    def told(tokens: float | None, mfu: float | None) -> list[str]:
+        measured = [make_measurement(rate, tokens_per_second=tokens and tokens * rate) for rate in (10.0, 15.0)]
+        base = result.baseline.model_copy(update={"measurement": measured[0]})
+        best = result.best.model_copy(update={"measurement": measured[1], "mfu": mfu})
+        lines = shown(result.model_copy(update={"baseline": base, "best": best}))
+        return [line for line in lines if "MFU" in line or "tokens/s" in line]
+
+    assert told(100.0, 0.576) == ["winner 1,500 tokens/s, 58% MFU; baseline 1,000 tokens/s"]
+    assert told(100.0, None) == ["winner 1,500 tokens/s; baseline 1,000 tokens/s"]
+    assert told(None, 0.576) == ["winner 58% MFU"]
+    assert told(None, None) == []
+
+
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
     result = answer(SEARCHED, [(BASE, noisy(10.0)), (BIG, WILD)])
     assert result.verdict == "undecided"
