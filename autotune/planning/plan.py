@@ -71,10 +71,16 @@ class SearchPlan(Problem):
         """The space bound to this plan, made once: it may be large."""
         return SearchSpace(self.space, self, effort=self.budget.effort)
 
+    @functools.cached_property
+    def affordable(self) -> list[TrainConfig]:
+        """The legal configurations that aren't `too_large`."""
+        return [config for config in self.search_space.legal if too_large(self, config) is None]
+
     def model_copy(self, **how: Any) -> Self:
         """Return a copy, which has a space of its own."""
         copied = super().model_copy(**how)
-        copied.__dict__.pop("search_space", None)
+        for own in ("search_space", "affordable"):
+            copied.__dict__.pop(own, None)
         return copied
 
 

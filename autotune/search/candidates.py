@@ -20,7 +20,7 @@ import numpy as np
 
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Vector
-from autotune.planning.plan import SearchPlan, micro_steps, too_large
+from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.training.arguments import building_device
@@ -42,9 +42,8 @@ class Candidates:
 
     def __init__(self, model: CostModel, plan: SearchPlan) -> None:
         self._model, self._plan, self._budget_bytes = model, plan, plan.memory_bytes
-        legal, self._loadings = plan.search_space.legal, plan.search_space.loadings
-        self._usual = [config for config in legal if too_large(plan, config) is None]
-        self._too_large = len(legal) - len(self._usual)
+        self._usual, self._loadings = plan.affordable, plan.search_space.loadings
+        self._too_large = len(plan.search_space.legal) - len(self._usual)
         self.ranked = self._usual
 
     @functools.cached_property

@@ -72,9 +72,9 @@ def cost_model(
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
     """Refuse (NothingFitsError) a search in which nothing can fit; name the replacement of a baseline that can't."""
-    legal, reason = plan.search_space.legal, too_large(plan, plan.baseline)
+    reason = too_large(plan, plan.baseline)
     if model is None:
-        fits, lightest = reason is None or any(too_large(plan, config) is None for config in legal), None
+        fits, lightest = reason is None or bool(plan.affordable), None
     else:
         candidates = Candidates(model, plan)
         fits = candidates.may_fit or (reason is None and candidates.refusal(plan.baseline) is None)
@@ -194,7 +194,7 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     As time may end before all are traced, one family of each arithmetic and kind of adapter comes first, then those
     that differ from it in one thing, and so on.
     """
-    configs = [plan.baseline, *(c for c in plan.search_space.legal if too_large(plan, c) is None)]
+    configs = [plan.baseline, *plan.affordable]
     kinds: dict[object, TrainConfig] = {}
     for config in configs:
         kinds.setdefault(kind_of(config), config)
