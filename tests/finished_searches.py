@@ -123,7 +123,7 @@ def make_report(directory: Path, told: Callable[[TrialRequest], Outcome] = witho
 
 
 _WITHOUT_A_TRIAL = {
-    **dict.fromkeys(("purpose", "samples_per_second", "interval", "tokens_per_second", "peak_bytes", "prediction")),
+    **dict.fromkeys(("purpose", "samples_per_second", "interval", "peak_bytes", "prediction")),
     **dict.fromkeys(("duration_s", "ended_s")),
     "label": "",
     "status": TrialStatus.REJECTED,

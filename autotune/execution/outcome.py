@@ -181,13 +181,11 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
-    samples, tokens = request.workload.samples_per_step(request.config), request.workload.tokens_per_sample
-    rate = samples / statistics.fmean(step_times_s)
+    samples = request.workload.samples_per_step(request.config)
     return {
         "step_times_s": tuple(step_times_s),
-        "samples_per_second": rate,
+        "samples_per_second": samples / statistics.fmean(step_times_s),
         "samples_per_second_interval": rate_interval(list(step_times_s), samples),
-        "tokens_per_second": None if tokens is None else rate * tokens,
     }
 
 

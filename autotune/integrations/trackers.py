@@ -152,14 +152,14 @@ def run_of(plan: SearchPlan, result: TrialResult) -> Run:
         metrics["predicted_peak_memory_gib"] = prediction.peak_bytes / GIB
     measured = result.measurement
     mfu = prediction.mfu_at(measured.samples_per_second) if prediction and measured else None
-    return Run(f"trial-{request.number:04d}", request.number, config, metrics | _figures(measured, mfu))
+    return Run(f"trial-{request.number:04d}", request.number, config, metrics | _figures(plan, measured, mfu))
 
 
 def answer_of(plan: SearchPlan, result: ResultData) -> Run:
     """Return the run of the answer, which is another one after more trials."""
-    metrics = {"search_time_s": result.search_time_s, **_figures(result.best.measurement, result.best.mfu)}
+    metrics = {"search_time_s": result.search_time_s, **_figures(plan, result.best.measurement, result.best.mfu)}
     if result.baseline.measurement is not None:
-        baseline = _figures(result.baseline.measurement, result.baseline.mfu)
+        baseline = _figures(plan, result.baseline.measurement, result.baseline.mfu)
         names = ("samples_per_second", "tokens_per_second", "mfu")
         metrics |= {f"baseline_{name}": baseline[name] for name in names if name in baseline}
     if result.speedup is not None:
@@ -187,12 +187,19 @@ def _config(plan: SearchPlan, config: TrainConfig, purpose: str, status: str) ->
     }
 
 
-def _figures(measured: Measurement | None, mfu: float | None) -> dict[str, float]:
+_MEASURED = ("samples_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
+
+
+def _figures(plan: SearchPlan, measured: Measurement | None, mfu: float | None) -> dict[str, float]:
     if measured is None:
         return {}
-    names = ("samples_per_second", "tokens_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
-    figures = {"step_time_s": statistics.fmean(measured.step_times_s), "mfu": mfu}
-    figures |= {name: getattr(measured, name) for name in names}
+    tokens = plan.workload.tokens_per_sample
+    figures = {
+        "step_time_s": statistics.fmean(measured.step_times_s),
+        "tokens_per_second": measured.samples_per_second * tokens if tokens else None,
+        "mfu": mfu,
+        **{name: getattr(measured, name) for name in _MEASURED},
+    }
     if measured.memory.is_known:
         figures["peak_memory_gib"] = measured.memory.peak_bytes / GIB
     return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}

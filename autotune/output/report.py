@@ -97,18 +97,16 @@ def _against(result: ResultData) -> list[Row]:
         low, high = show_rate(m.shown_interval.low), show_rate(m.shown_interval.high)
         return shown_rate(m) + (" (± under 1 %)" if low == high else f" ({low} to {high})")
 
-    def tokens(m: Measurement) -> str | None:
-        return show_rate(m.tokens_per_second) if m.tokens_per_second and m.shown_interval.is_narrow else None
-
     def peak(m: Measurement) -> str | None:
         if not m.memory.is_known:
             return None
         share = m.memory.peak_bytes / result.memory_bytes
         return f"{show_memory(m.memory.peak_bytes)} ({'<1%' if share < 0.01 else f'{share:.0%}'} of the budget)"
 
+    tokens = result.workload.tokens_per_sample
     figures: dict[str, Callable[[Measurement], str | None]] = {
         "throughput, samples/s": rate,
-        "throughput, tokens/s": tokens,
+        "throughput, tokens/s": lambda m: shown_rate(m, tokens=tokens) if tokens else None,
         "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
         "peak memory": peak,
         "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",

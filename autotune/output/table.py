@@ -197,9 +197,10 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
 
 def _speed(contender: Contender) -> str:
     """Return tokens a second and the model FLOP utilisation, as far as they are known."""
-    measured, used = contender.measurement, contender.mfu
-    tokens = measured is not None and measured.tokens_per_second is not None
-    said = [f"{shown_rate(measured, contender.correction, tokens=True)} tokens/s"] if measured and tokens else []
+    measured, tokens, used, said = contender.measurement, contender.tokens_per_second, contender.mfu, list[str]()
+    if measured is not None and tokens is not None:
+        each = tokens / measured.samples_per_second
+        said.append(f"{shown_rate(measured, contender.correction, tokens=each)} tokens/s")
     return ", ".join([*said, f"{used:.0%} MFU"] if used is not None else said)
 
 

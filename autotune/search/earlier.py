@@ -160,12 +160,10 @@ def _at_speed(result: TrialResult, factor: float) -> TrialResult:
     """Return a trial as it would be on a machine `factor` times as fast."""
     if (measured := result.measurement) is None:
         return result
-    tokens = measured.tokens_per_second
     faster = {
         "step_times_s": tuple(step / factor for step in measured.step_times_s),
         "samples_per_second": measured.samples_per_second * factor,
         "samples_per_second_interval": measured.samples_per_second_interval.times(factor),
-        "tokens_per_second": None if tokens is None else tokens * factor,
         "first_step_s": measured.first_step_s / factor,
     }
     return result.model_copy(update={"outcome": measured.model_copy(update=faster)})

@@ -56,6 +56,7 @@ class Contender(Value):
     # Factor on the rate of one that was measured once, to compare it with those measured again: the machine's speed has
     # changed since, and the fastest of many is likely to have been lucky.
     correction: float = 1.0
+    tokens_per_second: float | None = Field(default=None, description="None: it isn't measured, or samples have none")
     mfu: float | None = Field(default=None, description="model FLOP utilisation at the measured rate, if known")
 
     @property
@@ -97,7 +98,6 @@ class TrialRow(Value):
     samples_per_second: float | None = None
     interval: Interval | None = None  # of the samples per second
     config_samples_per_second: float | None = None  # of its configuration: by the finals, or corrected to compare
-    tokens_per_second: float | None = None
     peak_bytes: int | None = None  # peak memory
     prediction: Prediction | None = None  # made before the trial ran
     duration_s: float | None = None
@@ -114,7 +114,6 @@ class TrialRow(Value):
             status=trial.status,
             samples_per_second=measured.samples_per_second if measured else None,
             interval=measured.shown_interval if measured else None,
-            tokens_per_second=measured.tokens_per_second if measured else None,
             peak_bytes=memory.peak_bytes if memory is not None and memory.is_known else None,
             prediction=trial.request.prediction,
             duration_s=trial.duration_s,
@@ -134,9 +133,9 @@ class TrialRow(Value):
         return self.purpose in usual and self.samples_per_second is not None
 
 
-def shown_rate(measured: Measurement, correction: float = 1.0, *, tokens: bool = False) -> str:
-    """Return samples or tokens a second: two digits and 'about' if corrected, or if the interval is too wide."""
-    rate = (measured.tokens_per_second or 0.0 if tokens else measured.samples_per_second) * correction
+def shown_rate(measured: Measurement, correction: float = 1.0, *, tokens: float = 1.0) -> str:
+    """Return samples per second, or tokens by those of a sample; two digits and 'about' if corrected or too unsure."""
+    rate = measured.samples_per_second * correction * tokens
     is_sure = correction == 1.0 and measured.shown_interval.is_narrow
     return show_rate(rate) if is_sure else f"about {show_rate(float(f'{rate:.2g}'))}"
 

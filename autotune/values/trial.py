@@ -170,7 +170,6 @@ class Measurement(Value):
     samples_per_second: float
     # Of the mean, by the spread of steps; in finals of the next run, by the spread of trials.
     samples_per_second_interval: Interval
-    tokens_per_second: float | None = None
     memory: Memory
     startup_s: float  # seconds from launch to the first training step
     first_step_s: float  # seconds of the first optimizer step, compilation included

@@ -235,7 +235,7 @@ class Finals:
         starts = self.trials(config) if self.plan.objective.run_samples is not None else self.trials_of(config)
         times, samples = tuple(t for m in measured for t in m.step_times_s), self.plan.workload.samples_per_step(config)
         rate = samples / statistics.fmean(times)
-        tokens, later = self.plan.workload.tokens_per_sample, DRIFT[self.plan.hardware.kind]
+        later = DRIFT[self.plan.hardware.kind]
         others = filter(None, (self._measured(c) for c in self.contenders() if c != config))
         sides = [[m.step_times_s for m in side] for side in (measured, *others)]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
@@ -249,7 +249,6 @@ class Finals:
                 "step_times_s": times,
                 "samples_per_second": rate,
                 "samples_per_second_interval": next_run,
-                "tokens_per_second": None if tokens is None else rate * tokens,
                 "first_step_s": max(r.measurement.first_step_s for r in starts if r.measurement),
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
                 "alloc_retries": max((m.alloc_retries for m in measured if m.alloc_retries is not None), default=None),

@@ -202,6 +202,7 @@ def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]
 def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainConfig, float]) -> Contender:
     measured, trials = finals.measurement(config), finals.trials_of(config)
     predicted = next((r.request.prediction for r in trials if r.request.prediction is not None), None)
+    rate, tokens = measured.samples_per_second if measured else None, finals.plan.workload.tokens_per_sample
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
@@ -210,7 +211,8 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
         correction=corrections.get(config, 1.0),
-        mfu=predicted.mfu_at(measured.samples_per_second) if predicted and measured else None,
+        tokens_per_second=rate * tokens if rate and tokens else None,
+        mfu=predicted.mfu_at(rate) if predicted and rate else None,
     )
 
 

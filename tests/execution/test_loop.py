@@ -90,7 +90,7 @@ def test_a_loop_is_measured_with_all_its_micro_batches(bench, run_own):
     assert "accumulating 4 times 2" in bench.log(result)
     assert measured.samples_per_second == pytest.approx(8 * len(measured.step_times_s) / sum(measured.step_times_s))
     assert math.isfinite(measured.loss)
-    assert (measured.data_wait_share, measured.tokens_per_second) == (None, None)
+    assert measured.data_wait_share is None
     assert measured.memory.resident_bytes < 100 * MIB
     assert measured.phases.measured_s > 0
 

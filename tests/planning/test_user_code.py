@@ -365,4 +365,4 @@ def test_with_the_model_named_the_search_is_led_by_predictions(tiny_llama, tmp_p
     assert any("taken on trust" in note for note in result.notes)
     tried = [t for t in result.trials if t.number is not None]
     assert all(t.prediction is not None for t in tried)
-    assert result.best.measurement.tokens_per_second == pytest.approx(32 * result.best.measurement.samples_per_second)
+    assert result.best.tokens_per_second == pytest.approx(32 * result.best.measurement.samples_per_second)
