@@ -85,8 +85,8 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     code, spread = workload.own_code if workload else None, config.parallelism
     # FSDP2 gathers weights in the 16 bits of mixed precision, DeepSpeed trains a model in them: both without autocast
     # (accelerate 1.15: `_prepare_fsdp2` doesn't call `prepare_model`; native_amp), and both keep fp32 shards as well.
-    halves: dict[Precision, Half] = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-    half = halves.get(config.precision)
+    halves: dict[str, Half] = {"bf16": "bfloat16", "fp16": "float16"}
+    half = halves.get(config.mixed_precision)
     dtype: Dtype = "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"
     if half is not None and spread.sharding != "none":
         dtype, half = half, None

@@ -112,7 +112,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _precision(self) -> str:
         asked, autocasts = self._config.precision, self._trainer.accelerator.native_amp
         computes_in = {Precision.FP32: torch.float32, Precision.FP16: torch.float16}.get(asked, torch.bfloat16)
-        needs_autocast = asked in (Precision.FP16, Precision.BF16)
+        needs_autocast = self._config.mixed_precision != "no"
         # DeepSpeed trains 16-bit weights with masters in fp32, without autocast.
         casts_weights = needs_autocast and self._config.parallelism.sharding in ZERO_STAGES
         ignored = f"{asked} was asked for, but autocast is off: the device's library ignores it"

@@ -11,7 +11,7 @@ import yaml
 
 from autotune.errors import InputError
 from autotune.training.arguments import ZERO_STAGES, overrides, parallel_variables, training_plan
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.problem import Change
 from autotune.values.result import ResultData
@@ -83,10 +83,6 @@ def environment(config: TrainConfig) -> dict[str, str]:
     return allocator | parallel_variables(config)
 
 
-def mixed_precision(config: TrainConfig) -> str:
-    return {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
-
-
 def _variables(config: TrainConfig) -> str:
     """Return the assignments of a configuration's environment variables, with which a command line begins."""
     return "".join(f"{name}={value} " for name, value in environment(config).items())
@@ -151,7 +147,7 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "distributed_type": "MULTI_GPU" if spread.world_size > 1 else "NO",
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": mixed_precision(config),
+        "mixed_precision": config.mixed_precision,
         "num_machines": 1,
         "num_processes": spread.world_size,
         "rdzv_backend": "static",

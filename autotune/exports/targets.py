@@ -70,7 +70,7 @@ def accelerate_loop(result: ResultData) -> Draft:
         "accelerate_loop.py.j2",
         lost,
         tf32=effective_tf32(config, result.hardware),
-        mixed_precision=launch_files.mixed_precision(config),
+        mixed_precision=config.mixed_precision,
         compile=compiled,
         ddp=ddp,
         checkpointing=checkpointing,

@@ -234,9 +234,6 @@ def _quantization(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
         yield f"{config.quantization} weights can't be trained, only an adapter on them (--fix adapter=lora)"
     elif config.adapter.kind in ("loha", "lokr", "bitfit", "own"):
         yield f"{config.adapter.kind} can't be trained on {config.quantization} weights; lora can"
-    elif config.adapter.kind == "ia3" and config.precision is Precision.PURE_BF16 and config.quantization != "int8":
-        # `Linear4bit` of peft/tuners/ia3/bnb.py: its input is made fp32 and its output stays so, beside queries in bf16
-        yield f"ia3 on {config.quantization} weights: peft returns keys and values in fp32 unless autocast is on"
     if "bitsandbytes" not in hardware.versions:
         yield f"{config.quantization} weights need the package bitsandbytes"
     if not facts.linear_modules:

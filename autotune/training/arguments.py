@@ -78,8 +78,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
     }
     arguments |= {
         "gradient_accumulation_steps": workload.accumulation_steps(config),
-        "bf16": config.precision is Precision.BF16,
-        "fp16": config.precision is Precision.FP16,
+        "bf16": config.mixed_precision == "bf16",
+        "fp16": config.mixed_precision == "fp16",
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
         **checkpointing_arguments(config.checkpointing, transformers_version(hardware)),
     }
@@ -87,7 +87,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["optim_target_modules"] = "all-linear"
     if config.tf32:  # said only where it is wanted: False would take from convolutions what torch gives by default
         arguments["tf32"] = True
-    elif hardware.has_tf32 and config.precision is Precision.BF16 and compiler_refuses_tf32(config):
+    elif hardware.has_tf32 and config.mixed_precision == "bf16" and compiler_refuses_tf32(config):
         arguments["tf32"] = False  # or TrainingArguments would switch it on
     if not config.dataloader_num_workers:
         arguments.pop("dataloader_prefetch_factor", None)
@@ -251,7 +251,7 @@ def compiler_refuses_tf32(config: TrainConfig) -> bool:
     where there is no autocast.
     """
     mode = config.torch_compile_mode or ""
-    return mode.startswith("max-autotune") and config.precision in (Precision.BF16, Precision.FP16)
+    return mode.startswith("max-autotune") and config.mixed_precision != "no"
 
 
 def transformers_version(hardware: Hardware) -> tuple[int, int]:

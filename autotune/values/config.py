@@ -141,7 +141,7 @@ class Precision(StrEnum):
     FP32 = "fp32"  # [O0]
     FP16 = "fp16"  # [O1/O2] mixed, fp32 weights, loss scaling
     BF16 = "bf16"  # mixed, fp32 weights
-    PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16
+    PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16; an adapter is in fp32, under autocast
 
 
 # Formats of quantized base weights (bitsandbytes); "double" quantizes the scales too.
@@ -269,6 +269,15 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     def __eq__(self, other: object) -> bool:
         # A search compares configurations by the hundred thousand, for which pydantic takes several steps each.
         return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
+
+    @property
+    def mixed_precision(self) -> Literal["no", "bf16", "fp16"]:
+        """As accelerate calls it; frozen weights in bf16 have it too, as peft keeps those of adapters in fp32."""
+        if self.precision is Precision.PURE_BF16:
+            has_fp32 = self.adapter is not None and self.adapter.kind != "bitfit"
+            return "bf16" if has_fp32 and self.parallelism.sharding == "none" else "no"
+        mixed: dict[Precision, Literal["bf16", "fp16"]] = {Precision.BF16: "bf16", Precision.FP16: "fp16"}
+        return mixed.get(self.precision, "no")
 
     @property
     def is_balanced(self) -> bool:

@@ -32,6 +32,13 @@ def test_precision_and_who_shards_decide_the_types(precision, sharding, dtype, a
     assert (family.dtype, family.autocast) == (dtype, autocast)
 
 
+def test_frozen_weights_in_bf16_are_under_autocast_beside_an_adapter_which_is_in_fp32():
+    sharded = Parallelism(world_size=2, sharding="fsdp_full")
+    ways = [{}, {"adapter": {}}, {"adapter": {"kind": "bitfit"}}, {"adapter": {}, "parallelism": sharded}]
+    families = [family_of(make_config(precision="pure_bf16", **way), make_gpu()) for way in ways]
+    assert [(f.dtype, f.autocast) for f in families] == [("bfloat16", half) for half in (None, "bfloat16", None, None)]
+
+
 SHARDED, SPLIT = Parallelism(world_size=8, sharding="fsdp_full"), Parallelism(world_size=8, tensor_parallel=2)
 SHARED = Parallelism(world_size=8, sharding="zero_3", sequence_parallel=4)
 LORA = LoraAdapter(rank=4)

@@ -148,7 +148,7 @@ def checkpointing() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("quantization", "more", "told"),
     [
-        ("nf4", {"precision": "pure_bf16"}, "layer outputs bfloat16"),
+        ("nf4", {"precision": "pure_bf16"}, "weights bfloat16/float32, layer outputs bfloat16"),
         ("int8", {"precision": "pure_bf16"}, "layer outputs bfloat16"),
         ("nf4", {"precision": "bf16", "chunked_loss": True}, "layer outputs autocast on"),
     ],
@@ -163,7 +163,7 @@ def test_beside_packed_weights_it_is_the_models_own_layers_that_tell_the_precisi
     spec, task = request.workload.model, request.workload.task
     model = build_model(spec, task, device="cpu", quantization=mapping.quantization, **mapping.model)
     model = prepare_model(model, mapping.adapter, request.config)
-    assert train(request.config, model=model, bf16=more["precision"] == "bf16")["precision"].endswith(told)
+    assert train(request.config, model=model, bf16=mapping.tuned["bf16"])["precision"].endswith(told)
 
 
 def test_layers_with_a_forward_of_their_own_do_not_tell_the_precision(train):

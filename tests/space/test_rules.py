@@ -57,6 +57,7 @@ PACKS = make_facts(packs=True)
 CHUNKED, UNNAMED = make_facts(chunks_loss=True, liger=True), make_facts(linear_modules=("in_x",))
 INDUCTOR, FLASH = {"torch_compile_backend": "inductor"}, {"attn_implementation": "flash_attention_2"}
 FLEX = {"facts": make_facts(attn_implementations=("flex_attention",)), "attn_implementation": "flex_attention"}
+IA3 = {"adapter": {"kind": "ia3"}, "quantization": "nf4"}
 GROUPED = {"train_sampling_strategy": "group_by_length"}
 LIGER_GPU, GALORE_GPU, LOMO_GPU = (with_package(GPU, name) for name in ("liger-kernel", "galore-torch", "lomo-optim"))
 NO_BNB_GPU, NO_LINEAR, LIGER = without(GPU, "bitsandbytes"), make_facts(linear_modules=()), make_facts(liger=True)
@@ -115,7 +116,6 @@ ILLEGAL = [
     (why(OLD_GPU, **FLASH, precision="fp16"), "needs compute capability 8.0 or newer"),
     (why(CPU, **FLEX), "flex attention has no backward on the CPU"),
     (why(CPU, optim="paged_adamw_8bit"), "paged_adamw_8bit needs CUDA; on the CPU bitsandbytes silently doesn't page"),
-    (why(adapter={"kind": "ia3"}, quantization="nf4", precision="pure_bf16"), "ia3 on nf4 weights: peft returns keys"),
     (why(optim="adamw_torch_xla"), "adamw_torch_xla: it needs an XLA device"),
     (why(optim="rmsprop_bnb_8bit", precision="pure_bf16"), "bitsandbytes has no kernel of it for gradients in bf16"),
     (why(optim="galore_adamw"), "galore_adamw needs the package galore-torch"),
@@ -192,7 +192,7 @@ LEGAL = [
     why(**FLASH, precision="fp16"),
     why(facts=make_facts(attn_implementations=()), attn_implementation=None),
     why(optim="paged_adamw_8bit"),
-    why(adapter={"kind": "ia3"}, quantization="nf4", precision="bf16"),
+    *(why(**IA3, precision=precision) for precision in ("bf16", "pure_bf16")),
     why(optim="rmsprop_bnb", precision="bf16"),
     why(optim="adamw_bnb_8bit", precision="pure_bf16"),
     why(checkpointing="full"),

@@ -38,6 +38,8 @@ def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: An
         ({"precision": "bf16"}, {"bf16": True, "fp16": False}),
         ({"precision": "fp16"}, {"bf16": False, "fp16": True}),
         ({"precision": "pure_bf16"}, {"bf16": False, "fp16": False}),
+        ({"precision": "pure_bf16", "adapter": {}}, {"bf16": True, "fp16": False}),  # peft has its weights in fp32
+        ({"precision": "pure_bf16", "adapter": {"kind": "bitfit"}}, {"bf16": False, "fp16": False}),
         ({"tf32": True}, {"tf32": True}),
         ({"optim": "adafactor"}, {"optim": "adafactor"}),
         ({"torch_compile_backend": "inductor"}, {"torch_compile": True, "torch_compile_backend": "inductor"}),
