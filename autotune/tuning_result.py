@@ -125,7 +125,8 @@ class TuningResult(ResultData):
             base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:
             return prepare_model(model, adapter, self.best.config)
-        return model if adapter is None else put_on(model, adapter)
+        mixed = self.best.config.mixed_precision != "no" and self.workload.recipe is None
+        return model if adapter is None else put_on(model, adapter, mixed=mixed)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Repeated, Collator]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.

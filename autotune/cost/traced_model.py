@@ -65,7 +65,9 @@ def build(spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Ch
     if family.adapter is not None:
         try:
             with torch.device("meta"):
-                model = put_on(model, adapter_arguments(family.adapter, shape.task))
+                # TRL and the user's own code put adapters on by themselves.
+                mixed = family.autocast is not None and shape.recipe is None and family.adapter.kind != "own"
+                model = put_on(model, adapter_arguments(family.adapter, shape.task), mixed=mixed)
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
     return chunk_loss(model) if family.chunked_loss else model

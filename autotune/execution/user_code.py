@@ -309,7 +309,7 @@ def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:
             if parameter.dtype is torch.float32:
                 parameter.data = parameter.data.to(torch.bfloat16)
     if adapter is not None and not hasattr(model, "peft_config"):  # code may make several Trainers of a model
-        model = put_on(model, adapter)
+        model = put_on(model, adapter, mixed=bool(mapping.tuned.get("bf16") or mapping.tuned.get("fp16")))
     return normalize_loss(model) if code.normalizes else model
 
 

@@ -28,7 +28,7 @@ from markupsafe import Markup
 from autotune.errors import InputError
 from autotune.exports import launch_files
 from autotune.exports.launch_files import DEFAULTS
-from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS
+from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, casts_in_vain
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, image_or_sound, image_text, labels_of
 from autotune.training.resolve import HEADS
@@ -216,6 +216,7 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         "model_arguments": _model_arguments(result),
         "quantization": result.arguments.quantization,
         "peft": None if trains_biases else adapter,
+        "casts_in_vain": adapter is not None and config.mixed_precision != "no" and casts_in_vain(adapter),
         "heads": CLASSIFICATION_HEADS,
         "decoder_prefix": workload.task is Task.SEQ2SEQ_LM and bool(config.adapter and config.adapter.prompt_length),
         "needs_padding_id": workload.task is Task.SEQUENCE_CLASSIFICATION and spec.kind == "decoder",

@@ -197,6 +197,7 @@ KNOBS = {
     "balanced": {"train_sampling_strategy": "batch_rebalance"},
     "packing": {"packing": True},
     "lora": {"adapter": {"kind": "lora", "rank": 2}},
+    "lora-pure-bf16": {"adapter": {"kind": "lora", "rank": 2}, "precision": "pure_bf16"},
     "lora-checkpointed": {"adapter": {"kind": "lora", "rank": 2}, "checkpointing": "full"},
     "bitfit": {"adapter": {"kind": "bitfit"}},
     "prefix": {"adapter": {"kind": "prefix"}},
@@ -327,6 +328,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
     [
         *(ANSWERS[name] for name in ("plain", "qlora", "run")),
         {"adapter": {"kind": "bitfit"}},
+        {"adapter": {}, "precision": "pure_bf16"},
         {"chunked_loss": True},
         {"adapter": {"kind": "p-tuning"}},
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
@@ -334,7 +336,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
         {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"},
     ],
-    ids=["plain", "qlora", "run", "bitfit", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
+    ids=["plain", "qlora", "run", "bitfit", "lora", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
 )
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     source = drafted(target, **answer).text

@@ -10,6 +10,7 @@ import pytest
 import torch
 from factories import make_hardware
 from optimizer_steps import CASES, assert_same_step, one_step, reference
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from autotune.execution.effects import EffectsProbe
 from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, prepare_model
@@ -55,6 +56,37 @@ def test_an_adapter_trains_alone_and_the_step_of_the_whole_batch_however_it_is_s
     assert all(n.endswith("bias") if kind == "bitfit" else is_new_weight(n) for n in own)
     assert seen_adapter(model, adapter).startswith(kind)
     assert_same_step(step, reference(build(name, kind)[1], name))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "pure_bf16"])
+@pytest.mark.parametrize(
+    ("adapter", "leaves_out"),
+    [({}, True), ({"kind": "rslora"}, True), ({"kind": "dora"}, False), ({"dropout": 0.1}, False)],
+)
+def test_under_autocast_peft_casts_no_inputs_where_that_changes_no_number(precision, adapter, leaves_out):
+    config = TrainConfig(per_device_train_batch_size=2, precision=precision, adapter=adapter)
+
+    def step(mixed: bool):
+        model = optimizer_steps.build("Llama").to(torch.bfloat16 if precision == "pure_bf16" else torch.float32)
+        given = config if mixed else config.model_copy(update={"precision": "fp32"})
+        torch.manual_seed(0)
+        model = prepare_model(model, adapter_arguments(config.adapter, CASES["Llama"][1]), given)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # zeros at first
+                parameter.data.normal_()
+        ids = torch.arange(12).reshape(2, 6)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        layers = {m.cast_input_dtype_enabled for m in model.modules() if isinstance(m, BaseTunerLayer)}
+        return layers, [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    torch.manual_seed(1)
+    (layers, ours), (usual, theirs) = step(True), step(False)
+    assert (layers, usual) == ({not leaves_out}, {True})
+    if leaves_out:
+        assert len(ours) == len(theirs) > 1
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_lora_reaches_the_fused_weights_of_experts(tmp_path):
