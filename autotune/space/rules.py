@@ -100,7 +100,8 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         yield f"{config.optim} needs CUDA{paged}"
     if row.package is not None and row.package not in hardware.versions:
         yield f"{config.optim} needs the package {row.package}"
-    if not row.takes_bf16 and config.precision is Precision.PURE_BF16 and not hardware.is_cpu:
+    trains_bf16 = config.precision is Precision.PURE_BF16 and config.mixed_precision == "no"
+    if not row.takes_bf16 and trains_bf16 and not hardware.is_cpu:
         yield f"{config.optim}: bitsandbytes has no kernel of it for gradients in bf16"
     if row.compiles and hardware.is_cpu and hardware.cxx is None:
         yield f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"

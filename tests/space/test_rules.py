@@ -194,6 +194,7 @@ LEGAL = [
     why(optim="paged_adamw_8bit"),
     *(why(**IA3, precision=precision) for precision in ("bf16", "pure_bf16")),
     why(optim="rmsprop_bnb", precision="bf16"),
+    why(optim="rmsprop_bnb", precision="pure_bf16", adapter={}),
     why(optim="adamw_bnb_8bit", precision="pure_bf16"),
     why(checkpointing="full"),
     why(CPU, **INDUCTOR),
