@@ -212,7 +212,6 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
     memory = model.breakdown(case.config, found)
     return {
         "memory": memory.model_dump(mode="json"),
-        "attention": list(getattr(found, "attention", ())),
         "seconds": round(time.monotonic() - started, 1),
     }
 
@@ -254,10 +253,10 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _told_kernels(row: dict[str, Any]) -> bool | None:
     """Return whether the kernels of attention are those that were predicted, None where that isn't known."""
-    if row["attention"] is None or row["case"]["config"].get("attn_implementation") != "sdpa":
+    predicted = set(row["predicted"].get("attention", ()))  # in earlier rows
+    if row["attention"] is None or not predicted or row["case"]["config"].get("attn_implementation") != "sdpa":
         return None
     seen = {name for name in row["attention"] if name != "softmax"}
-    predicted = set(row["predicted"]["attention"])
     if "math" in predicted and "softmax" in row["attention"]:
         seen.add("math")
     return (seen or {"math"}) == predicted
