@@ -129,10 +129,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
-    """Return how far dropout, drawn with eight seeds, spreads the loss of the first step's samples; None: unknown.
-
-    The samples are the same for any micro-batch and rank.
-    """
+    """Return how far dropout of eight seeds spreads the loss of the first step's samples; None: unknown."""
     args, data = trainer.args, trainer.train_dataset
     if hasattr(trainer.model_wrapped, "_orig_mod"):  # it would be compiled again
         return None

@@ -124,10 +124,7 @@ def compared(
 
 
 def reported_split(facts: ModelFacts, split: Split, whose: str | None) -> tuple[ModelFacts, tuple[str, ...]]:
-    """Return the facts with the result of the measurement, and a note for the user.
-
-    `whose` says whose loss it is, as 'the loss is ...', if that is a reason to doubt it.
-    """
+    """Return the facts with what was measured, and a note; `whose`: why the loss is doubted, 'the loss is ...'."""
     if split.changes is not None:
         line = f"{split.changes}: another micro-batch is another training, tried with --allow method alone"
         return facts.model_copy(update={"split_changes": split.changes}), (line,)
@@ -257,10 +254,7 @@ def split_of_loop(request: ExamineRequest, file: Path) -> Split:
 
 
 def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[int, int] = (0, 0)) -> _Step | str:
-    """Run one step, seeded before setting up and before the step; return what was seen, or why there was no step.
-
-    InputError: it consumes another number of samples than it should.
-    """
+    """Run one step, seeded before setting up and before it; return what was seen, or why there was no step."""
     own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
     assert own is not None
     found = _Step(config.per_device_train_batch_size)

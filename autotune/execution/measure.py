@@ -46,10 +46,7 @@ _ENOUGH = 3  # measured steps from which on a race can be lost, and beyond which
 
 
 class Compilations:
-    """Tells whether torch has compiled something, or recorded a CUDA graph, since the last call.
-
-    With `ranks`: whether any of them has; all of them call it at the same time.
-    """
+    """Tells whether torch has compiled, or recorded a CUDA graph, since the last call, in any of the `ranks`."""
 
     def __init__(self, *, ranks: bool = False) -> None:
         self._ranks, self._is_listening, self._seen = ranks, False, 0

@@ -27,10 +27,7 @@ class Counters(NamedTuple):
 
 
 class HostWatch:
-    """The shares of this process's cores that other processes and the hypervisor take.
-
-    With `ranks`, all processes of the same parent belong to the trial.
-    """
+    """The shares of this process's cores that others take, the hypervisor too; `ranks` have the same parent."""
 
     def __init__(self, *, ranks: bool = False) -> None:
         self._own = os.getppid() if ranks else os.getpid()

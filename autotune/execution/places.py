@@ -56,10 +56,7 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places of `each` GPUs like `hardware`, the freest ones; one place alone is all of `hardware`.
-
-    MachineError: there aren't as many.
-    """
+    """Return `count` places of `each` of these GPUs, the freest; MachineError: there aren't as many."""
     if count == 1:
         return (whole(hardware),)
     if hardware.is_cpu:
@@ -78,10 +75,7 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
-    """Return the hardware of each trial: a place's devices, with the least that is free on any, or a share of a CPU.
-
-    InputError: a share of the CPU's memory is too little.
-    """
+    """Return each trial's hardware, with the least free on any device, or a share of a CPU; InputError: too little."""
     if (count := len(places)) == 1:
         return hardware
     if not hardware.is_cpu:

@@ -80,10 +80,7 @@ def overlaid(
     fit: Callable[[Any], Any] = lambda model: model,
     made: Callable[[Any], None] = lambda trainer: None,
 ) -> Iterator[None]:
-    """Lay `arguments(given)` over all TrainingArguments that are made inside; each Trainer trains `fit(model)`.
-
-    `made` is called with each Trainer.
-    """
+    """Lay `arguments(given)` over TrainingArguments made inside; each Trainer, told to `made`, trains `fit(model)`."""
     post_init, init = TrainingArguments.__post_init__, Trainer.__init__
     signature = inspect.signature(init)
 

@@ -129,10 +129,7 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
-    """Try with a few samples whether batches have a row for each; a packed batch has not.
-
-    The order of the Trainer's data set can be set. InputError: its collator drops samples.
-    """
+    """Try whether batches have a row for each sample, as packed ones haven't; InputError: the collator drops some."""
     order = np.linspace(0, len(trainer.train_dataset) - 1, 16).astype(np.int64)
     try:
         batch = first_batch(trainer, view(trainer.train_dataset, order), len(order))

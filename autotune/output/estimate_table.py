@@ -245,10 +245,7 @@ MOST_ROWS = 20  # of the table; JSON has them all
 
 
 def phases_line(memory: MemoryBreakdown) -> str:
-    """Return the largest phase of a training, and what is allocated in each.
-
-    Evaluation and saving can take more: they are shown, and count where the user says how they evaluate.
-    """
+    """Return the largest phase of a training, and what is allocated in each, evaluation and saving too."""
     each = ", ".join(f"{phase.name} {show_memory(phase.allocated_bytes)}" for phase in memory.phases)
     peak = next(phase for phase in memory.phases if phase.name == memory.phase)
     more = " and ".join(phase.name for phase in memory.phases if phase.allocated_bytes > peak.allocated_bytes)

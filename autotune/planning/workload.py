@@ -28,10 +28,7 @@ def searched_workload(
     notes: list[str],
     model: tuple[ModelSpec, Task] | None = None,
 ) -> Workload:
-    """Return the workload of every trial of a search, of the model that the options name, or of `model`.
-
-    The global batch is that of the user's arguments, of the options, or the default.
-    """
+    """Return the workload of a search's trials, of the options' model or of `model`, with its global batch."""
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
     workload, ranks = workload_of(options, hardware.kind, notes, model), hardware.count or 1

@@ -157,10 +157,7 @@ class SearchSpace:
     def _reasons(
         self, config: TrainConfig, *, alone: bool = False, among: Iterable[Rule] | None = None
     ) -> Iterator[str]:
-        """Yield all reasons against `config`.
-
-        `alone`: of the file's rules only those on one parameter; `among`: of the rules of legality only these.
-        """
+        """Yield all reasons; `alone`: of the file's rules those on one parameter; `among`: of legality's these."""
         yield from self._illegal(config, among)
         point = make_point(config) if self.file.rules else {}
         for rule in self.file.rules:

@@ -243,10 +243,7 @@ def read_plan(run_dir: Path) -> SearchPlan:
 
 
 def read_result(path: str | Path) -> ResultData:
-    """Return the answer saved in `path`.
-
-    InputError: the file is missing, no result of this schema version, or has other arguments than its configuration.
-    """
+    """Return the answer saved in `path`; InputError: it can't be read, or its arguments aren't its configuration's."""
     try:
         text = read_named(Path(path))
     except OSError as error:

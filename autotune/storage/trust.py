@@ -23,10 +23,7 @@ from autotune.values.workload import CODE_FILE, STEP_FILE
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse a search that would run code that this user has neither handed over nor vouches for (`trusted`).
-
-    The answer is written where the plan says only if the search `delivers`.
-    """
+    """Refuse a search that would run code which this user hasn't handed over, nor vouches for (`trusted`)."""
     plan = plan if delivers else plan.model_copy(update={"output": None})
     if trusted:
         return remember(plan)

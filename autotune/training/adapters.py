@@ -127,10 +127,7 @@ def casts_in_vain(adapter: dict[str, Any]) -> bool:
 
 
 def put_on(model: Any, adapter: dict[str, Any], *, mixed: bool = False) -> Any:
-    """Return `model` with an adapter of new weights, on the model's device; raises as `prepare_model` does.
-
-    `mixed`: it trains under autocast.
-    """
+    """Return `model` with an adapter of new weights, trained under autocast if `mixed`; raises as `prepare_model`."""
     config = peft_config(adapter)
     if config is None:  # all but the biases and the new head of a classifier are frozen
         biases = 0

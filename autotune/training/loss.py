@@ -114,10 +114,7 @@ PARTS, POSITIONS, MOST = 8, 1024, 128
 
 
 def chunk_loss(model: Any) -> Any:
-    """Make a causal model compute its training loss in chunks; return it.
-
-    Without gradients, as in an evaluation, there are logits as before.
-    """
+    """Make a causal model compute its training loss in chunks; return it. In an evaluation logits are whole."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
     head.forward = functools.partial(_head, head)

@@ -55,10 +55,7 @@ class Budget(Value):
 
     @property
     def when_in_turn(self) -> dict[str, float]:
-        """Limits for measuring a configuration in turn with others: four times as long, in as many steps as that takes.
-
-        A turn has several short steps, which is why there are many.
-        """
+        """Limits for measuring in turn with others: four times as long, in as many (short) steps as that takes."""
         return {"measure_steps": 4000, "measure_time_s": 4 * self.measure_time_s}
 
     @property

@@ -105,10 +105,7 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
-    """Return the ids of processes, beside this one and those it started, that use more than a tenth of a core.
-
-    On a GPU only processes that have opened it count.
-    """
+    """Return ids of processes, but this one's and its own, that use a tenth of a core (and this GPU, on one)."""
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     watched, busy = [], []

@@ -38,10 +38,7 @@ WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win
 
 
 class Finals:
-    """The finalists of a search, and their final trials; later trials in `state` are included.
-
-    `takes_turns`: whether trials can be alive at once and compute in turn.
-    """
+    """A search's finalists and their final trials; `takes_turns`: trials can be alive at once and compute in turn."""
 
     def __init__(self, state: SearchState, *, takes_turns: bool = False) -> None:
         self.state, self.plan, self.history, self.proof = state, state.plan, state.history, Proof(state)

@@ -29,10 +29,7 @@ RUNNERS_UP = 4
 
 
 def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
-    """Return the result by the trials so far; None if none has completed, or if all failed in finals or checks.
-
-    `starting` are the seconds before the first trial, by kind of work.
-    """
+    """Return the result so far, `starting` by kind of work; None: nothing completed, or all failed finals or checks."""
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
     if not finals.contenders():
         return None
