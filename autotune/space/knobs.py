@@ -145,7 +145,7 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
     values = zip(KNOBS.items(), knob_values(baseline), knob_values(config), strict=True)
     for (name, (knob, _)), before, after in values:
         if before != after:
-            change = Difference(before, after, problem.facts, config.precision, rounds)
+            change = Difference(before, after, problem.facts, config.precision, config.is_adapted, rounds)
             yield name, before, after, Allowance(knob.allowance(change) if callable(knob.allowance) else knob.allowance)
 
 

@@ -59,6 +59,7 @@ class Difference(NamedTuple):
     after: Any
     facts: ModelFacts
     precision: str  # the configuration's
+    is_adapted: bool  # whether the configuration trains an adapter in fp32, beside frozen weights
     rounds: bool  # whether fp32 matrix products run as TF32 in exactly one of the two
 
 
@@ -117,7 +118,8 @@ def _of_optimizer(change: Difference) -> AllowanceName:
 
 
 def _of_precision(change: Difference) -> AllowanceName:
-    return "method" if "pure_bf16" in (change.before, change.after) else "numerics"
+    # Weights that are trained in bf16 lose small updates; frozen ones are read by products in bf16 either way.
+    return "method" if "pure_bf16" in (change.before, change.after) and not change.is_adapted else "numerics"
 
 
 def _of_sharding(change: Difference) -> AllowanceName:
@@ -271,11 +273,15 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter in fp32 is trained beside frozen weights; BitFit trains biases of the model."""
+        return self.adapter is not None and self.adapter.kind != "bitfit"
+
+    @property
     def mixed_precision(self) -> Literal["no", "bf16", "fp16"]:
         """As accelerate calls it; frozen weights in bf16 have it too, as peft keeps those of adapters in fp32."""
         if self.precision is Precision.PURE_BF16:
-            has_fp32 = self.adapter is not None and self.adapter.kind != "bitfit"
-            return "bf16" if has_fp32 and self.parallelism.sharding == "none" else "no"
+            return "bf16" if self.is_adapted and self.parallelism.sharding == "none" else "no"
         mixed: dict[Precision, Literal["bf16", "fp16"]] = {Precision.BF16: "bf16", Precision.FP16: "fp16"}
         return mixed.get(self.precision, "no")
 

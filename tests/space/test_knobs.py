@@ -93,6 +93,13 @@ def test_a_single_change_has_its_class_and_so_has_undoing_it(allowance, facts, c
         assert allowance_of(BASE, compared(changed, facts)) == allowance, case
 
 
+@pytest.mark.parametrize(("kind", "allowance"), [("lora", "numerics"), ("prefix", "numerics"), ("bitfit", "method")])
+def test_frozen_weights_in_bf16_round_otherwise_and_trained_ones_learn_otherwise(kind, allowance):
+    mixed, pure = (make_config(adapter={"kind": kind}, precision=precision) for precision in ("bf16", "pure_bf16"))
+    assert allowance_of(pure, compared(mixed)) == allowance_of(mixed, compared(pure)) == allowance
+    assert allowance_of(pure, compared(BASE)) == allowance_of(mixed, compared(make_config(precision="pure_bf16")))
+
+
 def test_every_knob_has_a_case():
     changed = {c.knob for *_, cases in CLASSES for one in cases for c in changes(make_config(**one), compared())}
     of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
