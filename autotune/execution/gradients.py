@@ -223,10 +223,7 @@ class _Step:  # of a loop, as it was seen
 
 
 def split_of_loop(request: ExamineRequest, file: Path) -> Split:
-    """Measure a loop, pickled in `file`, at the baseline's micro-batch and at the other one.
-
-    InputError: a step consumes another number of samples than it should.
-    """
+    """Measure a pickled loop at the baseline's micro-batch and at another; InputError: it takes other samples."""
     sizes = (request.config.per_device_train_batch_size, request.other)
     configs = [request.config.model_copy(update={"per_device_train_batch_size": n}) for n in sizes if n is not None]
     runs = []

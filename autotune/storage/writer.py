@@ -162,10 +162,7 @@ def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
 
 
 class RecordWriter:
-    """Writes the trials of one search, those of an earlier run first, to its study and to the lasting record, if any.
-
-    It is the observer of the search and passes every event on to the user's.
-    """
+    """Observes a search: writes its trials, an earlier run's first, to study and record, and passes events on."""
 
     def __init__(self, record: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
         self._directory, self._observer = directory, observer
