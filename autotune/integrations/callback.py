@@ -215,10 +215,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
             allocated, reserved = cuda.max_memory_allocated(args.device), cuda.max_memory_reserved(args.device)
             memory = Memory(allocated_bytes=allocated, reserved_bytes=reserved)
-        rate, tokens = (
-            self._steps * samples / self._total_s if self._total_s else None,
-            result.workload.tokens_per_sample,
-        )
+        rate = self._steps * samples / self._total_s if self._total_s else None
+        tokens = result.workload.tokens_per_sample
         return Production(
             when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             model=result.workload.model.name,
