@@ -104,7 +104,7 @@ class _Change(NamedTuple):
 
 
 class _Ways:
-    """Changes of a configuration that doesn't fit; none is traced whose states and weights alone are too large."""
+    """Changes of a configuration that doesn't fit; one whose weights and states alone don't isn't traced."""
 
     def __init__(self, forecast: Forecast, config: TrainConfig) -> None:
         self._forecast = forecast

@@ -233,7 +233,7 @@ class Forecast:
         return None
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
-        """Return the configuration of the least predicted memory; those larger in states alone aren't traced."""
+        """Return the configuration with the least predicted memory; those that surely take more aren't traced."""
 
         def taken(configs: Sequence[TrainConfig]) -> list[float]:
             needed = zip(configs, self.model.predict(configs).needed_bytes.tolist(), strict=True)

@@ -251,7 +251,7 @@ def split_of_loop(request: ExamineRequest, file: Path) -> Split:
 
 
 def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[int, int] = (0, 0)) -> _Step | str:
-    """Run one step, seeded before setting up and before it; return what was seen, or why there was no step."""
+    """Run one seeded step; return what was seen, or why there was none; InputError: it takes other samples."""
     own, steps = request.workload.own_step, request.workload.accumulation_steps(config)
     assert own is not None
     found = _Step(config.per_device_train_batch_size)

@@ -54,7 +54,7 @@ LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, a
 
 
 class Launcher:
-    """A launcher process for all trials of a search on `devices` (as named here); `wait` before it takes jobs."""
+    """A launcher process for all trials of a search, which takes jobs once `wait` has returned."""
 
     def __init__(self, run_directory: Path, devices: Sequence[str]) -> None:
         self._mark = secrets.token_hex(8)

@@ -27,7 +27,7 @@ class Counters(NamedTuple):
 
 
 class HostWatch:
-    """The shares of this process's cores that others take, the hypervisor too; `ranks` have the same parent."""
+    """The shares of this process's cores that others and the hypervisor take; with `ranks`, siblings are no others."""
 
     def __init__(self, *, ranks: bool = False) -> None:
         self._own = os.getppid() if ranks else os.getpid()

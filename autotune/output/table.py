@@ -51,7 +51,7 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
     sides = {"baseline" if same else "winner": result.best, "baseline": result.baseline}
     speeds = [f"{label} {said}" for label, contender in sides.items() if (said := _speed(contender))]
     lines, notes = remarks(result)
-    lines = [*filter(None, ["; ".join(speeds)]), *lines]
+    lines = ["; ".join(speeds), *lines] if speeds else lines
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
@@ -201,7 +201,7 @@ def _speed(contender: Contender) -> str:
     if measured is not None and tokens is not None:
         each = tokens / measured.samples_per_second
         said.append(f"{shown_rate(measured, contender.correction, tokens=each)} tokens/s")
-    return ", ".join([*said, f"{used:.0%} MFU"] if used is not None else said)
+    return ", ".join([*said, f"{used * contender.correction:.0%} MFU"] if used is not None else said)
 
 
 def times_baseline(result: ResultData, contender: Contender) -> str:

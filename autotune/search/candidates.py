@@ -358,7 +358,7 @@ def _neighbours(
 
 
 def _lighter(space: SearchSpace) -> Iterator[Point]:
-    """Yield points of ever less memory: of the same method, then 16-bit weights, adapters, both, and quantized."""
+    """Yield points of ever less memory: the same method, then 16-bit weights, adapters, both, and quantized weights."""
     choices: dict[str, list[Scalar]] = {d.name: [c for c in d.choices if c is not None] for d in space.dimensions}
     point = make_point(space.baseline)
     if "full" in choices.get("checkpointing", ()):

@@ -85,7 +85,7 @@ class Pace:
         return reserved_s
 
     def timeout_s(self, config: TrainConfig, purpose: Purpose, check: Check | None) -> float:
-        """Return the time limit of a trial: the usual one, within what is left, or when it can't reach the leader."""
+        """Return a trial's time limit: the usual one, within what is left; in the search also what may still win."""
         usual_s = self._plan.budget.trial_timeout_s
         if check is not None:
             usual_s = max(usual_s, 2 * check.expected_s)

@@ -157,7 +157,7 @@ class SearchSpace:
     def _reasons(
         self, config: TrainConfig, *, alone: bool = False, among: Iterable[Rule] | None = None
     ) -> Iterator[str]:
-        """Yield all reasons; `alone`: of the file's rules those on one parameter; `among`: of legality's these."""
+        """Yield all reasons; `alone`: only the file's rules on one parameter; `among`: only these rules of legality."""
         yield from self._illegal(config, among)
         point = make_point(config) if self.file.rules else {}
         for rule in self.file.rules:

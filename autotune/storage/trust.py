@@ -23,7 +23,7 @@ from autotune.values.workload import CODE_FILE, STEP_FILE
 
 
 def check(run_dir: Path, plan: SearchPlan, *, trusted: bool, delivers: bool = True) -> None:
-    """Refuse a search that would run code which this user hasn't handed over, nor vouches for (`trusted`)."""
+    """Refuse a search whose code, or output file if it `delivers`, this user neither gave nor vouches for."""
     plan = plan if delivers else plan.model_copy(update={"output": None})
     if trusted:
         return remember(plan)

@@ -105,7 +105,7 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 
 def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
-    """Return ids of processes, but this one's and its own, that use a tenth of a core (and this GPU, on one)."""
+    """Return ids of processes that use over a tenth of a core, but this one's own; on a GPU of those that opened it."""
     on_device = None if hardware.is_cpu else computing_on(hardware.device)
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     watched, busy = [], []

@@ -37,7 +37,7 @@ class Speedup(Value):
 
     @property
     def bound(self) -> float | None:
-        """The factor by which it is faster at most; None: a wide interval can't tell, unless it ends by 1.1."""
+        """The factor by which it is faster at most; None: the interval is too wide to tell, and ends above 1.1."""
         return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 

@@ -29,7 +29,7 @@ RUNNERS_UP = 4
 
 
 def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float] | None = None) -> ResultData | None:
-    """Return the result so far, `starting` by kind of work; None: nothing completed, or all failed finals or checks."""
+    """Return the result so far; None: nothing stood its trials. `starting`: seconds before them, by kind of work."""
     plan, results, refused = finals.plan, finals.state.results, finals.state.refused
     if not finals.contenders():
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result
+from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 from finished_searches import BEST, make_search
 from search_events import Heard
 
@@ -12,6 +12,7 @@ from autotune.integrations.trackers import Tracking, answer_of, check, run_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.value import write_value
+from autotune.values.model import Task
 from autotune.values.problem import TrialEnded
 from autotune.values.trial import Memory, Prediction, TrialStatus
 
@@ -139,6 +140,11 @@ def test_a_run_has_what_is_known_of_its_trial(result, config, metrics, left_out)
     assert config.items() <= run.config.items()
     assert metrics.items() <= run.metrics.items()
     assert not left_out & {*run.config, *run.metrics}
+
+
+def test_samples_without_tokens_have_no_rate_of_them():
+    plan = make_plan(workload=make_workload(task=Task.OWN))
+    assert "tokens_per_second" not in run_of(plan, make_result(outcome=OWN_LOOP)).metrics
 
 
 def test_the_answer_is_told_once(directory, told, tmp_path):

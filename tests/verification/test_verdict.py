@@ -27,6 +27,7 @@ from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
 from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance
+from autotune.values.model import Task
 from autotune.values.problem import Objective
 from autotune.values.result import Speedup
 from autotune.values.trial import Interval, Memory, Outcome, Phases, Purpose, TrialStatus
@@ -41,6 +42,15 @@ def test_the_fastest_that_is_clearly_faster_than_the_baseline_wins():
     assert (result.speedup.ratio, result.speedup.reference) == (pytest.approx(1.5), "the baseline")
     assert 1.0 < result.speedup.interval.low < 1.5 < result.speedup.interval.high
     assert (result.best.confirmed, result.best.trials) == (True, (1, 3, 5))
+
+
+def test_contenders_have_tokens_a_second_where_samples_have_any():
+    texts, images = (
+        answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)], workload=make_workload(**fields))
+        for fields in ({"sequence_length": 100}, {"task": Task.IMAGE_CLASSIFICATION})
+    )
+    assert [c.tokens_per_second for c in (texts.baseline, texts.best)] == [pytest.approx(1000), pytest.approx(1500)]
+    assert [c.tokens_per_second for c in (images.baseline, images.best)] == [None, None]
 
 
 def near(rate: float, spread: float = 0.05) -> Outcome:
