@@ -15,8 +15,11 @@ import dataclasses
 import itertools
 import logging
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +108,32 @@ class TraceRequest(Value):
 
 
 class Traces(Value):
-    """The profiles that were traced, in the same order, and why others weren't."""
+    """The profiles that were traced, and why others weren't."""
 
     profiles: tuple[Profile, ...]
     failures: tuple[str, ...] = ()
+    left: int = Field(default=0, description="families that there was no time for")
 
 
 def run_trace(directory: Path) -> None:
-    """Answer the request in `directory`; until then each profile lies there by itself, should this process be ended."""
-    traces = traces_of(read_value(TraceRequest, directory / "request.json"), directory)
-    write_value(traces, directory / "answer.json")
+    """Answer the request in `directory`; until then each profile lies there by itself, should this process be ended.
+
+    As many processes as there are cores, four at most, trace the families. Those that differ in checkpointing alone
+    share a pass and so a process.
+    """
+    request = read_value(TraceRequest, directory / "request.json")
+    kinds: dict[Family, int] = {}
+    dealt: list[list[Family]] = [[] for _ in range(min(4, len(os.sched_getaffinity(0))))]
+    for family in request.families:
+        kind = kinds.setdefault(family.model_copy(update={"checkpointing": "none"}), len(kinds))
+        dealt[kind % len(dealt)].append(family)
+    shares = [request.model_copy(update={"families": tuple(families)}) for families in dealt if families]
+    with ProcessPoolExecutor(len(shares), multiprocessing.get_context("fork")) as pool:
+        found = list(pool.map(traces_of, shares, itertools.repeat(directory)))
+    profiles = tuple(profile for traces in found for profile in traces.profiles)
+    failures = tuple(dict.fromkeys(failure for traces in found for failure in traces.failures))
+    left = sum(traces.left for traces in found)
+    write_value(Traces(profiles=profiles, failures=failures, left=left), directory / "answer.json")
     for path in directory.glob("profile-*.json"):
         path.unlink()
 
@@ -130,18 +149,19 @@ def traces_left(directory: Path, failure: str) -> Traces:
 
 def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
     """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
-    profiles, late = Profiles(request.workload, request.parameters), list[str]()
+    profiles = Profiles(request.workload, request.parameters)
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
     for done, family in enumerate(request.families):
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
             left = len(request.families) - done
-            late.append(f"{left} kinds of configurations are tried without one: tracing takes too long")
             break
         found = profiles.get(family)
         if found is not None and directory is not None:
-            write_value(found, directory / f"profile-{done:03}.json")
-    failures = dict.fromkeys((*map(str, profiles.failures.values()), *late))
-    return Traces(profiles=tuple(profiles.values()), failures=tuple(failures))
+            write_value(found, directory / f"profile-{os.getpid()}-{done:03}.json")
+    else:
+        left = 0
+    failures = dict.fromkeys(map(str, profiles.failures.values()))
+    return Traces(profiles=tuple(profiles.values()), failures=tuple(failures), left=left)
 
 
 @dataclasses.dataclass(frozen=True)

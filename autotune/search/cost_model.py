@@ -59,6 +59,9 @@ def cost_model(
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s, most_s)
     for failure in traces.failures:
         observer(Note(text=f"no prediction: {failure}"))
+    if traces.left:
+        slow = "kind of configurations is" if traces.left == 1 else "kinds of configurations are"
+        observer(Note(text=f"no prediction: {traces.left} {slow} tried without one: tracing takes too long"))
     try:
         rates = rates_of(plan.hardware)
     except AutotuneError as error:
@@ -137,7 +140,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     model = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*model, family)) is not None}
     missing = tuple(family for family in request.families if family not in found)
-    failures: tuple[str, ...] = ()
+    answer = Traces(profiles=())
     if missing:
         update = {"families": missing, "within_s": 0.7 * timeout_s}  # then the child answers with what it has
         path = runner.ask("trace", TRACING, request.model_copy(update=update), timeout_s=timeout_s) / "answer.json"
@@ -146,9 +149,9 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         if log.exists() and log.stat().st_size:
             why = "tracing failed: see trace/log.txt"
         answer = _read(path) or traces_left(path.parent, why)
-        failures = answer.failures
         found |= {profile.family: profile for profile in answer.profiles}
-    traces = Traces(profiles=tuple(found[family] for family in request.families if family in found), failures=failures)
+    profiles = tuple(found[family] for family in request.families if family in found)
+    traces = answer.model_copy(update={"profiles": profiles})
     if found:
         directory.mkdir(exist_ok=True)
         write_value(traces, directory / "answer.json")
