@@ -40,9 +40,16 @@ class Family(Value):
     )
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
+    compiled: bool = Field(
+        default=False, exclude_if=lambda is_on: not is_on, description="by inductor, whose own programs are traced"
+    )
     clones_outputs: bool = Field(
         default=False, exclude_if=lambda is_on: not is_on, description="as DDP that looks for unused parameters does"
     )
+
+    @property
+    def as_written(self) -> "Family":
+        return self.model_copy(update={"compiled": False})
 
     @property
     def half(self) -> bool:
@@ -96,6 +103,11 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     if looks is None:
         looks = config.checkpointing == "none" or config.adapter is not None
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and not spread.ddp_static_graph
+    # Inductor's programs can't be traced with packed weights, activations on the host or DDP's buckets, nor of a step
+    # that isn't the Trainer's own.
+    is_plain = spread.is_single and config.quantization is None and config.checkpointing != "offload"
+    is_plain &= workload is None or (workload.recipe is None and code is None)
+    is_traced = is_plain and not hardware.is_cpu and config.activation_memory_budget is None
     if code is not None and code.weights in get_args(Half):
         dtype = cast(Half, code.weights)
     return Family(
@@ -115,6 +127,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         sequence_parallel=spread.sequence_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
+        compiled=is_traced and config.torch_compile_backend == "inductor",
         clones_outputs=is_ddp and bool(looks),
     )
 

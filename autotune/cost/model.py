@@ -45,6 +45,11 @@ def is_compiled(config: TrainConfig) -> bool:
     return config.torch_compile_backend is not None
 
 
+def by_rule(config: TrainConfig, profile: Profile) -> bool:
+    """Tell whether a compiled configuration has the trace of the model as written alone."""
+    return is_compiled(config) and not profile.family.compiled
+
+
 class Counted(NamedTuple):
     """Time and memory of micro-batches of one kind of configuration, uncorrected, a row for each."""
 
@@ -111,11 +116,17 @@ class CostModel:
         return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections, experts=experts)
 
     def profile(self, config: TrainConfig) -> Profile | None:
-        return self.profiles.get(family_of(config, self.hardware, self.workload))
+        """Return the trace of a configuration; of one whose programs weren't traced that of the model as written."""
+        family = family_of(config, self.hardware, self.workload)
+        return self.profiles.get(family) or self.profiles.get(family.as_written)
+
+    def with_profile(self, profile: Profile) -> Self:
+        return replace(self, profiles={**self.profiles, profile.family: profile})
 
     def predict(self, configs: Sequence[TrainConfig]) -> Predictions:
         count = len(configs)
         seconds, allocated, outside, least = (np.full(count, np.nan) for _ in range(4))
+        rough = np.zeros(count, dtype=bool)
         features: dict[int, dict[str, float]] = {}
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for i, config in enumerate(configs):
@@ -125,7 +136,7 @@ class CostModel:
                 sizes = [configs[i].per_device_train_batch_size for i in rows]
                 counted = self._counted(configs[rows[0]], profile, sizes)
                 seconds[rows], allocated[rows], outside[rows] = counted.seconds, counted.allocated, counted.outside
-                least[rows] = counted.unsure
+                least[rows], rough[rows] = counted.unsure, by_rule(configs[rows[0]], profile)
                 features.update(zip(rows, counted.features, strict=True))
         known = sorted(features)
         needed, unsure = np.full(count, np.nan), np.full(count, np.nan)
@@ -140,10 +151,9 @@ class CostModel:
         mean[known], deviation[known] = self.corrections.log_time([time_features(configs[i]) for i in known])
         together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
-        compiled = np.array([is_compiled(c) for c in configs], dtype=bool)
         # A compiler may save most of the activations, or take three times as many: a configuration that is predicted at
         # more than twice the budget isn't tried on the chance that it saves so much.
-        surely = np.where(compiled, 0.5 * needed, 0.0)
+        surely = np.where(rough, 0.5 * needed, 0.0)
         return Predictions(samples / (seconds * np.exp(mean)), deviation, needed, unsure, surely)
 
     def gain_spread(self, configs: Sequence[TrainConfig], reference: TrainConfig, *, together: bool = False) -> Vector:
@@ -165,12 +175,13 @@ class CostModel:
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
-        if is_compiled(kind):
+        rough = by_rule(kind, profile)
+        if rough:
             unsure = allocated - profile.weights_bytes
         self.counts[key] = counted = Counted(
             seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation, padded.attended),
             allocated=allocated,
-            features=[memory_features(p, 0.0, compiled=is_compiled(kind)) for p in parts],
+            features=[memory_features(p, 0.0, compiled=rough) for p in parts],
             outside=context + communicators_bytes(self.hardware, kind.parallelism),
             unsure=unsure / Z,
         )
@@ -185,7 +196,7 @@ class CostModel:
             Spread.of(config),
             self.network or network_of(self.hardware, world, host_bandwidth=host_bandwidth),
             tf32=effective_tf32(config, self.hardware),
-            compiled=config.torch_compile_backend == "inductor",
+            compiled=config.torch_compile_backend == "inductor" and by_rule(config, profile),
             generated=config.generation_batch_size,
         )
 
@@ -216,7 +227,7 @@ class CostModel:
             tokens_per_second=None if tokens is None else rate * tokens,
             flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
-            notes=(_COMPILED,) if is_compiled(config) else (),
+            notes=(_COMPILED,) if by_rule(config, profile) else (),
             communication_s=waiting * corrected,
             host_bytes=round(self._footprint(config, profile).share.host),
         )
@@ -231,25 +242,27 @@ class CostModel:
 
     def paged_bytes(self, config: TrainConfig) -> float:
         """Return the optimizer states of a traced configuration that lie beyond the allocator."""
-        return self._footprint(config, self.profiles[family_of(config, self.hardware, self.workload)]).share.paged
+        profile = self.profile(config)
+        assert profile is not None
+        return self._footprint(config, profile).share.paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
-        footprint, compiled = self._footprint(config, profile), is_compiled(config)
+        footprint, rough = self._footprint(config, profile), by_rule(config, profile)
         parts, unused = self._peak(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         counted = footprint.phases(self.evaluation or (Evaluation(batch=own) if own else None))
         # Outside of the allocator, and not learned: paged states and NCCL's buffers.
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
-        factor, _ = self.corrections.memory("allocated", memory_features(parts, 0.0, compiled=compiled))
+        factor, _ = self.corrections.memory("allocated", memory_features(parts, 0.0, compiled=rough))
         names = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication")
         found: dict[str, Any] = {f"{name}_bytes": round(getattr(parts, name) * factor) for name in names}
         for quantity, rest, more in (("allocated", 0.0, 0.0), ("reserved", unused, 0.0), ("device", unused, beyond)):
-            total, features = parts.allocated + rest, memory_features(parts, rest, compiled=compiled)
+            total, features = parts.allocated + rest, memory_features(parts, rest, compiled=rough)
             ratio, deviation = self.corrections.memory(quantity, features)
             peak = total * ratio + more
             low, high = peak - Z * deviation * total, peak + Z * deviation * total
             found[f"{quantity}_peak_bytes"] = round(peak)
-            found[f"{quantity}_interval"] = Interval(low=max(low, parts.weights) if compiled else low, high=high)
+            found[f"{quantity}_interval"] = Interval(low=max(low, parts.weights) if rough else low, high=high)
         return MemoryBreakdown(
             **found,
             framework_bytes=round(framework_bytes(self.hardware)[0] + beyond),
@@ -290,7 +303,7 @@ class CostModel:
         config, measured, failure = result.request.config, result.measurement, result.outcome
         profile = self.profile(config)
         is_short = result.status is TrialStatus.OUT_OF_MEMORY and not result.is_excused
-        if profile is None or (measured is None and (is_compiled(config) or not is_short)):
+        if profile is None or (measured is None and (by_rule(config, profile) or not is_short)):
             return None
         # Another seed is the same work: its measurement takes the place of the earlier one.
         key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
@@ -313,7 +326,7 @@ class CostModel:
         took, features, ratios = measured.memory, dict[str, float](), dict[str, float]()
         if took.is_known:
             parts, unused = self._peak(config, profile, None)
-            features = memory_features(parts, unused, compiled=is_compiled(config))
+            features = memory_features(parts, unused, compiled=by_rule(config, profile))
             reserved = parts.allocated + unused
             ratios["device"] = (took.peak_bytes - (parts.paged + beyond)) / reserved
             if took.allocated_bytes is not None:

@@ -113,6 +113,8 @@ def profile(
         if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
                 return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
+            if family.compiled:
+                raise NotLinear("layers are compiled to programs that differ")  # as a whole it would take minutes
         return replace(profiler, known={}).extended(config, (), None)
     except (NotLinear, Untraceable) as error:
         raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {one_line(error)}") from error
@@ -189,13 +191,18 @@ class _Profiler:
         if (family, depths) in self.known:
             return self.known[family, depths]
         # A family that differs in checkpointing alone has the same evaluation.
-        others = (family.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
+        others = (
+            family.model_copy(update={"checkpointing": kind, "compiled": False}) for kind in ("none", *CHECKPOINTING)
+        )
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
             model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
-            step = self._pass(model, micro_step)
+            if not family.compiled:
+                step = self._pass(model, micro_step)
             with contextlib.suppress(NotLinear, Untraceable):
                 evaluation = evaluation or self._pass(model, evaluation_step)
+            if family.compiled:
+                step = self._compiled(model)
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
@@ -204,6 +211,14 @@ class _Profiler:
             buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
         )
         return traced
+
+    def _compiled(self, model: Any) -> Pass:
+        from autotune.cost.compiled import compiled_step
+
+        try:
+            return joined(*compiled_step(model, self.family, self.shape, _SAMPLES))
+        except Exception as error:  # of whatever kind: a compiler is large
+            raise Untraceable(one_line(error)) from error
 
     def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
         try:

@@ -127,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif kind == ELEMENTWISE:
                 flops = float(max((t.numel() for t in outputs), default=0))
             inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
-            moved = float(sum(t.nbytes for t in inputs + outputs))
+            moved = sum(self.sized(t.nbytes, t) for t in inputs + outputs)
         half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
         call = written(func.__str__(), args, kwargs) if works else ""
         self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, name: str, flops: float, *tensors: torch.Tensor, kind: int = CONTRACTION, causal: bool = False
     ) -> None:
         """Write down a kernel that torch doesn't run here, by the tensors that it reads and writes."""
-        moved = float(sum(t.nbytes for t in tensors))
+        moved = sum(self.sized(t.nbytes, t) for t in tensors)
         shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
         flops *= self._attended if shared else 1
         call = "" if shared else written(name, tensors, {"causal": causal})
@@ -198,6 +198,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             calls=calls,
         )
 
+    def sized(self, nbytes: int, tensor: torch.Tensor) -> float:
+        """Return the bytes to write down for so many of a tensor or its storage."""
+        return float(nbytes)
+
+    def watch_buffer(self, tensor: torch.Tensor, module: str) -> None:
+        """Write down a tensor that is made for the operator that comes next."""
+        self._watch(tensor, origin=(module, "buffer"))
+        self._by_id[_key(tensor)].made += 1  # type: ignore[union-attr]
+
     def _is_new(self, tensor: torch.Tensor) -> bool:
         return _key(tensor) not in self._by_id
 
@@ -206,7 +215,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._by_id:
             return
-        entry = None if known else _Storage(storage.nbytes(), len(self._operators) - 1, origin=origin)
+        entry = (
+            None
+            if known
+            else _Storage(int(self.sized(storage.nbytes(), tensor)), len(self._operators) - 1, origin=origin)
+        )
         self._by_id[key] = entry
         if entry is not None:
             self._storages.append(entry)

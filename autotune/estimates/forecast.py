@@ -50,11 +50,19 @@ TRACING = "autotune.estimates.forecast:run_trace"
 class Profiles(Mapping[Family, Profile]):
     """The profiles of one workload by family; one neither `known` nor stored is traced when it is first looked up.
 
-    One that can't be traced is a KeyError, whose reason is in `failures`.
+    One that can't be traced is a KeyError, whose reason is in `failures`. A compiled one is traced if it `compiles`,
+    which takes as long as all others together.
     """
 
-    def __init__(self, workload: Workload, parameters: int, known: Mapping[Family, Profile] | None = None) -> None:
-        self._workload = workload
+    def __init__(
+        self,
+        workload: Workload,
+        parameters: int,
+        known: Mapping[Family, Profile] | None = None,
+        *,
+        compiles: bool = False,
+    ) -> None:
+        self._workload, self._compiles = workload, compiles
         self._parameters = parameters
         self._traced: dict[Family, Profile] = dict(known or {})
         self._shallow: dict[tuple[object, ...], Any] = {}  # traces with few layers, see `profiler`
@@ -66,6 +74,8 @@ class Profiles(Mapping[Family, Profile]):
         if family in self._traced:
             return self._traced[family]
         found = read_trace(self._workload, self._parameters, family)
+        if found is None and family.compiled and not self._compiles:
+            raise KeyError(family)
         if found is None:
             from autotune.cost import profiler
 
@@ -149,7 +159,7 @@ def traces_left(directory: Path, failure: str) -> Traces:
 
 def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
     """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
-    profiles = Profiles(request.workload, request.parameters)
+    profiles = Profiles(request.workload, request.parameters, compiles=True)
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
     for done, family in enumerate(request.families):
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
@@ -215,7 +225,7 @@ class Forecast:
             found = self.model.estimate(config)
             if found is None:
                 assert isinstance(self.model.profiles, Profiles)
-                raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload)]
+                raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload).as_written]
             self.estimates[config] = found
         return self.estimates[config]
 

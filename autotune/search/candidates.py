@@ -18,8 +18,9 @@ from operator import attrgetter
 
 import numpy as np
 
+from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
-from autotune.cost.profile import Vector
+from autotune.cost.profile import Profile, Vector
 from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
@@ -30,6 +31,7 @@ from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
 _FAIR_FIT = 0.5  # the least chance to fit of a configuration that is tried after a trial has completed
+ProgramTracer = Callable[[Family], Profile | None]
 SAME_FAILURES = 4  # for one reason end a search in which nothing completes: the configuration is not the reason
 
 
@@ -38,9 +40,11 @@ class Candidates:
 
     Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
     load their data differently one stands for all: only with the leader are other ways of loading worth a trial.
+    Before the first of a compiled family is tried, `trace` returns what inductor makes of it, or None.
     """
 
-    def __init__(self, model: CostModel, plan: SearchPlan) -> None:
+    def __init__(self, model: CostModel, plan: SearchPlan, trace: ProgramTracer | None = None) -> None:
+        self._trace, self._untraced = trace, set[Family]()
         self._model, self._plan, self._budget_bytes = model, plan, plan.memory_bytes
         self._usual, self._loadings = plan.affordable, plan.search_space.loadings
         self._too_large = len(plan.search_space.legal) - len(self._usual)
@@ -165,7 +169,22 @@ class Candidates:
         if not is_early and self._gain_of_the_rest(history, gains, is_open) < WORTHWHILE_GAIN:
             return None
         rows: list[int] = np.argsort(-scores, kind="stable").tolist()
-        return next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
+        chosen = next((self.ranked[row] for row in rows if possible[row] and is_open(self.ranked[row])), None)
+        if chosen is not None and self._traces_programs(chosen):
+            return self.next(history, is_open, known=known, left_s=left_s)
+        return chosen
+
+    def _traces_programs(self, config: TrainConfig) -> bool:
+        """Return whether a trace of what inductor makes of a configuration is new."""
+        family = family_of(config, self._plan.hardware, self._plan.workload)
+        if self._trace is None or not family.compiled or family in {*self._model.profiles, *self._untraced}:
+            return False
+        if (profile := self._trace(family)) is None:
+            self._untraced.add(family)
+        else:
+            self._model = self._model.with_profile(profile)
+            self._forget_predictions()
+        return profile is not None
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:
         """Return the gain expected of the best of all trials that may still run, of as many as make it worthwhile."""

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, kind_of
+from autotune.cost.profile import Profile
 from autotune.cost.rates import ENTRY as MEASURING
 from autotune.cost.rates import OperatorRequest, rates_by_table
 from autotune.cost.time import parameter_key, worth_measuring
@@ -33,7 +34,7 @@ from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Timings
 from autotune.values.model import Task
-from autotune.values.problem import Note, Observer
+from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.trial import TrialResult
 
 _GRACE_S = 120.0  # for a child process to start where other processes are busy
@@ -139,7 +140,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     request = _request(plan, limit_s=max(min(8.0, most_s), limit_s))
     model = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*model, family)) is not None}
-    missing = tuple(family for family in request.families if family not in found)
+    missing = tuple(family for family in request.families if family not in found and not family.compiled)
     answer = Traces(profiles=())
     if missing:
         update = {"families": missing, "within_s": 0.7 * timeout_s}  # then the child answers with what it has
@@ -156,6 +157,21 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         directory.mkdir(exist_ok=True)
         write_value(traces, directory / "answer.json")
     return traces
+
+
+def trace_programs(plan: SearchPlan, runner: LocalRunner, observer: Observer, family: Family) -> Profile | None:
+    """Return the trace of what inductor makes of a family, stored or made by a child; None, and a note: it failed."""
+    workload, parameters = plan.workload, plan.facts.parameters
+    if (stored := read_trace(workload, parameters, family)) is not None:
+        return stored
+    observer(PhaseBegan(phase=Phase.PREDICTING))
+    request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
+    answer = _read(runner.ask("programs", TRACING, request, timeout_s=300.0) / "answer.json")
+    if answer is None or not answer.profiles:
+        why = "; ".join(answer.failures) if answer is not None else "see programs/log.txt"
+        observer(Note(text=f"a compiled configuration is predicted by a rule of thumb: {why}"))
+        return None
+    return answer.profiles[0]
 
 
 def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:
@@ -201,7 +217,8 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     kinds: dict[object, TrainConfig] = {}
     for config in configs:
         kinds.setdefault(kind_of(config), config)
-    families = dict.fromkeys(family_of(c, plan.hardware, plan.workload) for c in kinds.values())
+    own = (family_of(c, plan.hardware, plan.workload) for c in kinds.values())
+    families = dict.fromkeys(f for family in own for f in (family.as_written, family))
     firsts: dict[tuple[object, ...], dict[str, object]] = {}
 
     def differences(family: Family) -> int:

@@ -36,7 +36,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
-from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
+from autotune.search.candidates import SAME_FAILURES, Candidates, ProgramTracer, common_cause, proposals
 from autotune.search.earlier import EarlierSearches
 from autotune.space.space import Point
 from autotune.storage.writer import TrialConverter
@@ -66,7 +66,12 @@ class CostModelSampler(BaseSampler):
     """
 
     def __init__(
-        self, plan: SearchPlan, model: CostModel | None = None, *, earlier: EarlierSearches | None = None
+        self,
+        plan: SearchPlan,
+        model: CostModel | None = None,
+        *,
+        earlier: EarlierSearches | None = None,
+        trace: ProgramTracer | None = None,
     ) -> None:
         self.space = plan.search_space
         self._plan = plan
@@ -74,7 +79,7 @@ class CostModelSampler(BaseSampler):
         self._converter = TrialConverter(plan)
         self.left_s = math.inf
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
-        self._unlearned = Candidates(model, plan) if model is not None else None
+        self._unlearned = Candidates(model, plan, trace) if model is not None else None
         self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
         self._begin()
 

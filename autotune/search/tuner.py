@@ -17,6 +17,7 @@ from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
+from autotune.search.candidates import ProgramTracer
 from autotune.search.earlier import EarlierSearches, hopeless_after_s
 from autotune.search.sampler import CostModelSampler
 from autotune.space.knobs import changes
@@ -165,7 +166,8 @@ def leader_of(finals: Finals) -> Leader | None:
 class Tuner:
     """One search in one run directory, which the caller has locked; its trials run in `pool`.
 
-    Without a cost model nothing is predicted, without `earlier` no earlier search is used. `starting` are the seconds
+    Without a cost model nothing is predicted, without `earlier` no earlier search is used, without `trace` compiled
+    configurations are predicted by a rule of thumb. `starting` are the seconds
     before the first trial, by activity, which count towards the time limit. `study` is in memory, without finals and
     checks.
     """
@@ -180,12 +182,13 @@ class Tuner:
         clock: Callable[[], float] = time.monotonic,
         model: CostModel | None = None,
         earlier: EarlierSearches | None = None,
+        trace: ProgramTracer | None = None,
         starting: Mapping[str, float] | None = None,
     ) -> None:
         self._plan, self._directory, self._pool = plan, directory, pool
         self._observer, self._starting = observer, starting
         self._earlier = earlier or EarlierSearches(plan)
-        self._sampler = CostModelSampler(plan, model, earlier=self._earlier)
+        self._sampler = CostModelSampler(plan, model, earlier=self._earlier, trace=trace)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state

@@ -68,9 +68,11 @@ def training_data(
         return Repeated(_images_in_texts(workload, model_config), samples), joined_batch
     if not workload.task.takes_text:
         return Repeated(_images_or_sound(workload, model_config), samples), default_data_collator
+    pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     if workload.dataset is None:
         shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
-        collator = positioned_batch if shares_tokens else default_data_collator
+        # A tokenizer gives a mask, by which compiled models choose their attention, even where nothing is padded.
+        collator = positioned_batch if shares_tokens else partial(padded_batch, pad_id=pad)
         return Repeated(_texts(workload, model_config, None), samples), collator
     if directory is None:
         raise InputError("the data are of a file: give directory=, where their lengths are or are to be put")
@@ -78,7 +80,6 @@ def training_data(
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
         lengths = lengths[row_order(lengths[:, 0], workload, config, longest_first=longest_first, rows=samples)]
-    pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     collator = DataCollatorWithFlattening() if config.packing else partial(padded_batch, pad_id=pad)
     return Repeated(_texts(workload, model_config, lengths), samples), collator
 

@@ -1,14 +1,14 @@
 """What decides which operators run: configurations of one family differ in nothing but sizes and the optimizer."""
 
 import pytest
-from factories import make_config, make_gpu, make_workload
+from factories import make_config, make_gpu, make_hardware, make_workload
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.sharding import buckets_of
 from autotune.values.config import Parallelism
 from autotune.values.model import Task
 from autotune.values.techniques import LoraAdapter
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, Recipe
 
 LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
 
@@ -58,6 +58,29 @@ LORA = LoraAdapter(rank=4)
 def test_a_family_is_of_the_knobs_that_change_operators(fields, changes):
     usual = family_of(make_config(), make_gpu())
     assert family_of(make_config(**fields), make_gpu()) == usual.model_copy(update=changes)
+
+
+SFT = Recipe(name="sft", prompt_length=8, completion_length=8)
+INDUCTOR = {"torch_compile_backend": "inductor"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_traced"),
+    [
+        ({}, True), ({"adapter": LORA}, True), ({"checkpointing": "every-2nd"}, True),
+        ({"torch_compile_mode": "reduce-overhead"}, True), ({"torch_compile_backend": "aot_eager"}, False),
+        ({"checkpointing": "offload"}, False), ({"adapter": LORA, "quantization": "nf4"}, False),
+        ({"parallelism": SHARDED}, False), ({"activation_memory_budget": 0.5}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_inductors_programs_are_traced_on_one_gpu_where_nothing_bypasses_them(fields, is_traced):
+    config = make_config(**{**INDUCTOR, **fields})
+    family = family_of(config, make_gpu())
+    assert family.compiled is is_traced
+    assert family.as_written == family_of(config.model_copy(update={"torch_compile_backend": None}), make_gpu())
+    assert not family_of(config, make_hardware()).compiled
+    assert not family_of(config, make_gpu(), make_workload(recipe=SFT)).compiled
 
 
 def test_inputs_are_those_of_the_workload_and_of_real_data_those_of_the_longest_sample():

@@ -106,6 +106,21 @@ def test_a_compiled_models_activations_may_be_few_or_three_times_as_many(on_gpu,
     assert peak == getattr(on_gpu.estimate(plain).memory, f"{part}_peak_bytes")
 
 
+def test_a_compiled_model_whose_programs_are_traced_is_predicted_as_any_other(on_gpu):
+    config = make_config(8, torch_compile_backend="inductor")
+    light = large_profile(make_family(device="cuda", compiled=True))
+    light = light.model_copy(update={"storages": make_storages((0, 2, 0, 250 * MB), (3, 4, 4000 * MB, 0, True))})
+    learned = on_gpu.with_profile(light)
+    by_rule, traced = (one.estimate(config) for one in (on_gpu, learned))
+    assert by_rule.notes
+    assert not traced.notes
+    assert traced.memory.activations_bytes < 0.5 * by_rule.memory.activations_bytes
+    spread = traced.memory.allocated_interval
+    assert spread.high - spread.low < 0.1 * traced.memory.allocated_peak_bytes
+    assert learned.predict([config]).surely_bytes[0] == 0.0
+    assert learned.estimate(make_config(8)) == on_gpu.estimate(make_config(8))
+
+
 def test_a_compiled_model_may_fit_in_half_of_its_prediction_but_in_no_less(on_gpu):
     found = on_gpu.predict([make_config(16, torch_compile_backend="inductor")])
     needed = found.needed_bytes[0]

@@ -172,6 +172,14 @@ def test_a_family_is_traced_once_for_all_processes_and_again_for_a_model_of_anot
     assert traced == [FAMILY, FAMILY]
 
 
+def test_inductors_programs_are_traced_where_that_is_asked_for_and_then_known_everywhere(tracing):
+    tracing(make_profile)
+    compiled = make_family(device="cuda", compiled=True)
+    assert compiled not in Profiles(make_workload(), 10)
+    assert compiled in Profiles(make_workload(), 10, compiles=True)
+    assert compiled in Profiles(make_workload(), 10)
+
+
 def test_a_reason_is_not_stored(tracing):
     traced, family = tracing(fail_for_the_second), FAMILIES[1]
     for _ in range(2):

@@ -12,6 +12,7 @@ from factories import (
     OUT_OF_MEMORY,
     legal_points,
     make_config,
+    make_gpu,
     make_limits,
     make_measurement,
     make_plan,
@@ -20,7 +21,7 @@ from factories import (
     make_space_file,
 )
 from predicted_space import GB, PROFILES, SPACE, make_model_of
-from profiles import make_model, make_rates
+from profiles import MB, make_family, make_model, make_profile, make_rates, make_work
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
@@ -89,6 +90,27 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
     assert "as a trial is expected to take" in early.candidates.conclusion(early.history, early.is_open, 5.0)
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
+
+
+def test_what_inductor_makes_of_a_family_is_traced_once_before_the_first_trial_of_it():
+    space = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": [8, 16]})
+    written = make_family(device="cuda")
+    plan = make_plan(space=space, hardware=make_gpu(), memory_bytes=GB)
+    model = make_model([make_profile(written)], hardware=make_gpu())
+    compiled, asked = written.model_copy(update={"compiled": True}), []
+
+    def trace(slower):
+        def traced(family):
+            asked.append(family)
+            return slower and make_profile(compiled, work=(make_work(slower * 10 * MB),))
+
+        candidates, history = Candidates(model, plan, traced), History()
+        return candidates.next(history, lambda config: True), candidates.next(history, lambda config: True)
+
+    assert [config.torch_compile_backend for config in trace(2)] == [None, None]  # not faster after all
+    assert asked == [compiled]
+    assert [config.torch_compile_backend for config in trace(None)] == ["inductor", "inductor"]  # by the rule
+    assert asked == [compiled, compiled]
 
 
 def test_a_trial_of_long_steps_is_not_begun_where_only_short_ones_have_time_for_theirs():
