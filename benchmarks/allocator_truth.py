@@ -8,7 +8,7 @@
 takes seconds: allocator, kernels' choice, workspaces and optimizers are the real ones, computed values are zero. It
 runs the plan's configurations as trials, each through autotune's runner and worker, and appends a row for each to a
 file of JSON lines as it ends, so a run that was stopped goes on. `predict` traces the same configurations, on any
-machine. `report` sets the two side by side.
+machine; compiled ones on the stand-in, as their programs need torch's CUDA build. `report` sets the two side by side.
 
 The configurations: `allocator_plan.py`.
 """
@@ -200,14 +200,20 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
     from autotune.cost.model import CostModel
     from autotune.cost.profiler import profile
     from autotune.cost.rates import rates_by_table
+    from autotune.errors import InputError
 
     started = time.monotonic()
     workload, facts = workload_of(case)
-    found = profile(workload.model, family_of(case.config, hardware), shape_of(workload), parameters=facts.parameters)
+    family, known = family_of(case.config, hardware), {"parameters": facts.parameters}
+    try:
+        found = profile(workload.model, family, shape_of(workload), **known)
+    except InputError:  # as a search falls back on the rule of thumb
+        found = profile(workload.model, family.as_written, shape_of(workload), **known)
     model = CostModel.of(workload, hardware, rates_by_table(hardware), [found])
     memory = model.breakdown(case.config, found)
     return {
         "memory": memory.model_dump(mode="json"),
+        **({"programs": found.family.compiled} if case.part == "compiled" else {}),
         "seconds": round(time.monotonic() - started, 1),
     }
 

@@ -155,7 +155,8 @@ class _Profiler:
             names=tuple(deep.names[at] for at in made),
             buffers_bytes=deep.buffers_bytes
             + sum(n * (deep.buffers_bytes - short.buffers_bytes) for short, n in zip(lacking, times, strict=True)),
-            storages=storages_of(*steps),
+            # Inductor may put operators around the layers in another order.
+            storages=storages_of(*steps, unlike=4 * self.family.compiled),
             work=work,
             needed_flops=needed,
             layer=layer,
@@ -257,7 +258,7 @@ def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[
             total[row] += n * (works[row] - fewer[row])
         needed = needed + n * (deep.needed_flops() - short.needed_flops())
     order = {row: at for at, row in enumerate(works)}
-    rows = sorted((row for row, count in total.items() if count), key=lambda row: order.get(row, len(order)))
+    rows = sorted((row for row, count in total.items() if count > 0), key=lambda row: order.get(row, len(order)))
     found = [
         Work(
             kind=kind, half=half, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
@@ -274,8 +275,8 @@ def line(values: Sequence[float] | Vector) -> Line:
     return Line(constant=float(values[0]), per_sample=float(values[1]))
 
 
-def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> Storages:
-    """Return the storages of a pass at full depth; the arguments are those of `work_of`."""
+def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], unlike: int = 0) -> Storages:
+    """Return the storages of a pass at full depth; the arguments are those of `work_of` and of `stretch`."""
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     sizes, origin = deep.lines("storages")[:, 2], [origins[o] for o in tape.origins]
@@ -286,8 +287,8 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> St
     layers = []
     for short, n in zip(lacking, times, strict=True):
         few, names = short.low.forward_end, short.low.names
-        at, length = stretch(names[few:], tape.names[end:])
-        layers.append((stretch(names[:few], tape.names[:end]), (end + at, length), n))
+        at, length = stretch(names[few:], tape.names[end:], unlike)
+        layers.append((stretch(names[:few], tape.names[:end], unlike), (end + at, length), n))
     for forward, backward, n in sorted(layers):
         layer = (forward[0] + moved, forward[1]), (backward[0] + moved, backward[1])
         rows, workspaces = _repeated(rows, layer, n, end), _outside(workspaces, layer, n)
@@ -307,23 +308,20 @@ def order_of(deep: Sequence[object], lacking: Sequence[Sequence[object]], times:
     return order
 
 
-def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
+def stretch(short: Sequence[object], long: Sequence[object], unlike: int = 0) -> tuple[int, int]:
     """Return (position, length) of the stretch that `long` has more than `short`, between the layers of `short`.
 
     Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and a few
     operators further where operators around the layers are named like them. One length of it behind its earliest place
-    is between two layers, so that each operator is one of its own layer.
+    is between two layers, so that each operator is one of its own layer. Beside it at most `unlike` names may differ.
     """
     extra = len(long) - len(short)
-    last = _common(short, long)
-    first = len(short) - _common(short[::-1], long[::-1])
-    if extra < 0 or first > last:
+    before = np.cumsum([0, *(a != b for a, b in zip(short, long, strict=False))])
+    behind = np.cumsum([0, *(a != b for a, b in zip(short[::-1], long[::-1], strict=False))])[::-1]
+    if extra < 0 or (before + behind).min() > unlike:
         raise NotLinear("a deeper model doesn't only repeat its layers")
-    return min(last, first + extra), extra
-
-
-def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    places = np.flatnonzero(before + behind == (before + behind).min())
+    return int(min(places[-1], places[0] + extra)), extra
 
 
 # Where a layer's operators are, (position, length) in the forward and the backward pass.

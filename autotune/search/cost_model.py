@@ -6,6 +6,7 @@ prediction.
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_le
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
-from autotune.search.candidates import Candidates
+from autotune.search.candidates import Candidates, ProgramTracer
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
 from autotune.units import show_memory
@@ -159,19 +160,30 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     return traces
 
 
-def trace_programs(plan: SearchPlan, runner: LocalRunner, observer: Observer, family: Family) -> Profile | None:
-    """Return the trace of what inductor makes of a family, stored or made by a child; None, and a note: it failed."""
+def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) -> ProgramTracer:
+    """Return what traces the programs that inductor makes of a family, by a child, for a tenth of the search's time.
+
+    It returns stored traces at any time, and None where there is no time or tracing fails, which a note tells.
+    """
     workload, parameters = plan.workload, plan.facts.parameters
-    if (stored := read_trace(workload, parameters, family)) is not None:
-        return stored
-    observer(PhaseBegan(phase=Phase.PREDICTING))
-    request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
-    answer = _read(runner.ask("programs", TRACING, request, timeout_s=300.0) / "answer.json")
-    if answer is None or not answer.profiles:
-        why = "; ".join(answer.failures) if answer is not None else "see programs/log.txt"
-        observer(Note(text=f"a compiled configuration is predicted by a rule of thumb: {why}"))
-        return None
-    return answer.profiles[0]
+    ends_after_s, spent_s = 0.1 * plan.budget.max_time_s, 0.0
+
+    def trace(family: Family) -> Profile | None:
+        nonlocal spent_s
+        if (stored := read_trace(workload, parameters, family)) is not None or spent_s >= ends_after_s:
+            return stored
+        observer(PhaseBegan(phase=Phase.PREDICTING))
+        request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
+        began, timeout_s = time.monotonic(), max(_GRACE_S, ends_after_s)
+        answer = _read(runner.ask("programs", TRACING, request, timeout_s=timeout_s) / "answer.json")
+        spent_s += time.monotonic() - began
+        if answer is None or not answer.profiles:
+            why = "; ".join(answer.failures) if answer is not None else "see programs/log.txt"
+            observer(Note(text=f"a compiled configuration is predicted by a rule of thumb: {why}"))
+            return None
+        return answer.profiles[0]
+
+    return trace
 
 
 def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, left_s: float = math.inf) -> CostModel:

@@ -5,7 +5,6 @@ place is a device, several devices of one training, or some of the CPU's cores.
 """
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
@@ -22,7 +21,7 @@ from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.search.cost_model import check_fits, cost_model, learn, measured_model, trace_programs
+from autotune.search.cost_model import check_fits, cost_model, learn, measured_model, program_tracer
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
@@ -129,7 +128,7 @@ def conduct(
     starting = stopwatch.laps()
     # Where trials run side by side the device is never free.
     is_free = backend.asker is backend.pool and plan.fleet.is_single
-    trace = functools.partial(trace_programs, plan, backend.asker, writer) if is_free else None
+    trace = program_tracer(plan, backend.asker, writer) if is_free else None
     try:
         tuner = Tuner(
             plan, directory, backend.pool, writer, model=model, earlier=earlier, trace=trace, starting=starting

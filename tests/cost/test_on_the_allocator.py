@@ -61,6 +61,9 @@ RULES = {
     "large blocks of an evaluation": ("bert-base-uncased", 512, 8, {"adapter": LORA}, 64),
     "Liger: weights of the head, cast and cached": ("Qwen/Qwen2-0.5B", 1024, 4, {**LIGER, "precision": "bf16"}),
     "Liger: gradients of the head in fp32": ("Qwen/Qwen2-0.5B", 1000, 3, LIGER),
+    "programs of inductor, dropout and all": (
+        "distilbert/distilgpt2", 256, 4, {**CHECKPOINTED, "torch_compile_backend": "inductor"}
+    ),
     "Liger: long": ("meta-llama/Llama-3.2-1B", 16384, 1, {**LIGER, **CHECKPOINTED}),
 }  # fmt: skip
 
@@ -115,7 +118,7 @@ def check(runner, device, workload, config, evaluation=None):
         device=device.device,
         accumulation_steps=workload.accumulation_steps(config),
         task=SoakTask(eval_batch_sizes=(evaluation.batch,)) if evaluation else None,
-        limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=300),
+        limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=500),
     )
     result = runner.run(request)
     assert result.measurement, result.outcome

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from factories import CRASHED, make_budget, make_config, make_facts, make_gpu, make_plan, make_result, make_space_file
+from factories import (
+    CRASHED,
+    Clock,
+    make_budget,
+    make_config,
+    make_facts,
+    make_gpu,
+    make_plan,
+    make_result,
+    make_space_file,
+)
 from profiles import make_family, make_group, make_model, make_profile, make_storages, make_work
 
 from autotune.cost.rates import OperatorRequest
@@ -14,8 +25,9 @@ from autotune.errors import NothingFitsError
 from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
+from autotune.search import cost_model as module
 from autotune.search.candidates import Candidates
-from autotune.search.cost_model import check_fits, cost_model, learn, measured_model
+from autotune.search.cost_model import check_fits, cost_model, learn, measured_model, program_tracer
 from autotune.storage.home import read_observations, read_timings, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
@@ -93,6 +105,44 @@ def predict(tmp_path, notes):
         return model, asker
 
     return make
+
+
+def test_what_inductor_makes_of_a_family_is_asked_of_a_child_once_within_a_tenth_of_the_time(tmp_path, monkeypatch):
+    clock, told = Clock(), []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
+    compiled, further, late = (
+        make_family(device="cuda", checkpointing=kind, compiled=True) for kind in ("none", "full", "every-2nd")
+    )
+
+    class Slow(Asker):
+        def ask(self, *given, **limits):
+            clock.now_s += 20
+            return super().ask(*given, **limits)
+
+    plan = make_plan(hardware=make_gpu(), budget=make_budget(max_time_s=300.0))
+    asker = Slow(tmp_path, Traces(profiles=(make_profile(compiled),)))
+    trace = program_tracer(plan, asker, told.append)
+    assert [trace(compiled), trace(compiled)] == [make_profile(compiled)] * 2
+    ((name, entry, request, _),) = asker.asked
+    assert (name, entry, request.families) == ("programs", TRACING, (compiled,))
+    asker._answers[TraceRequest] = Traces(profiles=(), failures=("no device",))
+    assert trace(further) is None
+    assert told[-1].text.endswith("by a rule of thumb: no device")
+    assert trace(late) is None
+    assert len(asker.asked) == 2  # 40 s of 30 are over
+    assert trace(compiled) == make_profile(compiled)
+
+
+def test_a_search_begins_with_models_as_written_and_with_programs_that_are_known(predict):
+    space = make_space_file({"torch_compile_backend": [None, "inductor"]})
+    written = make_family(device="cuda")
+    compiled = written.model_copy(update={"compiled": True})
+    plan = {"space": space, "hardware": make_gpu(name="NVIDIA A100-SXM4-80GB")}
+    made = make_plan(**plan)
+    write_trace(made.workload, made.facts.parameters, make_profile(compiled))
+    model, asker = predict(Traces(profiles=(make_profile(written),)), **plan)
+    assert asker.request.families == (written,)
+    assert set(model.profiles) == {written, compiled}
 
 
 @pytest.mark.parametrize(("left_s", "at_most_s"), [(40.0, 10.0), (-5.0, 1.0)])
