@@ -1,7 +1,7 @@
 """Traces a family of configurations and returns its profile.
 
-Tensors are those of the meta device. The model is traced with few layers and extended to its full depth, or whole where
-its layers don't repeat.
+Tensors are those of the meta device; of compiled steps see `compiled`. The model is traced with few layers and extended
+to its full depth, or whole where its layers don't repeat.
 
 A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
 layers therefore agree but for one stretch in the forward and one in the backward pass, which is repeated. A storage of
@@ -198,12 +198,10 @@ class _Profiler:
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
             model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
-            if not family.compiled:
-                step = self._pass(model, micro_step)
+            as_written = None if family.compiled else self._pass(model, micro_step)
             with contextlib.suppress(NotLinear, Untraceable):
                 evaluation = evaluation or self._pass(model, evaluation_step)
-            if family.compiled:
-                step = self._compiled(model)
+            step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,

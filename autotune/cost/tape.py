@@ -215,11 +215,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._by_id:
             return
-        entry = (
-            None
-            if known
-            else _Storage(int(self.sized(storage.nbytes(), tensor)), len(self._operators) - 1, origin=origin)
-        )
+        nbytes = int(self.sized(storage.nbytes(), tensor))
+        entry = None if known else _Storage(nbytes, len(self._operators) - 1, origin=origin)
         self._by_id[key] = entry
         if entry is not None:
             self._storages.append(entry)

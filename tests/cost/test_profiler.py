@@ -227,3 +227,12 @@ def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):
 )
 def test_the_first_number_of_a_name_counts_layers_and_the_rest_is_outside(names, sizes, found):
     assert layers_of(names, [make_group(size) for size in sizes]) == found
+
+
+def test_a_layer_is_found_where_some_names_around_it_change_places_if_that_is_allowed():
+    assert profiler.stretch("abLcd", "abLLcd") == (3, 1)
+    assert profiler.stretch("abLcd", "abLLdc", 2) == (3, 1)
+    with pytest.raises(profiler.NotLinear):
+        profiler.stretch("abLcd", "abLLdc", 1)
+    with pytest.raises(profiler.NotLinear):
+        profiler.stretch("abLLcd", "abLcd", 9)
