@@ -44,8 +44,7 @@ class Candidates:
     """
 
     def __init__(self, model: CostModel, plan: SearchPlan, trace: ProgramTracer | None = None) -> None:
-        self._trace, self._asked = trace, set[Family]()
-        self._model, self._plan, self._budget_bytes = model, plan, plan.memory_bytes
+        self._model, self._plan, self._budget_bytes, self._trace = model, plan, plan.memory_bytes, trace
         self._usual, self._loadings = plan.affordable, plan.search_space.loadings
         self._too_large = len(plan.search_space.legal) - len(self._usual)
         self.ranked = self._usual
@@ -177,12 +176,11 @@ class Candidates:
     def _traces_programs(self, config: TrainConfig) -> bool:
         """Return whether a trace of what inductor makes of a configuration is new."""
         family = family_of(config, self._plan.hardware, self._plan.workload)
-        if self._trace is None or not family.compiled or family in self._asked or family in self._model.profiles:
+        if self._trace is None or not family.compiled or family in self._model.profiles:
             return False
         if (profile := self._trace(family)) is not None:
             self._model = self._model.with_profile(profile)
             self._forget_predictions()
-        self._asked.add(family)
         return profile is not None
 
     def _gain_of_the_rest(self, history: History, gains: Vector, is_open: Callable[[TrainConfig], bool]) -> float:

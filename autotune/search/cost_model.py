@@ -163,14 +163,15 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
 def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) -> ProgramTracer:
     """Return what traces the programs that inductor makes of a family, by a child, for a tenth of the search's time.
 
-    It returns stored traces at any time, and None where there is no time or tracing fails, which a note tells.
+    It returns stored traces at any time, and None where there is no time or tracing failed, which a note tells once.
     """
     workload, parameters = plan.workload, plan.facts.parameters
-    ends_after_s, spent_s = 0.1 * plan.budget.max_time_s, 0.0
+    ends_after_s, spent_s, failed = 0.1 * plan.budget.max_time_s, 0.0, set[Family]()
 
     def trace(family: Family) -> Profile | None:
         nonlocal spent_s
-        if (stored := read_trace(workload, parameters, family)) is not None or spent_s >= ends_after_s:
+        stored = read_trace(workload, parameters, family)
+        if stored is not None or family in failed or spent_s >= ends_after_s:
             return stored
         observer(PhaseBegan(phase=Phase.PREDICTING))
         request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
@@ -179,6 +180,7 @@ def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) ->
         spent_s += time.monotonic() - began
         if answer is None or not answer.profiles:
             why = "; ".join(answer.failures) if answer is not None else "see programs/log.txt"
+            failed.add(family)
             observer(Note(text=f"a compiled configuration is predicted by a rule of thumb: {why}"))
             return None
         return answer.profiles[0]
