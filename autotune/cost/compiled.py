@@ -73,8 +73,8 @@ class _ProgramRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Writes down what inductor's programs do, with sizes that grow with the micro-batch times `factor`."""
 
     def __init__(self, known: list[torch.Tensor], factor: float) -> None:
+        self._factor = factor  # before known tensors are looked at
         super().__init__(known, scratch_bytes)
-        self._factor = factor
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
