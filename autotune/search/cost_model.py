@@ -161,9 +161,9 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
 
 
 def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) -> ProgramTracer:
-    """Return what traces the programs that inductor makes of a family, by a child, for a tenth of the search's time.
+    """Return a function that has a child trace inductor's programs of a family, for a tenth of the search's time.
 
-    It returns stored traces at any time, and None where there is no time or tracing failed, which a note tells once.
+    It returns stored traces at any time, and None where no time is left or tracing failed, which a note tells once.
     """
     workload, parameters = plan.workload, plan.facts.parameters
     ends_after_s, spent_s, failed = 0.1 * plan.budget.max_time_s, 0.0, set[Family]()

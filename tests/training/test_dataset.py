@@ -60,6 +60,14 @@ def test_samples_of_each_task_depend_on_seed_and_index_alone_and_a_model_trains_
     assert loss_of(task, USUAL_MODEL[task], collator([data[i] for i in range(4)])) > 0
 
 
+@pytest.mark.parametrize("task", [t for t in Task.heads() if t.takes_text and t is not Task.IMAGE_TEXT_TO_TEXT])
+def test_texts_of_one_length_have_the_mask_that_a_tokenizer_gives(task):
+    data, collator = synthetic(task)
+    batch = collator([data[0], data[1]])
+    assert batch["attention_mask"].tolist() == torch.ones_like(batch["input_ids"]).tolist()
+    assert all(torch.equal(batch["input_ids"][i], data[i]["input_ids"]) for i in range(2))
+
+
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "t5", "bart"])
 def test_synthetic_ids_are_ordinary_ones_of_the_vocabulary(model_type):
     config = config_of(model_type)
