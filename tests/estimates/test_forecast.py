@@ -242,11 +242,10 @@ def test_families_that_share_a_pass_are_traced_by_one_process(cores, tracing, tm
     families = tuple(f.model_copy(update={"checkpointing": kind}) for kind in ("none", "full") for f in FAMILIES)
     write_value(request(families=families), tmp_path / "request.json")
     run_trace(tmp_path)
-    ranks = sorted(path.read_text().split() for path in tmp_path.glob("by-*"))
-    assert (
-        ranks
-        == {1: [["4", "8", "16"] * 2], 2: [["4", "16"] * 2, ["8"] * 2], 8: [["16"] * 2, ["4"] * 2, ["8"] * 2]}[cores]
-    )
+    traced = [path.read_text().split() for path in tmp_path.glob("by-*")]
+    assert len(traced) <= cores  # a process that is soon done takes another one's share
+    for rank in ("4", "8", "16"):
+        assert max(ranks.count(rank) for ranks in traced) == 2
     answer = read_value(Traces, tmp_path / "answer.json")
     assert {p.family for p in answer.profiles} == {f for f in families if f != FAMILIES[1]}
     assert answer.failures == ("tiny: can't be traced: no kernel",)
