@@ -47,8 +47,11 @@ FURTHER: dict[str, tuple[str, ...]] = {
 
 DRAWN = {"mend": MEND, "held-out": HELD_OUT, "further": FURTHER}
 
-# Family, model, precision, checkpointing, micro-batch and length of what is compiled by inductor.
-COMPILED = (
+LORA = {"adapter": {"kind": "lora", "rank": 16}}
+GRAPHS = {"torch_compile_mode": "reduce-overhead"}
+
+# Family, model, precision, checkpointing, micro-batch, length and how else it is trained, of what inductor compiles.
+COMPILED: tuple[tuple[Any, ...], ...] = (
     ("bert", "bert-base-uncased", "bf16", "none", 16, 512),
     ("gpt2", "gpt2", "bf16", "none", 8, 1024),
     ("t5", "t5-small", "bf16", "none", 16, 512),
@@ -64,6 +67,54 @@ COMPILED = (
     ("bert", "bert-large-uncased", "fp32", "none", 8, 512),
     ("llama-3", "meta-llama/Llama-3.2-1B", "fp32", "none", 4, 512),
     ("gpt2", "gpt2-medium", "bf16", "none", 16, 1024),
+    ("opt", "facebook/opt-125m", "bf16", "none", 8, 1024),
+    ("qwen2", "Qwen/Qwen1.5-0.5B", "bf16", "none", 4, 512),
+    ("pythia", "EleutherAI/pythia-160m", "bf16", "none", 8, 1024),
+    ("gpt2", "gpt2", "bf16", "none", 8, 1024, LORA),
+    ("gpt2", "gpt2", "bf16", "none", 8, 1024, GRAPHS),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "bf16", "none", 4, 512, LORA),
+    ("qwen2", "Qwen/Qwen2-1.5B", "bf16", "full", 4, 512),
+    ("bert", "bert-base-uncased", "bf16", "full", 16, 512, GRAPHS),
+    ("opt", "facebook/opt-125m", "fp32", "none", 4, 512),
+    ("opt", "facebook/opt-125m", "bf16", "full", 8, 1024),
+    ("pythia", "EleutherAI/pythia-160m", "fp32", "full", 8, 512),
+    ("qwen2", "Qwen/Qwen1.5-0.5B", "fp32", "none", 4, 1024),
+    ("bert", "bert-base-uncased", "bf16", "every-2nd", 16, 256),
+    ("qwen2", "Qwen/Qwen1.5-0.5B", "bf16", "full", 4, 1024, LORA),
+    ("llama-2", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "pure_bf16", "none", 2, 1024),
+    ("opt", "facebook/opt-1.3b", "bf16", "none", 2, 512),
+    ("gpt2", "gpt2", "fp32", "every-2nd", 8, 512),
+    # Held out
+    ("roberta", "FacebookAI/roberta-base", "bf16", "none", 16, 512),
+    ("qwen3", "Qwen/Qwen3-0.6B", "bf16", "none", 4, 512),
+    ("gemma3", "google/gemma-3-270m", "bf16", "none", 4, 512),
+    ("vit", "google/vit-base-patch16-224", "bf16", "none", 32, 3000),
+    ("modernbert", "answerdotai/ModernBERT-base", "bf16", "none", 8, 512),
+    ("phi", "microsoft/phi-1_5", "bf16", "none", 2, 512),
+    ("bart", "facebook/bart-base", "bf16", "none", 8, 512),
+    ("roberta", "FacebookAI/roberta-base", "fp32", "none", 8, 256),
+    ("qwen3", "Qwen/Qwen3-0.6B", "bf16", "full", 4, 1024),
+    ("gemma3", "google/gemma-3-270m", "fp32", "none", 4, 1024),
+    ("vit", "google/vit-base-patch16-224", "fp32", "none", 16, 3000),
+    ("modernbert", "answerdotai/ModernBERT-base", "fp32", "full", 8, 512),
+    ("roberta", "FacebookAI/roberta-base", "bf16", "full", 16, 512),
+    ("roberta", "FacebookAI/roberta-base", "bf16", "none", 16, 256, LORA),
+    ("roberta", "FacebookAI/roberta-base", "bf16", "none", 8, 512, GRAPHS),
+    ("qwen3", "Qwen/Qwen3-0.6B", "bf16", "none", 4, 512, LORA),
+    ("qwen3", "Qwen/Qwen3-0.6B", "fp32", "none", 2, 512),
+    ("gemma3", "google/gemma-3-270m", "bf16", "full", 8, 512),
+    ("gemma3", "google/gemma-3-270m", "bf16", "none", 4, 512, LORA),
+    ("vit", "google/vit-base-patch16-224", "bf16", "full", 32, 3000),
+    ("vit", "google/vit-base-patch16-224", "bf16", "none", 16, 3000, GRAPHS),
+    ("vit", "google/vit-large-patch16-224", "bf16", "every-2nd", 16, 3000),
+    ("phi", "microsoft/phi-1_5", "bf16", "full", 2, 1024),
+    ("phi", "microsoft/phi-1_5", "pure_bf16", "none", 2, 512, LORA),
+    ("bart", "facebook/bart-base", "fp32", "full", 8, 512),
+    ("bart", "facebook/bart-base", "bf16", "none", 4, 1024, LORA),
+    ("roberta", "FacebookAI/xlm-roberta-large", "bf16", "none", 8, 512),
+    ("modernbert", "answerdotai/ModernBERT-base", "bf16", "full", 8, 1024, GRAPHS),
+    ("qwen3", "Qwen/Qwen3-1.7B", "bf16", "every-2nd", 2, 512),
+    ("gemma2", "google/gemma-2-2b", "bf16", "none", 1, 512),
 )  # fmt: skip
 
 PARTS = (*DRAWN, "compiled")
@@ -121,14 +172,15 @@ def plan() -> list[Case]:
             cases += [
                 _spread(chance, way, number=len(cases) + i, model=models[0], **given) for i, way in enumerate(_SPREAD)
             ]
-    for family, model, precision, checkpointing, micro_batch, length in COMPILED:
-        config = TrainConfig(
-            per_device_train_batch_size=micro_batch,
-            precision=Precision(precision),
-            checkpointing=checkpointing,
-            attn_implementation="sdpa",
-            torch_compile_backend="inductor",
-        )
+    for family, model, precision, checkpointing, micro_batch, length, *further in COMPILED:
+        words = {
+            "per_device_train_batch_size": micro_batch,
+            "precision": precision,
+            "checkpointing": checkpointing,
+            "attn_implementation": "sdpa",
+            "torch_compile_backend": "inductor",
+        }
+        config = TrainConfig.model_validate(dict(words, **(further[0] if further else {})))
         given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": 1}
         cases.append(Case(number=len(cases), part="compiled", config=config, **given))
     return cases

@@ -65,8 +65,8 @@ class Observation(Value):
     log_time: float | None = Field(description="logarithm of measured over predicted seconds; None: not measured")
 
 
-def memory_features(parts: Components, unused: float, *, compiled: bool = False) -> dict[str, float]:
-    """Return the share that each component has of the predicted memory; `compiled`: activations count once more."""
+def memory_features(parts: Components, unused: float, *, compiled: float = 0.0) -> dict[str, float]:
+    """Return the share that each component has of the predicted memory; `compiled`: so much more activations count."""
     total = parts.allocated + unused
     # A compiler decides by itself which activations it saves: as much of them may be missing, or come on top.
     return {
@@ -76,7 +76,7 @@ def memory_features(parts: Components, unused: float, *, compiled: bool = False)
         "unused": unused / total,
         "constant": _CONSTANT_BYTES / total,
         **({"communication": parts.communication / total} if parts.communication else {}),
-        **({"compiled": (parts.activations + parts.temporaries) / total} if compiled else {}),
+        **({"compiled": compiled * (parts.activations + parts.temporaries) / total} if compiled else {}),
     }
 
 

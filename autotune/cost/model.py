@@ -50,6 +50,11 @@ def by_rule(config: TrainConfig, profile: Profile) -> bool:
     return is_compiled(config) and not profile.family.compiled
 
 
+def roughness(config: TrainConfig, profile: Profile) -> float:
+    """Return how rough a compiled trace is: 1 of one by rule, else the share of operators in which layers differ."""
+    return 1.0 if by_rule(config, profile) else profile.unlike
+
+
 class Counted(NamedTuple):
     """Time and memory of micro-batches of one kind of configuration, uncorrected, a row for each."""
 
@@ -175,8 +180,8 @@ class CostModel:
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
-        rough = by_rule(kind, profile)
-        if rough:
+        rough = roughness(kind, profile)
+        if by_rule(kind, profile):
             unsure = allocated - profile.weights_bytes
         self.counts[key] = counted = Counted(
             seconds=self._step_cost(kind, profile).seconds(padded.mean, accumulation, padded.attended),
@@ -213,8 +218,8 @@ class CostModel:
         accumulation = self.workload.accumulation_steps(config)
         padded = self._padded(config)
         cost = self._step_cost(config, profile)
-        waiting = float(cost.waiting(padded.mean, np.array([float(accumulation)]), padded.attended)[0])
-        corrected = math.exp(float(self.corrections.log_time([time_features(config)])[0][0])) if waiting else 1.0
+        parts = cost.parts(padded.mean, np.array([float(accumulation)]), padded.attended)
+        whole_s = sum(float(part[0]) for part in parts.values())
         flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
         tokens = self.workload.tokens_per_sample
@@ -224,11 +229,11 @@ class CostModel:
             step_time_interval=Interval(low=step_s / spread, high=step_s * spread),
             samples_per_second=rate,
             samples_per_second_interval=Interval(low=rate / spread, high=rate * spread),
+            parts={part: share for part, seconds in parts.items() if (share := float(seconds[0]) / whole_s)},
             tokens_per_second=None if tokens is None else rate * tokens,
             flops_per_step=flops * config.parallelism.world_size,
             mfu=None if peak is None else flops / step_s / peak,
             notes=(_COMPILED,) if by_rule(config, profile) else (),
-            communication_s=waiting * corrected,
             host_bytes=round(self._footprint(config, profile).share.host),
         )
 
@@ -247,7 +252,7 @@ class CostModel:
         return self._footprint(config, profile).share.paged
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
-        footprint, rough = self._footprint(config, profile), by_rule(config, profile)
+        footprint, rough = self._footprint(config, profile), roughness(config, profile)
         parts, unused = self._peak(config, profile, self.evaluation)
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         counted = footprint.phases(self.evaluation or (Evaluation(batch=own) if own else None))
@@ -326,7 +331,7 @@ class CostModel:
         took, features, ratios = measured.memory, dict[str, float](), dict[str, float]()
         if took.is_known:
             parts, unused = self._peak(config, profile, None)
-            features = memory_features(parts, unused, compiled=by_rule(config, profile))
+            features = memory_features(parts, unused, compiled=roughness(config, profile))
             reserved = parts.allocated + unused
             ratios["device"] = (took.peak_bytes - (parts.paged + beyond)) / reserved
             if took.allocated_bytes is not None:

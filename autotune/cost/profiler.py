@@ -155,8 +155,8 @@ class _Profiler:
             names=tuple(deep.names[at] for at in made),
             buffers_bytes=deep.buffers_bytes
             + sum(n * (deep.buffers_bytes - short.buffers_bytes) for short, n in zip(lacking, times, strict=True)),
-            # Inductor may put operators around the layers in another order.
-            storages=storages_of(*steps, unlike=4 * self.family.compiled),
+            storages=storages_of(*steps, exact=not self.family.compiled),
+            unlike=max((unlike_share(deep.step.low, short.step.low) for short in lacking), default=0.0),
             work=work,
             needed_flops=needed,
             layer=layer,
@@ -273,7 +273,7 @@ def line(values: Sequence[float] | Vector) -> Line:
     return Line(constant=float(values[0]), per_sample=float(values[1]))
 
 
-def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], unlike: int = 0) -> Storages:
+def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, exact: bool = True) -> Storages:
     """Return the storages of a pass at full depth; the arguments are those of `work_of` and of `stretch`."""
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
@@ -285,8 +285,8 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], unlik
     layers = []
     for short, n in zip(lacking, times, strict=True):
         few, names = short.low.forward_end, short.low.names
-        at, length = stretch(names[few:], tape.names[end:], unlike)
-        layers.append((stretch(names[:few], tape.names[:end], unlike), (end + at, length), n))
+        at, length = stretch(names[few:], tape.names[end:], exact=exact)
+        layers.append((stretch(names[:few], tape.names[:end], exact=exact), (end + at, length), n))
     for forward, backward, n in sorted(layers):
         layer = (forward[0] + moved, forward[1]), (backward[0] + moved, backward[1])
         rows, workspaces = _repeated(rows, layer, n, end), _outside(workspaces, layer, n)
@@ -306,19 +306,33 @@ def order_of(deep: Sequence[object], lacking: Sequence[Sequence[object]], times:
     return order
 
 
-def stretch(short: Sequence[object], long: Sequence[object], unlike: int = 0) -> tuple[int, int]:
+def unlike_share(deep: Tape, short: Tape) -> float:
+    """Return the share of the operators that differ between two tapes, beside the layer that one lacks."""
+    few, end = short.forward_end, deep.forward_end
+    sides = (short.names[:few], deep.names[:end]), (short.names[few:], deep.names[end:])
+    return sum(int(_differing(*side).min()) for side in sides) / len(deep.names)
+
+
+def _differing(short: Sequence[object], long: Sequence[object]) -> NDArray[np.int64]:
+    """Return how many names differ if what `long` has more begins at each place of `short`."""
+    before = np.cumsum([0, *(a != b for a, b in zip(short, long, strict=False))])
+    behind = np.cumsum([0, *(a != b for a, b in zip(short[::-1], long[::-1], strict=False))])[::-1]
+    found: NDArray[np.int64] = before + behind
+    return found
+
+
+def stretch(short: Sequence[object], long: Sequence[object], *, exact: bool = True) -> tuple[int, int]:
     """Return (position, length) of the stretch that `long` has more than `short`, between the layers of `short`.
 
     Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and a few
     operators further where operators around the layers are named like them. One length of it behind its earliest place
-    is between two layers, so that each operator is one of its own layer. Beside it at most `unlike` names may differ.
+    is between two layers, so that each operator is one of its own layer. If `exact`, no names beside it may differ. If
+    not, it is where the fewest do: inductor puts operators around the layers, or of unlike layers, in another order.
     """
-    extra = len(long) - len(short)
-    before = np.cumsum([0, *(a != b for a, b in zip(short, long, strict=False))])
-    behind = np.cumsum([0, *(a != b for a, b in zip(short[::-1], long[::-1], strict=False))])[::-1]
-    if extra < 0 or (before + behind).min() > unlike:
+    extra, differing = len(long) - len(short), _differing(short, long)
+    if extra < 0 or (exact and differing.min()):
         raise NotLinear("a deeper model doesn't only repeat its layers")
-    places = np.flatnonzero(before + behind == (before + behind).min())
+    places = np.flatnonzero(differing == differing.min())
     return int(min(places[-1], places[0] + extra)), extra
 
 

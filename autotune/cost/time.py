@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.optimizers import optimizer, state_bytes
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
 from autotune.cost.sharding import Network, Spread, exposed_seconds, host_seconds, stepped
 from autotune.values.config import Precision
 from autotune.values.estimate import Arithmetic, Rates
+from autotune.values.trial import StepPart
 
 # A compiled model runs chains of element-wise operators as one: of the bytes of all of them about this share is left.
 # Published: Llama-2-1B, micro-batch 4, 6,200 against 9,000 tokens/s (torchao's low-bit optimizers table).
@@ -70,19 +72,26 @@ class StepCost:
 
         `attended`: micro-batches by the work of attention, see `lengths`; None: `samples`.
         """
+        return sum(self.parts(samples, accumulation, attended).values(), start=np.zeros_like(samples))
+
+    def parts(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> dict[StepPart, Vector]:
+        """Return these seconds by what they are spent on."""
         adding = measured_step(self.profile.parameters, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
-        computing = accumulation * self._micro(samples, attended) + (accumulation - 1) * adding
-        generating = self._generating(samples * accumulation)
-        return computing + self._stepping() + self.waiting(samples, accumulation, attended) + generating
+        found = {part: accumulation * each for part, each in self._micro(samples, attended).items()}
+        found["element-wise"] = found["element-wise"] + (accumulation - 1) * adding
+        found["optimizer"] = np.full_like(samples, self._stepping())
+        found["other devices"] = self.waiting(samples, accumulation, attended)
+        found["generating"] = self._generating(samples * accumulation)
+        return found
 
     def waiting(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
         """Return the seconds of a step that the device waits for others or for the host."""
         parallelism, network = self.spread.parallelism, self.network
         if parallelism.is_single:
             return np.zeros_like(samples)
-        micro = self._micro(samples, attended)
+        micro = sum(self._micro(samples, attended).values(), start=np.zeros_like(samples))
         waiting = exposed_seconds(self.profile, parallelism, network, micro, samples, accumulation)
         if parallelism.offload == "none" or network.on_cpu:
             return waiting
@@ -99,8 +108,8 @@ class StepCost:
         shared = {"matmul_flops": products, "bandwidth": rates.bandwidth / share, "timings": None}
         return rates.model_copy(update=shared)
 
-    def _micro(self, samples: Vector, attended: Vector | None) -> Vector:
-        return micro_step_seconds(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
+    def _micro(self, samples: Vector, attended: Vector | None) -> dict[StepPart, Vector]:
+        return micro_step_parts(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
 
     def _generating(self, completions: Vector) -> Vector:
         """Return the seconds in which so many completions are generated.
@@ -115,7 +124,8 @@ class StepCost:
         one = self.profile.model_copy(update={"work": how.work})
 
         def passing(tokens: Vector) -> Vector:
-            return micro_step_seconds(one, self._rates, tokens / how.length, tf32=self.tf32, compiled=False)
+            parts = micro_step_parts(one, self._rates, tokens / how.length, tf32=self.tf32, compiled=False)
+            return sum(parts.values(), start=np.zeros_like(tokens))
 
         weights = how.weights_bytes * (2.0 if self.profile.family.autocast else 1.0)
         cached = at_once * how.cached_bytes(how.prompt + how.completion / 2)
@@ -133,18 +143,21 @@ class StepCost:
         return optimizer_seconds(part, self._rates, self.optim)
 
 
-def micro_step_seconds(
+def micro_step_parts(
     profile: Profile, rates: Rates, micro_batches: Vector, attended: Vector | None = None, *, tf32: bool, compiled: bool
-) -> Vector:
-    """Return the seconds of a forward and backward pass for each micro-batch; `attended`: by the work of attention."""
+) -> dict[StepPart, Vector]:
+    """Return the seconds of a forward and backward pass for each micro-batch, by what they are spent on.
+
+    `attended`: micro-batches by the work of attention. Of the host's time on a GPU that which the device waits for.
+    """
     work, timings = profile.work_arrays(), rates.timings
-    count, attends = work["count"], work["attends"] > 0
+    count, attends, kinds = work["count"], work["attends"] > 0, work["kind"]
     attended = micro_batches if attended is None else attended
     launched = COMPILED_SHARE if compiled else 1.0
     busy = functools.partial(_busy, profile, rates, work, tf32=tf32, compiled=compiled)
     if timings is None:
-        total: Vector = count @ np.where(attends[:, None], busy(attended), busy(micro_batches))
-        host = float(count[work["kind"] != VIEW].sum()) * launched * rates.launch_s
+        each = count[:, None] * np.where(attends[:, None], busy(attended), busy(micro_batches))
+        host = float(count[kinds != VIEW].sum()) * launched * rates.launch_s
         trainer = TRAINER_S
     else:
         seconds = expected = busy(np.array(SIZES, dtype=float))
@@ -152,14 +165,27 @@ def micro_step_seconds(
             rows = [[timings.operators.get(at(w.call, size), np.nan) for size in SIZES] for w in profile.work]
             seconds = np.array(rows)
             if tf32:
-                seconds[(work["kind"] == CONTRACTION) & (work["half"] == 0)] = np.nan
-            seconds = filled(seconds, expected, 2 * work["kind"] + work["half"])
-        total = along(micro_batches, SIZES, (count * ~attends) @ seconds)
-        total = total + along(attended, SIZES, (count * attends) @ seconds)
+                seconds[(kinds == CONTRACTION) & (work["half"] == 0)] = np.nan
+            seconds = filled(seconds, expected, 2 * kinds + work["half"])
         host, trainer = float(count.sum()) * launched * timings.operator_s, timings.micro_step_s
-    if profile.family.device == "cpu":
-        return total + host + trainer
-    return np.maximum(total, host) + trainer
+
+    def spent(chosen: NDArray[np.bool_]) -> Vector:
+        if timings is None:
+            alone: Vector = each[chosen].sum(axis=0)
+            return alone
+        total = along(micro_batches, SIZES, (count * (chosen & ~attends)) @ seconds)
+        total += along(attended, SIZES, (count * (chosen & attends)) @ seconds)
+        return total
+
+    found: dict[StepPart, Vector] = {
+        "matrix products": spent(kinds == CONTRACTION),
+        "attention": spent((kinds != CONTRACTION) & attends),
+        "element-wise": spent((kinds != CONTRACTION) & ~attends),
+    }
+    waited: Vector = np.full_like(micro_batches, host)
+    if profile.family.device == "cuda":
+        waited = np.maximum(0.0, host - sum(found.values(), start=np.zeros_like(micro_batches)))
+    return {**found, "host": waited + trainer}
 
 
 def _busy(

@@ -34,6 +34,7 @@ from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.outcome import is_out_of_memory
+from autotune.execution.step_profile import StepProfile
 from autotune.execution.token_ring import Turns
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
 from autotune.training.adapters import prepare_model
@@ -42,10 +43,10 @@ from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, recipe_trainer
-from autotune.values.budget import LossTask
+from autotune.values.budget import LossTask, ProfileTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Outcome, TrialRequest, TrialStatus
+from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
 from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
@@ -81,6 +82,10 @@ class Trial:
                 limits = limits.model_copy(update={"discarded_steps": max(limits.discarded_steps, STEPS_TO_PEAK)})
             # Measuring ends before the process is killed, with a moment for what follows it.
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
+        relax = guard.relax if (on_cpu or turns) and task is None else None  # a check looks at memory to its end
+        self._profile = StepProfile(on_cpu=on_cpu, before=guard.relax) if isinstance(task, ProfileTask) else None
+        if self._profile is not None:
+            relax = self._profile.start
         # Several ranks ask each other, which all of them have to do at the same steps.
         may_compile = not ranks or config.torch_compile_backend is not None
         self.timer = StepTimer(
@@ -94,11 +99,20 @@ class Trial:
             stopwatch=stopwatch,
             watch=noise.watch(self.device, ranks=ranks or turns is not None),
             afterwards="closing_s" if task is None else "check_s",
-            relax=guard.relax if (on_cpu or turns) and task is None else None,  # a check looks at memory to its end
+            relax=relax,
             step_ended=guard.step_ended,
             retries=guard.retries,
             turns=turns,
         )
+
+    def measurement(self, loss: float | None, effects: dict[str, str], waits: float | None) -> Measurement:
+        """Return what was measured, as :meth:`StepTimer.measurement`, with the profile if there is one."""
+        measured = self.timer.measurement(self.request, self.guard.peak(), loss, effects, waits)
+        if self._profile is None:
+            return measured
+        more = self.timer.full_micro_steps / self.timer.run_micro_steps
+        busy_s = self._profile.busy_s(len(measured.step_times_s), more_micro_steps=more)
+        return measured.model_copy(update={"busy_s": busy_s})
 
     def useless(self, cause: str) -> Failure:
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
@@ -118,7 +132,7 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
     guard.check()
     found = checking.findings(request.task, trainer, reading, guard)
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
-    return timer.measurement(request, guard.peak(), loss, effects, timer.data_wait_share()).model_copy(update=found)
+    return trial.measurement(loss, effects, timer.data_wait_share()).model_copy(update=found)
 
 
 def run_steps(trial: Trial, own: OwnStep) -> Outcome:
@@ -143,7 +157,7 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     if mean is not None and not math.isfinite(mean):
         return trial.useless(f"the loss became {mean}: not trainable like this")
     trial.guard.check()
-    return timer.measurement(trial.request, trial.guard.peak(), mean, {}, None)
+    return trial.measurement(mean, {}, None)
 
 
 def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Callable[[], float]:

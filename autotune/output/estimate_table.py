@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.estimates import report as reports
+from autotune.output.step_time import parts_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
@@ -41,9 +42,6 @@ def _configuration(report: reports.ConfigReport) -> list[RenderableType]:
     found = report.predicted
     rows = [*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)]
     world = found.config.parallelism.world_size
-    if found.speed is not None and world > 1:
-        share = f"{found.communication_s / found.speed.step_time_s:.0%}"
-        rows.append(("  waiting for others or the host", share, ""))
     steps, largest, chance = found.accumulation_steps, report.largest_micro_batch, found.chance_to_fit
     unsure = f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
     figures = ("predicted", "95 % interval")
@@ -55,6 +53,7 @@ def _configuration(report: reports.ConfigReport) -> list[RenderableType]:
         f", on {f'{world} x ' * (world > 1)}{report.device.name} of {show_memory(report.device.memory_bytes)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
         table_of(("", *figures), rows, right=figures),
+        *([f"a step's time goes to: {parts_line(found.parts)}"] if found.speed is not None else []),
         *([phases_line(found.memory), alive_table(report.alive)] if report.alive else []),
         f"{fits[found.fits]} {show_memory(report.device.memory_bytes)}{unsure}; "
         + (f"largest micro-batch that fits: {largest}" if largest else none_fits),
@@ -164,7 +163,7 @@ def _spread(report: reports.SpreadReport) -> list[RenderableType]:
             "way": row.way,
             unit: _rate(speed),
             "MFU": _share(speed),
-            "wait": "" if speed is None else f"{found.communication_s / speed.step_time_s:.0%}",
+            "wait": "" if speed is None else f"{found.parts.get('other devices', 0.0):.0%}",
             memory: f"{found.memory.device_peak_bytes / size:,.1f} {mark}".rstrip(),
             "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
             "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from autotune.exports import targets
 from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
+from autotune.output.step_time import step_rows
 from autotune.output.table import about, contribution_rows, remarks, show_config, times_baseline, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
@@ -46,6 +47,7 @@ def html_report(report: RunReport) -> str:
         "explained": explained(report),
         "accuracy": accuracy(report),
         "memory_rows": _memory_rows(report),
+        "step_rows": step_rows(result.steps) if result is not None else [],
         "time_rows": [(kind, show_time(share * total_s), f"{share:.0%}") for kind, share in shares.items()],
         "machine": _machine(report),
         "versions": [("autotune", report.autotune_version), *report.hardware.versions.items()],

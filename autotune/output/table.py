@@ -9,6 +9,7 @@ from rich.text import Text
 
 from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
+from autotune.output.step_time import step_lines, step_rows
 from autotune.output.terminal import Console, table_of
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
@@ -51,7 +52,7 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
     sides = {"baseline" if same else "winner": result.best, "baseline": result.baseline}
     speeds = [f"{label} {said}" for label, contender in sides.items() if (said := _speed(contender))]
     lines, notes = remarks(result)
-    lines = ["; ".join(speeds), *lines] if speeds else lines
+    lines = [*(["; ".join(speeds)] if speeds else []), *step_lines(result), *lines]
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
@@ -272,7 +273,9 @@ def explanation_table(found: Explanation) -> RenderableType:
         title += f"; x baseline: {show_ratio(found.total, found.total_interval)}"
     headings = ("knob of the winner", "factor", "how it is known")
     table = table_of(headings, contribution_rows(found), title=title, title_style="bold")
-    return Group(table, *map(Text, lines))
+    steps = step_rows(found.steps)
+    where = table_of(steps[0], steps[1:], title="where a step's time goes", title_style="bold") if steps else ""
+    return Group(*([where, Text()] if where else []), table, *map(Text, lines))
 
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:

@@ -117,7 +117,8 @@ class Candidates:
         if (estimate := self._model.estimate(config)) is None:
             return None
         peak_bytes = max(0, estimate.memory.device_peak_bytes)
-        return Prediction(samples_per_second=estimate.samples_per_second, peak_bytes=peak_bytes, mfu=estimate.mfu)
+        told = {name: getattr(estimate, name) for name in ("samples_per_second", "mfu", "parts")}
+        return Prediction(peak_bytes=peak_bytes, **told)
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return how a configuration surely exceeds the memory of device or host, or None."""

@@ -306,7 +306,10 @@ class Tuner:
                     return
                 self._run(configs, Purpose.FINAL)
                 continue
-            check = finals.proof.next(verdict.verdict_of(finals).best) if finals.contenders() else None
+            if not finals.contenders():
+                return
+            best = verdict.verdict_of(finals).best
+            check = finals.proof.next(best) or finals.proof.profile(best)
             if check is None or self._pace.left_s() < check.expected_s:
                 return
             self._run([check.config], check.purpose, check)

@@ -1,8 +1,9 @@
-"""The limits of a search and of its trials, and the checks that a winner has to pass: their tasks and their results.
+"""The limits of a search and of its trials, and the tasks and results of trials beside timing steps.
 
-Each check is a trial of its own, run by the same worker through the same Trainer. A *soak* trains on the longest batch,
-evaluates and saves a checkpoint under the memory budget. A *loss run* trains a fixed number of optimizer steps from the
-same weights on the same samples, so that the losses of two configurations can be compared (`verification.loss_check`).
+Each task is a trial of its own, run by the same worker through the same Trainer. A winner has to pass two: a *soak*
+trains on the longest batch, evaluates and saves a checkpoint under the memory budget; a *loss run* trains a fixed
+number of optimizer steps from the same weights on the same samples, so that the losses of two configurations can be
+compared (`verification.loss_check`). A *profile* records what the device does in a step.
 """
 
 from __future__ import annotations
@@ -131,7 +132,13 @@ class LossTask(Value):
     seed: NonNegativeInt  # of randomness in training; weights and samples have the workload's seed
 
 
-CheckTask = Annotated[SoakTask | LossTask, Field(discriminator="kind")]
+class ProfileTask(Value):
+    """Record what the device does in two steps."""
+
+    kind: Literal["profile"] = "profile"
+
+
+CheckTask = Annotated[SoakTask | LossTask | ProfileTask, Field(discriminator="kind")]
 
 
 class Soaked(Value):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
-from autotune.values.trial import Interval
+from autotune.values.trial import Interval, StepParts
 
 # fp32: on CUDA without tf32. tf32: fp32 matrices on tensor cores.
 Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
@@ -108,7 +108,7 @@ class Cost(Value):
 
     memory: MemoryBreakdown
     flops_per_step: float = Field(description="floating-point operations of the model, without recomputation")
-    communication_s: float = Field(default=0.0, description="seconds of a step waiting for other devices or the host")
+    parts: StepParts = Field(default={}, description="shares of a step by what it is spent on")
     host_bytes: int = Field(default=0, description="host memory for the offloaded states of one device")
     notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 

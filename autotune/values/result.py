@@ -22,7 +22,7 @@ from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent, ends_s
-from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Interval, Measurement, Prediction, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -41,6 +41,14 @@ class Speedup(Value):
         return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 
+class StepTime(Value):
+    """Where the time of a measured optimizer step goes."""
+
+    seconds: float
+    shares: StepParts = Field(description="by what it is spent on; they add up to 1")
+    is_profiled: bool = Field(description="whether the shares were measured, by a profile; else predicted")
+
+
 class Contender(Value):
     """A configuration with its measurement."""
 
@@ -55,6 +63,9 @@ class Contender(Value):
     correction: float = 1.0
     tokens_per_second: float | None = Field(default=None, description="None: it isn't measured, or samples have none")
     mfu: float | None = Field(default=None, description="model FLOP utilisation at the measured rate, if known")
+    step: StepTime | None = Field(
+        default=None, description="where a step's time goes; None: it wasn't predicted either"
+    )
 
     @property
     def allowance(self) -> Allowance:
@@ -177,6 +188,14 @@ class ResultData(Value):
     search_time_s: float
     spent: Spent | None = Field(default=None, description="where the time went; None: not recorded")
 
+    @property
+    def steps(self) -> dict[str, StepTime]:
+        """Where a step's time goes, of the baseline and the winner, as far as it is known."""
+        sides = {"baseline": self.baseline, "winner": self.best}
+        if self.best.config == self.baseline.config:
+            del sides["winner"]
+        return {side: contender.step for side, contender in sides.items() if contender.step is not None}
+
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""
         return f"<{type(self).__name__} {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"
@@ -219,6 +238,7 @@ class Explanation(Value):
     total: float | None  # the winner's throughput over the baseline's
     total_interval: Interval | None = None  # interval of the total, if both were measured again
     contributions: tuple[Contribution, ...]  # in descending order of the ratio, those without one last
+    steps: dict[str, StepTime] = Field(default={}, description="of the baseline and the winner, as far as known")
 
     @property
     def is_settled(self) -> bool:

@@ -40,6 +40,7 @@ class Purpose(StrEnum):
     FINAL = "final"
     SOAK = "soak"
     LOSS_CHECK = "loss check"
+    PROFILE = "profile"
     EXPLAIN = "explain"  # after the search: the winner, and the winner without one of its knobs, in turn
 
     @property
@@ -71,12 +72,21 @@ class Limits(Value):
     beaten_step_s: float | None = Field(default=None, gt=0)  # measuring ends early when a step surely takes longer
 
 
+# What an optimizer step spends its time on. Attention is fused attention and softmax of scores; element-wise is all
+# else that reads and writes the device's memory; the host counts while the device waits for it, and so do others.
+StepPart = Literal[
+    "matrix products", "attention", "element-wise", "optimizer", "other devices", "generating", "host", "data"
+]
+StepParts = dict[StepPart, float]
+
+
 class Prediction(Value):
     """The cost model's prediction for a trial, made before it ran."""
 
     samples_per_second: float
     peak_bytes: int  # peak memory, as compared with the memory budget
     mfu: float | None = Field(default=None, description="model FLOP utilisation; None: the device's peak isn't known")
+    parts: StepParts = Field(default={}, description="shares of a step by what it is spent on; they add up to 1")
 
     def mfu_at(self, samples_per_second: float) -> float | None:
         """Return the model FLOP utilisation at another rate than the predicted one."""
@@ -181,6 +191,7 @@ class Measurement(Value):
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = None  # result of a soak
     curve: LossCurve | None = None  # result of a loss run
+    busy_s: StepParts | None = None  # result of a profile: seconds of a step in which the device worked
     phases: Phases | None = None  # None: not timed
     conditions: Conditions | None = None  # disturbances during the measured steps
 

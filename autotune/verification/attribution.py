@@ -70,6 +70,7 @@ def explanation_of(plan: SearchPlan, result: ResultData, trials: Sequence[TrialR
         total=proven.ratio if proven is not None else seen,
         total_interval=proven.interval if proven is not None else None,
         contributions=tuple(sorted(found, key=lambda c: -(c.ratio or 0.0))),
+        steps=result.steps,
     )
 
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState
+from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState, micro_steps
 from autotune.space.knobs import changes
 from autotune.space.space import History
 from autotune.units import show_memory, show_time
@@ -22,6 +22,7 @@ from autotune.values.budget import (
     LossCurve,
     LossTask,
     LossVerdict,
+    ProfileTask,
     Soaked,
     SoakTask,
 )
@@ -33,6 +34,7 @@ from autotune.verification.loss_check import compare
 # But it may store the logits of a whole batch, so smaller sizes down to one sample are tried too.
 EVAL_MULTIPLE = 8
 LOSS_SHARE = 0.15  # of the search's time that comparing losses may take, unless the user asked for it
+PROFILE_SHARE = 0.02  # of the search's time that a profile may take
 
 
 class Check(NamedTuple):
@@ -60,6 +62,17 @@ class Proof:
             for config, task, run in self._loss_runs(winner):
                 if run is None:
                     return Check(config, Purpose.LOSS_CHECK, task, self._loss_run_s(config))
+        return None
+
+    def profile(self, winner: TrainConfig) -> Check | None:
+        """Return a trial that tells where a step of `winner` or the baseline spends its time; None: none is left."""
+        for config in dict.fromkeys((winner, self._plan.baseline)):
+            is_over = self._state.measured(config) is None or self._state.trials(config, Purpose.PROFILE)
+            expected_s = self._run_s(
+                config, 4 * micro_steps(self._plan, config) / self._plan.workload.accumulation_steps(config)
+            )
+            if self._plan.soak and not is_over and expected_s <= PROFILE_SHARE * self._plan.budget.max_time_s:
+                return Check(config, Purpose.PROFILE, ProfileTask(), expected_s)
         return None
 
     def refusal(self, config: TrainConfig) -> str | None:

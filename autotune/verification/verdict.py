@@ -5,6 +5,7 @@ which changes less of the user's training. Disturbances of a single trial are re
 (`autotune.values.conditions`).
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -17,10 +18,20 @@ from autotune.training.arguments import arguments_of
 from autotune.units import show_memory, show_rate
 from autotune.values.config import Allowance, Precision, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
-from autotune.values.result import Compilation, Contender, ResultData, Speedup, TrialRow, Verdict, rows_of, shown_rate
+from autotune.values.result import (
+    Compilation,
+    Contender,
+    ResultData,
+    Speedup,
+    StepTime,
+    TrialRow,
+    Verdict,
+    rows_of,
+    shown_rate,
+)
 from autotune.values.statistics import drift
 from autotune.values.time_spent import spent_on
-from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.values.trial import Measurement, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.verification.checks import largest_default
 from autotune.verification.finals import WORTH_DECIDING, Finals
 from autotune.version import __version__
@@ -210,7 +221,23 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
         correction=corrections.get(config, 1.0),
         tokens_per_second=rate * tokens if rate and tokens else None,
         mfu=predicted.mfu_at(rate) if predicted and rate else None,
+        step=_step_time(finals, config, measured, predicted.parts if predicted else {}) if measured else None,
     )
+
+
+def _step_time(finals: Finals, config: TrainConfig, measured: Measurement, predicted: StepParts) -> StepTime | None:
+    """Return where a step's time goes: the device's work by a profile, the wait for data, and the host for the rest."""
+    step_s, waits = statistics.fmean(measured.step_times_s), measured.data_wait_share or 0.0
+    parts: StepParts = {**{part: share * (1.0 - waits) for part, share in predicted.items()}, "data": waits}
+    profiles = [m.busy_s for r in finals.state.trials(config, Purpose.PROFILE) if (m := r.measurement) and m.busy_s]
+    if profiles:
+        parts = {**{part: seconds / step_s for part, seconds in profiles[-1].items()}, "data": waits}
+        parts["host"] = max(0.0, 1.0 - sum(parts.values()))
+    if not predicted and not profiles:
+        return None
+    whole = sum(parts.values())
+    shares: StepParts = {part: share / whole for part, share in parts.items() if share}
+    return StepTime(seconds=step_s, shares=shares, is_profiled=bool(profiles))
 
 
 def trial_rows(finals: Finals, corrections: Mapping[TrainConfig, float] | None = None) -> list[TrialRow]:

@@ -286,7 +286,8 @@ def test_each_device_of_a_gpu_machine_does_its_part_of_the_batch_and_holds_nccls
     configs = [make_config(2, parallelism=Parallelism(world_size=n)) for n in (1, 2, 4)]
     rates = model.predict(configs).samples_per_second
     assert rates[0] < rates[1] < rates[2] < 4 * rates[0]
-    assert model.estimate(configs[2]).communication_s > 0
+    assert model.estimate(configs[2]).parts["other devices"] > 0
+    assert [sum(model.estimate(config).parts.values()) for config in configs] == pytest.approx([1, 1, 1])
     alone, *spread = (model.estimate(config).memory.framework_bytes for config in configs)
     assert spread == pytest.approx([alone + NCCL_BYTES] * 2, abs=1)
 

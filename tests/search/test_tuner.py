@@ -448,8 +448,9 @@ def test_the_winner_is_soaked_and_compared_after_the_finals(search):
     run = search(checked(), **PROVEN)
     result = run.run()
     comparison = [(Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BASE), (Purpose.LOSS_CHECK, BEST)]
-    assert checks_of(run) == [(Purpose.SOAK, BEST), *comparison]
-    assert all(r.purpose is Purpose.FINAL for r in run.finished[-8:-4])
+    profiles = [(Purpose.PROFILE, BEST), (Purpose.PROFILE, BASE)]
+    assert checks_of(run) == [(Purpose.SOAK, BEST), *comparison, *profiles]
+    assert all(r.purpose is Purpose.FINAL for r in run.finished[-10:-6])
     assert (result.verdict, result.best.config) == ("faster", BEST)
     assert result.loss_check.passed
     assert (result.soaked.eval_batch_size, result.soaked.checkpoint_bytes) == (128, 3 << 20)
@@ -526,7 +527,7 @@ def test_where_everything_diverges_the_baseline_is_the_answer(search):
     assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
     assert result.soaked is not None
     assert result.loss_check is None
-    assert checks_of(run)[-1] == (Purpose.SOAK, BASE)
+    assert checks_of(run)[-2:] == [(Purpose.SOAK, BASE), (Purpose.PROFILE, BASE)]
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4, 6])

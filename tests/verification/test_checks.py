@@ -15,7 +15,7 @@ from factories import (
 )
 
 from autotune.planning.plan import SearchState
-from autotune.values.budget import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.budget import LossCurve, LossTask, ProfileTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.values.workload import Recipe
@@ -64,6 +64,18 @@ def test_a_winner_is_soaked_and_then_its_losses_are_compared_with_two_runs_of_th
     one, two, own = (r.request.task for r in search.results if r.request.purpose is Purpose.LOSS_CHECK)
     assert one == own == LossTask(steps=20, pass_steps=4, seed=42)
     assert two == one.model_copy(update={"seed": 43})
+
+
+def test_winner_and_baseline_are_profiled_once_if_that_takes_a_small_part_of_the_time():
+    search = Search(budget=make_budget(max_time_s=1000.0))
+    profiles = []
+    while check := search.proof.profile(FAST):
+        profiles.append((check.config, check.task))
+        answered = make_failure() if check.config == BASE else make_measurement(busy_s={"attention": 0.1})
+        search.results.append(make_result(check.config, answered, purpose=check.purpose, task=check.task, number=9))
+    assert profiles == [(FAST, ProfileTask()), (BASE, ProfileTask())]
+    assert search.proof.refusal(FAST) is None
+    assert Search(budget=make_budget(max_time_s=300.0)).proof.profile(FAST) is None
 
 
 def test_the_next_winner_is_held_against_the_same_runs_of_the_baseline():

@@ -1,0 +1,65 @@
+"""Where the time of a training step goes, and which knob would shrink the largest parts, as rows and lines of text."""
+
+from collections.abc import Callable, Mapping
+
+from autotune.units import show_rate
+from autotune.values.config import TrainConfig
+from autotune.values.result import ResultData, StepTime
+from autotune.values.trial import StepPart, StepParts
+
+# The share of a step from which on a part is worth a word, the word, and which configurations could still follow it.
+_ADVICE: dict[StepPart, tuple[float, str, Callable[[TrainConfig], bool]]] = {
+    "host": (0.25, "a larger micro-batch or compiling leaves it less to do", lambda c: c.torch_compile_backend is None),
+    "data": (0.1, "more dataloader workers load data meanwhile", lambda c: True),
+    "other devices": (0.15, "a larger micro-batch or less sharding waits less", lambda c: True),
+    "optimizer": (0.15, "a fused or 8-bit optimizer steps faster", lambda c: "fused" not in c.optim),
+    "attention": (0.3, "a fused attention kernel is faster", lambda c: c.attn_implementation == "eager"),
+    "element-wise": (0.35, "compiling fuses element-wise operators", lambda c: c.torch_compile_backend is None),
+}
+
+
+def step_lines(result: ResultData) -> list[str]:
+    """Return where a step of the winner spends its time, the largest parts first, and what would shrink one of them."""
+    if (step := result.best.step) is None:
+        return []
+    largest = sorted(step.shares.items(), key=lambda part: -part[1])
+    lines = [f"a step's time goes to: {parts_line(step.shares)} ({_source(step)})"]
+    config, host = result.best.config, step.shares.get("host", 0.0)
+    able = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0] and _ADVICE[part][2](config)]
+    if able:
+        part, share = able[0]
+        busy = f"the GPU is busy for {1 - host:.0%} of a step: the host can't keep up; "
+        is_idle = part == "host" and not result.hardware.is_cpu
+        lines.append((busy if is_idle else f"{share:.0%} of a step is {part}: ") + _ADVICE[part][1])
+    return lines
+
+
+def parts_line(shares: StepParts) -> str:
+    """Return the parts of a step that are not small, the largest first."""
+    largest = sorted(shares.items(), key=lambda part: -part[1])
+    return ", ".join(f"{share:.0%} {part}" for part, share in largest if share >= 0.03)
+
+
+def step_rows(steps: Mapping[str, StepTime]) -> list[tuple[str, ...]]:
+    """Return a heading and rows with the seconds and shares of each part, a column a side; nothing if none is known."""
+    if not steps:
+        return []
+    parts = sorted(
+        {p for s in steps.values() for p in s.shares}, key=lambda p: -max(s.shares.get(p, 0.0) for s in steps.values())
+    )
+    rows = [
+        (
+            p,
+            *(
+                f"{show_rate(s.seconds * share)} s, {share:.0%}" if (share := s.shares.get(p)) else "–"
+                for s in steps.values()
+            ),
+        )
+        for p in parts
+    ]
+    whole = ("a step", *(f"{show_rate(s.seconds)} s" for s in steps.values()))
+    return [("", *(f"{side}, {_source(s)}" for side, s in steps.items())), *rows, whole]
+
+
+def _source(step: StepTime) -> str:
+    return "measured by a profile" if step.is_profiled else "predicted"
