@@ -146,6 +146,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             yield "inductor needs the package triton on CUDA"
         if not hardware.is_cpu and not hardware.has_cc:
             yield f"inductor {_NEEDS_CC}"
+        if hardware.capability is not None and hardware.capability < (7, 0):  # `create_backend` of torch's scheduler
+            yield f"inductor needs compute capability 7.0 or newer (Volta), which {hardware.name} hasn't"
         # Where a checkpointed layer runs again, inductor hands efficient attention the learned bias in a layout that it
         # refuses ("(*bias): last dimension must be contiguous"): t5-3b, torch 2.11.
         biased = workload.model.model_type in ("t5", "mt5", "umt5") and config.attn_implementation == "sdpa"

@@ -151,6 +151,7 @@ ILLEGAL = [
     (why(facts=make_facts(supports_checkpointing=False), checkpointing="full"), "has no activation checkpointing"),
     (why(NO_CXX, **INDUCTOR), "inductor needs a C++ compiler"),
     (why(without(GPU, "triton"), **INDUCTOR), "inductor needs the package triton"),
+    (why(make_gpu(capability=(6, 1)), **INDUCTOR), "inductor needs compute capability 7.0 or newer"),
     (why(CPU, torch_compile_backend="cudagraphs"), "cudagraphs does nothing on a CPU"),
     (why_not("dora", facts=NO_LINEAR), "has no linear layers for dora"),
     (why_not("ia3", facts=UNNAMED), "is known to ia3 as keys, values or feed-forward"),
