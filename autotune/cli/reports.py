@@ -1,6 +1,6 @@
 """Commands that show something: models, GPUs, search spaces, earlier searches, the abilities of this machine.
 
-And those on a finished search: `report`, `explain`, `dashboard` and `export`.
+And those on finished searches: `report`, `explain`, `compare`, `dashboard` and `export`.
 """
 
 from __future__ import annotations
@@ -180,6 +180,23 @@ def explain(
     console.show(document, explanation_table(found), as_json=as_json)
     if not (as_json or quiet):
         console.print_text(f"`autotune report {run_dir}` shows it")
+
+
+@guarded
+def compare(
+    first: Annotated[Path, typer.Argument(help="An answer: best-config.json.")],
+    second: Annotated[
+        Path, typer.Argument(help="A later answer of the same training, by other versions or elsewhere.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Compare two answers: the speed of a configuration that both measured, what differs, where a step takes longer."""
+    from autotune.output import compare as comparing
+    from autotune.tuning_result import load
+
+    results = load(first), load(second)
+    found = comparing.compare(*results)
+    console.show(found.model_dump(mode="json"), comparing.comparison_table(results[0], found), as_json=as_json)
 
 
 @guarded

@@ -1,0 +1,117 @@
+"""Compares two answers to the same question: how much faster one is, what differs between their machines, and where.
+
+By what both have measured of the same configuration: the first one's winner, or else the baseline. Their intervals are
+those of a next run, so they hold between machines too, and the ratio's is of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.errors import InputError
+from autotune.output.table import about, show_config, show_ratio
+from autotune.output.terminal import table_of
+from autotune.units import show_memory, show_rate
+from autotune.value import Value
+from autotune.values.config import TrainConfig
+from autotune.values.result import Contender, ResultData
+from autotune.values.trial import Interval, StepPart
+
+
+class Compared(Value):
+    """One configuration that two answers have measured."""
+
+    config: TrainConfig
+    samples_per_second: tuple[float, float]
+    ratio: float  # of the second over the first
+    interval: Interval
+    more_s: dict[StepPart, float]  # seconds of a step by which each part takes longer in the second; empty: unknown
+
+
+class Comparison(Value):
+    """Two answers, by the same configuration and by their machines."""
+
+    compared: tuple[Compared, ...]  # the first answer's winner and the baseline, as far as both have them
+    changed: dict[str, tuple[str, str]]  # what differs between device, driver and versions
+
+
+def compare(first: ResultData, second: ResultData) -> Comparison:
+    """Return the comparison; InputError: they train something else, or have measured no configuration in common."""
+    for what in ("model", "task", "sequence_length", "target_length", "global_batch_size"):
+        one, other = (getattr(result.workload, what) for result in (first, second))
+        if one != other:
+            shown = [getattr(value, "name", value) for value in (one, other)]
+            raise InputError(f"the answers train something else: {what.replace('_', ' ')} {shown[0]} and {shown[1]}")
+    theirs = {contender.config: contender for contender in _measured(second)}
+    pairs = [(one, theirs[one.config]) for one in _measured(first) if one.config in theirs]
+    wanted = [(one, other) for one, other in pairs if one.config in (first.best.config, first.baseline.config)]
+    if not (wanted := wanted or pairs[:1]):
+        raise InputError("the answers have measured no configuration in common; search again with --fix for each knob")
+    return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=dict(_changed(first, second)))
+
+
+def _measured(result: ResultData) -> list[Contender]:
+    known = (result.best, result.baseline, *result.runners_up)
+    return list({c.config: c for c in known if c.measurement is not None}.values())
+
+
+def _compared(one: Contender, other: Contender) -> Compared:
+    measured = [(c.measurement, c.correction) for c in (one, other) if c.measurement is not None]
+    rates = [measurement.samples_per_second * correction for measurement, correction in measured]
+    ratio, spans = rates[1] / rates[0], [measurement.shown_interval for measurement, _ in measured]
+    half = math.hypot(*(math.log(span.high / span.low) / 2 if span.low > 0 else math.inf for span in spans))
+    steps, more = [c.step for c in (one, other)], dict[StepPart, float]()
+    if steps[0] is not None and steps[1] is not None:
+        sides = [{part: share * step.seconds for part, share in step.shares.items()} for step in steps if step]
+        more = {part: sides[1].get(part, 0.0) - sides[0].get(part, 0.0) for part in sides[0].keys() | sides[1].keys()}
+    return Compared(
+        config=one.config,
+        samples_per_second=(rates[0], rates[1]),
+        ratio=ratio,
+        interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)),
+        more_s=dict(sorted(more.items(), key=lambda part: -abs(part[1]))),
+    )
+
+
+def _changed(first: ResultData, second: ResultData) -> Iterator[tuple[str, tuple[str, str]]]:
+    one, other = first.hardware, second.hardware
+    sides = {
+        "device": (one.name, other.name),
+        "memory": (show_memory(one.memory_bytes), show_memory(other.memory_bytes)),
+        "driver": (one.driver or "", other.driver or ""),
+        "cores": (str(one.cores), str(other.cores)),
+        "autotune": (first.autotune_version, second.autotune_version),
+    }
+    packages = sorted(one.versions.keys() | other.versions.keys())
+    sides |= {name: (one.versions.get(name, "none"), other.versions.get(name, "none")) for name in packages}
+    yield from ((what, values) for what, values in sides.items() if values[0] != values[1])
+
+
+def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
+    """Return a comparison as a table for each configuration, and a line for what changed."""
+    parts: list[RenderableType] = [Text(about(first.workload), "bold")]
+    for one in found.compared:
+        parts.append(Text(f"{_verdict(one)}: {show_config(one.config)}"))
+        largest = [
+            (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
+        ]
+        if largest and not one.interval.low <= 1.0 <= one.interval.high:
+            told = ", ".join(f"{part} {'+' if more > 0 else '-'}{show_rate(abs(more))} s" for part, more in largest)
+            parts.append(Text(f"  a step's parts, second less first: {told}"))
+    rows = [(what, *values) for what, values in found.changed.items()]
+    parts.append(
+        table_of(("what differs", "first", "second"), rows) if rows else Text("device and versions are the same")
+    )
+    return Group(*parts)
+
+
+def _verdict(one: Compared) -> str:
+    rates = " for ".join(show_rate(rate) for rate in reversed(one.samples_per_second))
+    word = "the same speed, as far as can be told"
+    if one.interval.high < 1.0 or one.interval.low > 1.0:
+        word = f"the second is {'slower' if one.ratio < 1.0 else 'faster'}"
+    return f"{word}: {show_ratio(one.ratio, one.interval)} x, {rates} samples/s"

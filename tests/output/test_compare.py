@@ -1,0 +1,69 @@
+"""Two answers to the same question, from two environments."""
+
+import json
+
+import pytest
+from answers import BASE, BF16, BIG, answer, drawn
+from factories import make_hardware, make_workload
+
+from autotune.errors import InputError
+from autotune.output.compare import compare, comparison_table
+from autotune.values.result import ResultData, StepTime
+
+SEARCHED, FINALS = [(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)]
+
+
+def slower(by: float, *, parts: bool = True) -> ResultData:
+    """An answer of newer versions, in which everything takes longer, and kernels that are not products alone."""
+    now = make_hardware(versions={**make_hardware().versions, "torch": "2.99.0"}, driver="600.1")
+    found = answer([(c, rate / by) for c, rate in SEARCHED], [(c, rate / by) for c, rate in FINALS])
+    return with_step(found.model_copy(update={"hardware": now}), by if parts else None)
+
+
+def with_step(result: ResultData, by: float | None) -> ResultData:
+    if by is None:
+        return result
+    shares = {"matrix products": 0.8 / by, "element-wise": 1 - 0.8 / by}
+    step = StepTime(seconds=by, shares=shares, is_profiled=True)
+    return result.model_copy(update={"best": result.best.model_copy(update={"step": step})})
+
+
+FIRST = with_step(answer(SEARCHED, FINALS), 1.0).model_copy(update={"hardware": make_hardware(driver="600.1")})
+
+
+def test_the_same_configuration_tells_how_much_slower_and_the_profiles_where():
+    found = compare(FIRST, slower(1.25))
+    winner, baseline = found.compared
+    assert (winner.config, baseline.config) == (BIG, BASE)
+    assert winner.ratio == pytest.approx(0.8)
+    assert winner.interval.low < 0.8 < winner.interval.high < 1.0
+    assert winner.more_s == pytest.approx({"element-wise": 0.25, "matrix products": 0.0})
+    assert found.changed["torch"] == (make_hardware().versions["torch"], "2.99.0")
+    assert "driver" not in found.changed
+    lines = drawn(comparison_table(FIRST, found))
+    assert "the second is slower: 0.80 (0." in lines
+    assert "a step's parts, second less first: element-wise +0.25 s" in lines
+
+
+def test_alike_ones_are_not_told_apart_and_parts_are_told_where_they_are_known():
+    found = compare(FIRST, slower(1.001, parts=False))
+    assert found.compared[0].more_s == {}
+    assert "the same speed, as far as can be told" in drawn(comparison_table(FIRST, found))
+
+
+def test_answers_that_do_not_compare_are_refused():
+    other = FIRST.model_copy(update={"workload": make_workload(global_batch_size=64)})
+    with pytest.raises(InputError, match="train something else: global batch size 16 and 64"):
+        compare(FIRST, other)
+    apart = answer([(BF16, 10.0)], baseline=BF16)
+    with pytest.raises(InputError, match="no configuration in common"):
+        compare(FIRST, apart)
+
+
+def test_the_command_reads_two_answers(command, tmp_path):
+    for name, result in (("a", FIRST), ("b", slower(1.25))):
+        result.save(tmp_path / f"{name}.json")
+    done = command("compare", tmp_path / "a.json", tmp_path / "b.json", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["compared"][0]["ratio"] == pytest.approx(0.8)
+    assert command("compare", tmp_path / "a.json", tmp_path / "none.json").exit_code == 2
