@@ -15,6 +15,7 @@ from autotune.estimates import request
 from autotune.estimates.fitting import nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.many_devices import network_for, spread
+from autotune.estimates.vllm import vllm_note
 from autotune.planning.options import options_of, takes_options
 from autotune.space.knobs import changes, in_words, make_point
 from autotune.space.space import LOADING, SearchSpace
@@ -127,6 +128,10 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         said.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
         said.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
+    if (profile := forecast.model.profile(config)) is not None:
+        completions = plan.workload.samples_per_step(config)
+        if told := vllm_note(found.memory, profile, forecast.device.memory_bytes, completions):
+            said.append(told)
     if not found.fits_at_all:
         remedy = remedy or would_fit(forecast, config, Allowance.METHOD, given=point)
     return reports.ConfigReport(

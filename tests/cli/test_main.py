@@ -18,8 +18,8 @@ from autotune.cli.main import app
 from autotune.storage.run_directory import RunDirectory
 
 COMMANDS = (
-    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "compare", "dashboard",
-    "script",
+    "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "compare",
+    "dashboard", "script",
 )  # fmt: skip
 
 FIND_OPTIONS = {
