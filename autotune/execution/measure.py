@@ -284,10 +284,15 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self, request: TrialRequest, memory: Memory, loss: float | None, effects: dict[str, str], waits: float | None
     ) -> Measurement:
         """Return what was measured; `loss` is the mean over all steps, `waits` the share of waiting for data."""
-        warnings: tuple[str, ...] = ()
+        warnings: list[str] = []
         if retries := self.alloc_retries:
             often = f"the allocator ran short {'once' if retries == 1 else f'{retries} times'} while it was measured"
-            warnings = (f"{often}, and gave its cache back: it is too near the budget",)
+            warnings.append(f"{often}, and gave its cache back: it is too near the budget")
+        # The second compiles what the first has settled, or for any length; then a CUDA graph is recorded.
+        if self._compiling_steps > 3:
+            varies = request.workload.lengths is not None or request.workload.dataset is not None
+            why = ": samples differ in length, and padding them to a few lengths would compile less" if varies else ""
+            warnings.append(f"it was compiled in {self._compiling_steps} steps{why}")
         return Measurement(
             **speed_of(self.step_times_s(), request),
             accumulation_steps=request.accumulation_steps,
@@ -298,7 +303,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             data_wait_share=waits,
             loss=loss,
             alloc_retries=self.alloc_retries,
-            warnings=warnings,
+            warnings=tuple(warnings),
             effects=effects,
             conditions=self.conditions and self.conditions.with_waits(waits),
         )

@@ -9,12 +9,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from factories import StepClock, make_request
+from factories import StepClock, make_request, make_workload
 
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
 from autotune.values.conditions import Conditions
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Limits, Memory
+from autotune.values.workload import LengthProfile
 
 # Micro-steps after the first read gradients, and add to them.
 DATA_S, MICRO_S, ADDING_S, OPTIMIZER_S = 0.5, 2.0, 0.25, 1.0
@@ -138,6 +139,15 @@ def test_a_step_that_compiles_or_records_a_graph_is_not_measured_and_its_time_is
     always.has_compiled = lambda: True
     train(always, clock, slowness=[1] * 60)
     assert len(always.step_times_s()) == 5, "who compiles at every step trains like that"
+    assert told(always) == ["it was compiled in 16 steps"]
+    assert told(timer) == ["it was compiled in 4 steps"]
+    lengths = LengthProfile(samples=9, mean=4.0, minimum=1, median=4, p95=8, maximum=8)
+    assert told(always, lengths=lengths)[0].startswith("it was compiled in 16 steps: samples differ in length")
+
+
+def told(timer: StepTimer, **workload) -> list[str]:
+    request = make_request(workload=make_workload(**workload))
+    return list(timer.measurement(request, Memory(), None, {}, None).warnings)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
