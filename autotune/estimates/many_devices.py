@@ -15,6 +15,7 @@ from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import Scalar, in_words
+from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_of
 from autotune.values.config import Allowance, Parallelism
@@ -106,7 +107,8 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             if isinstance(chosen, str):
                 refused.setdefault(chosen, []).append(shown(way))
                 continue
-            needed = chosen.host_bytes * (devices // nodes)
+            of_rank = max(chosen.host_bytes, loading_bytes(chosen.config, question.facts.parameters))
+            needed = of_rank * (devices // nodes)
             fits = host_memory_bytes is None or needed <= host_memory_bytes
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
         fitting = sorted((r for r in rows if r.fits_at_all), key=lambda r: -r.predicted.samples_per_second)
@@ -114,6 +116,11 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         return [*fitting, *others]
 
     rows = compared(found, point)
+    if any(loading_bytes(row.predicted.config, 1) for row in rows):
+        said.append(
+            "each process of FSDP begins with the whole weights in the host's memory, unless fsdp_config has "
+            "cpu_ram_efficient_loading, with which one process of a node reads them"
+        )
     if not rows:
         why = next(iter(refused), "the knobs given contradict each other")
         raise InputError(f"not possible on {devices} x {target.device.name}: {why}")

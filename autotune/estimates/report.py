@@ -144,7 +144,7 @@ class SpreadRow(Value):
 
     way: str = Field(description="short name; the configuration has the details")
     predicted: Predicted
-    host_bytes: int = Field(description="memory of each node that offload takes")
+    host_bytes: int = Field(description="memory of each node that offload, or FSDP at its start, takes")
     host_fits: bool = Field(description="whether a node has that much memory; also true if its memory isn't known")
 
     @property

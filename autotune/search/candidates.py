@@ -24,9 +24,9 @@ from autotune.cost.profile import Profile, Vector
 from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
-from autotune.training.arguments import building_device
+from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
-from autotune.values.config import KNOBS, Precision, TrainConfig, knob_values
+from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
@@ -122,10 +122,8 @@ class Candidates:
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return how a configuration surely exceeds the memory of device or host, or None."""
-        of_rank, why = self._model.host_bytes(config), "offload is"
-        if building_device(config, "cuda", to_compare=False) == "cpu":  # each rank makes the whole model, for FSDP
-            whole = self._plan.facts.parameters * (2 if config.precision is Precision.PURE_BF16 else 4)
-            of_rank, why = max((of_rank, why), (whole, "the whole weights that each rank begins with are"))
+        whole = loading_bytes(config, self._plan.facts.parameters), "the whole weights that each rank begins with are"
+        of_rank, why = max((self._model.host_bytes(config), "offload is"), whole)
         there = self._plan.hardware.host_memory_bytes
         if (host := of_rank * config.parallelism.world_size) > there:
             return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {show_memory(there)}"

@@ -217,6 +217,13 @@ def parallel_variables(config: TrainConfig) -> dict[str, str]:
     }
 
 
+def loading_bytes(config: TrainConfig, parameters: int) -> int:
+    """Return the bytes of the host's memory that the weights take with which a rank of FSDP begins; 0 without it."""
+    if building_device(config, "cuda", to_compare=False) != "cpu":
+        return 0
+    return parameters * (2 if config.precision is Precision.PURE_BF16 else 4)
+
+
 def building_device(config: TrainConfig, device: str, *, to_compare: bool) -> str:
     """Return the device on which a rank builds its model, which the libraries then put on `device`.
 
