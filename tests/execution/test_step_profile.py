@@ -72,3 +72,10 @@ def test_a_trial_tells_what_the_processor_did_in_a_step(bench):
     assert {"matrix products", "element-wise", "optimizer"} <= found.busy_s.keys()
     assert 0 < sum(found.busy_s.values()) < 60
     assert bench.run(workload=fields).measurement.busy_s is None
+
+
+@pytest.mark.cuda
+def test_a_trial_on_a_gpu_tells_its_kernels_or_nothing_where_the_driver_does_not_record_them(cuda):
+    fields = {"global_batch_size": 8, "sequence_length": 64}
+    found = cuda.checked(ProfileTask(), workload=fields, config={"per_device_train_batch_size": 4})
+    assert found.busy_s is None or {"matrix products", "element-wise", "optimizer"} <= found.busy_s.keys()
