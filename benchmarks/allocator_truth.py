@@ -213,7 +213,7 @@ def _predicted(case: Case, hardware: Any) -> dict[str, Any]:
     memory = model.breakdown(case.config, found)
     return {
         "memory": memory.model_dump(mode="json"),
-        **({"programs": found.family.compiled} if case.part == "compiled" else {}),
+        **({"programs": found.family.compiled, "unlike": found.unlike} if case.part == "compiled" else {}),
         "seconds": round(time.monotonic() - started, 1),
     }
 

@@ -1,14 +1,15 @@
 """A model that is traced with few layers, and their trace repeated, equals the same model traced whole."""
 
 import itertools
+import random
 from collections import Counter
 
 import numpy as np
 import pytest
 from profiles import parts_of
 
+from autotune.cost.full_depth import NotLinear, joined, storages_of, unlike_share, work_of
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE
-from autotune.cost.profiler import NotLinear, joined, storages_of, work_of
 from autotune.cost.tape import Tape
 from autotune.values.techniques import LoraAdapter
 
@@ -97,3 +98,36 @@ def test_needed_work_is_neither_element_wise_nor_run_again():
     work, needed = work_of(one("abc", flops=[3.0, 4.0, 5.0], kinds=kinds, recomputed=again), [], [])
     assert needed.at(1) == 3
     assert sum(w.flops.at(1) for w in work) == 12
+
+
+def scrambled(layers: int):
+    """As inductor may write a step: layers' operators in an order of their own, unlike names; a loss on 50 bytes."""
+    order, names, storages = random.Random(layers).sample(range(layers), layers), list[str](), []
+    freed = {layer: 2 * layers + 1 + 2 * at + 1 for at, layer in enumerate(reversed(range(layers)))}
+    for at, layer in enumerate(order):
+        names += [f"first{layer} of {layers}", "second"]
+        storages += [(2 * at, freed[layer], 10, 0, 0), (2 * at, 2 * at + 1, 7, 0, 0)]
+    names.append("loss")
+    storages.append((2 * layers, 2 * layers + 2, 50, 0, 0))
+    for layer in range(layers):
+        names += [f"back{layer % 2}", "gradient"]
+        storages.append((2 * layers + 2 * layer + 2, 4 * layers + 1, 4, 1, 0))
+    names += ["last"]
+    return one(
+        names,
+        storages=np.array(storages, dtype=float),
+        forward_end=2 * layers + 1,
+        origins=(("module", "made"),) * len(storages),
+    )
+
+
+def test_layers_whose_operators_stand_in_any_order_add_what_they_save_and_their_gradients():
+    deep, short, whole = (scrambled(layers) for layers in (3, 2, 8))
+    with pytest.raises(NotLinear):
+        storages_of(deep, [short], [5])
+    assert unlike_share(deep.low, short.low) > 0.1
+    found, truth = (
+        storages_of(*made, exact=False).alive[:, :3, 0].sum(axis=1) for made in ((deep, [short], [5]), (whole, [], []))
+    )
+    assert found.max() == truth.max() == 8 * 10 + 50
+    assert found[-1] == truth[-1] == 8 * 4

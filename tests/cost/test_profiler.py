@@ -9,7 +9,7 @@ from factories import make_workload
 from profiles import make_family, make_group, parts_of
 from transformers import BertConfig, BertForSequenceClassification
 
-from autotune.cost import profiler
+from autotune.cost import full_depth, profiler
 from autotune.cost.family import Shape, shape_of
 from autotune.cost.profile import TRANSFER, layers_of
 from autotune.cost.profiler import profile
@@ -230,9 +230,9 @@ def test_the_first_number_of_a_name_counts_layers_and_the_rest_is_outside(names,
 
 
 def test_a_layer_is_found_where_some_names_around_it_change_places_if_that_is_allowed():
-    assert profiler.stretch("abLMNcd", "abLMNLMNcd") == (5, 3)
-    assert profiler.stretch("abLMNcd", "abLMNLMNdc", exact=False) == (5, 3)
-    with pytest.raises(profiler.NotLinear):
-        profiler.stretch("abLMNcd", "abLMNLMNdc")
-    with pytest.raises(profiler.NotLinear):
-        profiler.stretch("abLMNLMNcd", "abLMNcd", exact=False)
+    assert full_depth.stretch("abLMNcd", "abLMNLMNcd") == (5, 3)
+    assert full_depth.stretch("abLMNcd", "abLMNLMNdc", exact=False) == (5, 3)
+    with pytest.raises(full_depth.NotLinear):
+        full_depth.stretch("abLMNcd", "abLMNLMNdc")
+    with pytest.raises(full_depth.NotLinear):
+        full_depth.stretch("abLMNLMNcd", "abLMNcd", exact=False)
