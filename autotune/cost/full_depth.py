@@ -102,11 +102,10 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
     if not exact and max((unlike_share(tape, short.low) for short in lacking), default=0.0) > _ALIKE:
         fewer = [(_rows(short, origins), short.low.forward_end) for short in lacking]
-        rows, end, workspaces = _grown(rows, end, workspaces, fewer, times)
-        return Storages.of(rows, forward_end=end, workspaces=workspaces.astype(int).tolist(), origins=tuple(origins))
+        rows, lacking = _grown(rows, end, fewer, times), []
     moved = 0  # by which layers that come later in the forward pass have moved; in the backward pass they come earlier
     layers = []
-    for short, n in zip(lacking, times, strict=True):
+    for short, n in zip(lacking, times, strict=bool(lacking)):
         few, names = short.low.forward_end, short.low.names
         at, length = stretch(names[few:], tape.names[end:], exact=exact)
         layers.append((stretch(names[:few], tape.names[:end], exact=exact), (end + at, length), n))
@@ -125,56 +124,31 @@ def _rows(traced: Pass, origins: Mapping[tuple[str, str], int]) -> Vector:
     return np.column_stack([tape.storages[:, :2], traced.lines("storages")[:, 2], tape.storages[:, 3:], origin])
 
 
-def _grown(
-    rows: Vector, end: int, workspaces: Vector, fewer: Sequence[tuple[Vector, int]], times: Sequence[int]
-) -> tuple[Vector, int, Vector]:
-    """Return rows, end of the forward pass and workspaces at full depth, where layers' operators are in any order.
+def _grown(rows: Vector, end: int, fewer: Sequence[tuple[Vector, int]], times: Sequence[int]) -> Vector:
+    """Return rows at full depth where layers' operators are in any order; `end`: of the forward pass.
 
-    `fewer`: rows and end of the forward pass with a layer less, for each stack. The storages that this layer adds are
-    made in blocks of operators that come amid those of the deep pass, and are freed in blocks of its backward pass, the
-    last first.
+    `fewer`: rows and end of the forward pass with a layer less, for each stack. Where this layer adds to the storages
+    of a kind that are there at once, it adds as many for each further layer, with the same beginnings and ends.
     """
-    layers = []  # the rows of a layer, and the positions and lengths of its blocks in the forward and backward pass
+    found = [rows]
     for (short, short_end), n in zip(fewer, times, strict=True):
-        ours, theirs = _lasting(rows, end), _lasting(short, short_end)
-        added = sorted(at for kind, places in ours.items() for at in places[len(theirs[kind]) :])
-        saved, gradients = (rows[[at for at in added if (rows[at, 0] < end) == first]] for first in (True, False))
-        if len(saved):
-            backward = gradients[:, 0] if len(gradients) else saved[:, 1]
-            layers.append((saved, gradients, [int(np.median(saved[:, 0])), int(np.median(backward))], n))
-    blocks = sorted(
-        block
-        for saved, gradients, middles, n in layers
-        for block in zip(middles, (n * len(saved), n * (len(gradients) + 1)), strict=True)
-    )
-
-    places, before = [at for at, _ in blocks], np.cumsum([0, *(length for _, length in blocks)])
-
-    def moved(positions: Vector, *, within: bool = False) -> Vector:
-        """Return where positions come to be; those at a block come before it if they are `within` the operators."""
-        found: Vector = positions + before[np.searchsorted(places, positions, "left" if within else "right")]
-        return found
-
-    found = [np.column_stack([moved(rows[:, 0]), moved(rows[:, 1], within=True), rows[:, 2:]])]
-    for saved, gradients, middles, n in layers:
-        step = len(gradients) + 1
-        makes, frees = moved(np.array(middles, dtype=float)) - n * np.array([len(saved), step])
-        for j in range(n):
-            freed = frees + (n - 1 - j) * step
-            made = makes + j * len(saved) + np.arange(len(saved))
-            found.append(np.column_stack([made, np.full(len(saved), freed + step - 1), saved[:, 2:]]))
-            ends = moved(gradients[:, 1], within=True)
-            found.append(np.column_stack([freed + np.arange(len(gradients)), ends, gradients[:, 2:]]))
-    ends_at = int(moved(np.array([float(end)]), within=True)[0])
-    return np.concatenate(found), ends_at, moved(workspaces)
+        theirs = _most(short, short_end)
+        for kind, places in _most(rows, end).items():
+            if (added := len(places) - len(theirs.get(kind, ()))) > 0:
+                found += [rows[places[-added:]]] * n
+    return np.concatenate(found)
 
 
-def _lasting(rows: Vector, end: int) -> dict[tuple[float, ...], list[int]]:
-    """Return the storages that are saved for the backward pass, and gradients, by pass, end, sizes and kind."""
-    found, last = defaultdict[tuple[float, ...], list[int]](list), rows[:, 1].max()
+def _most(rows: Vector, end: int) -> dict[tuple[float, ...], list[int]]:
+    """Return for each kind of storages, by pass, sizes and use, those that are there when most of the kind are."""
+    kinds, last = defaultdict[tuple[float, ...], list[int]](list), rows[:, 1].max()
     for at, (made, freed, *what, _) in enumerate(rows.tolist()):
-        if (freed > end) if made < end else what[2]:
-            found[made < end, freed == last, *what].append(at)
+        kinds[made < end, freed > end, freed == last, *what].append(at)
+    found = {}
+    for kind, places in kinds.items():
+        made, freed, is_gradient = rows[places, 0], rows[places, 1], rows[places, 4] > 0
+        there = [(made <= at) & ((freed > at) | is_gradient) for at in made]  # a gradient stays beyond its end
+        found[kind] = np.array(places)[max(there, key=np.count_nonzero)].tolist()
     return found
 
 
