@@ -100,7 +100,7 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     rows, end, products = _rows(deep, origins), tape.forward_end, np.flatnonzero(tape.products)
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
-    if not exact and max((unlike_share(tape, short.low) for short in lacking), default=0.0) > _ALIKE:
+    if not exact and any(unlike_share(tape, short.low) for short in lacking):
         fewer = [(_rows(short, origins), short.low.forward_end) for short in lacking]
         rows, lacking = _grown(rows, end, fewer, times), []
     moved = 0  # by which layers that come later in the forward pass have moved; in the backward pass they come earlier
@@ -192,9 +192,6 @@ def stretch(short: Sequence[object], long: Sequence[object], *, exact: bool = Tr
     places = np.flatnonzero(differing == differing.min())
     return int(min(places[-1], places[0] + extra)), extra
 
-
-# Up to this share of unlike operators those of a layer still stand together.
-_ALIKE = 0.1
 
 # Where a layer's operators are, (position, length) in the forward and the backward pass.
 _Layer = tuple[tuple[int, int], tuple[int, int]]
