@@ -44,21 +44,15 @@ def step_rows(steps: Mapping[str, StepTime]) -> list[tuple[str, ...]]:
     """Return a heading and rows with the seconds and shares of each part, a column a side; nothing if none is known."""
     if not steps:
         return []
-    parts = sorted(
-        {p for s in steps.values() for p in s.shares}, key=lambda p: -max(s.shares.get(p, 0.0) for s in steps.values())
-    )
-    rows = [
-        (
-            p,
-            *(
-                f"{show_rate(s.seconds * share)} s, {share:.0%}" if (share := s.shares.get(p)) else "–"
-                for s in steps.values()
-            ),
-        )
-        for p in parts
-    ]
-    whole = ("a step", *(f"{show_rate(s.seconds)} s" for s in steps.values()))
-    return [("", *(f"{side}, {_source(s)}" for side, s in steps.items())), *rows, whole]
+    most = {part: max(s.shares.get(part, 0.0) for s in steps.values()) for s in steps.values() for part in s.shares}
+    heading = ("", *(f"{side}, {_source(step)}" for side, step in steps.items()))
+    rows = [(part, *(_cell(step, part) for step in steps.values())) for part in sorted(most, key=lambda p: -most[p])]
+    return [heading, *rows, ("a step", *(f"{show_rate(step.seconds)} s" for step in steps.values()))]
+
+
+def _cell(step: StepTime, part: StepPart) -> str:
+    share = step.shares.get(part)
+    return f"{show_rate(step.seconds * share)} s, {share:.0%}" if share else "–"
 
 
 def _source(step: StepTime) -> str:
