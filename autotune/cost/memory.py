@@ -235,7 +235,16 @@ class Footprint:
 
     def stepping(self) -> Components:
         completions = self.config.generation_batch_size
-        return components(self.profile, self.share, self.micro_batch, self.accumulation, completions)
+        found = components(self.profile, self.share, self.micro_batch, self.accumulation, completions)
+        return replace(found, temporaries=found.temporaries + self._kept_outputs)
+
+    @property
+    def _kept_outputs(self) -> float:
+        """The bytes of a CUDA graph's outputs, logits mostly, which stay until the next replay (GPT-2, torch 2.11)."""
+        profile = self.profile
+        if not self.config.records_graphs or profile.family.device != "cuda" or profile.evaluation is None:
+            return 0.0
+        return profile.evaluation.outputs_bytes.at(self.micro_batch)
 
     def phases(self, evaluation: Evaluation | None) -> list[Components]:
         """Return the memory of each phase, those of a step first; evaluation is the Trainer's if it is None."""
@@ -261,6 +270,7 @@ class Footprint:
             steps = [_replayed(c, peak + inputs) for c, peak in zip(steps, peaks[:2], strict=True)]
             if peaks.evaluation:
                 between[0] = _replayed(between[0], peaks.evaluation + profile.buffers_bytes)
+        steps[0] = replace(steps[0], temporaries=steps[0].temporaries + self._kept_outputs)
         completions = config.generation_batch_size or round(self.micro_batch * self.accumulation)
         return [*steps, *_generating(profile, share, completions), *between]
 

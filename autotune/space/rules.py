@@ -155,10 +155,9 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             yield f"inductor with checkpointing on CUDA breaks the sdpa attention of {workload.model.model_type}"
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         yield "cudagraphs does nothing on a CPU"
-    graphs = config.torch_compile_mode if config.torch_compile_backend == "inductor" else config.torch_compile_backend
     # The second micro-step raises "output of CUDAGraphs that has been overwritten".
-    records = graphs in ("reduce-overhead", "max-autotune", "cudagraphs")
-    if records and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+    if config.records_graphs and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+        graphs = config.torch_compile_mode or config.torch_compile_backend
         overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
         yield f"{overwrite}; max-autotune-no-cudagraphs records none"
 

@@ -286,6 +286,12 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         return mixed.get(self.precision, "no")
 
     @property
+    def records_graphs(self) -> bool:
+        """Whether steps are recorded as CUDA graphs, where there is a CUDA device."""
+        by_mode = self.torch_compile_mode in ("reduce-overhead", "max-autotune")
+        return self.torch_compile_backend == "cudagraphs" or (self.torch_compile_backend == "inductor" and by_mode)
+
+    @property
     def is_balanced(self) -> bool:
         """Whether micro-batches of a step have the same cost in tokens, and not the same number of samples."""
         return self.train_sampling_strategy == "batch_rebalance"

@@ -255,3 +255,16 @@ def test_weights_in_four_bits_are_named_for_layers_alone(profile_of):
     knob_of = {row.module: row.knob for row in rows if row.kind == "weights"}
     assert knob_of["model.layers.*.mlp.gate_proj"] == "quantization=nf4"
     assert knob_of["lm_head"] == knob_of["model.embed_tokens"] == "precision=pure_bf16"
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_the_outputs_of_a_cuda_graph_stay_through_the_backward_pass(mode):
+    forward = ForwardPass(storages=make_storages((0, 1, 0, 2 * MB)), outputs_bytes=line(0, 3 * MB))
+    profile = make_profile(make_family(device="cuda", compiled=True), evaluation=forward)
+    usual, graphs = (
+        Footprint(make_config(4, torch_compile_backend="inductor", torch_compile_mode=m), profile, 4.0, 1.0)
+        for m in (None, mode)
+    )
+    kept = 0 if mode == "max-autotune-no-cudagraphs" else 4 * 3 * MB
+    assert graphs.stepping().temporaries - usual.stepping().temporaries == kept
+    assert graphs.phases(None)[0].temporaries - usual.phases(None)[0].temporaries == kept
