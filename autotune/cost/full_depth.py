@@ -136,7 +136,9 @@ def _grown(rows: Vector, end: int, fewer: Sequence[tuple[Vector, int]], times: S
         for kind, places in _most(rows, end).items():
             if (added := len(places) - len(theirs.get(kind, ()))) > 0:
                 found += [rows[places[-added:]]] * n
-    return np.concatenate(found)
+    whole: Vector = np.concatenate(found)
+    whole[:, 1] = np.maximum(whole[:, 1], whole[:, 0] + 1)
+    return whole
 
 
 def _most(rows: Vector, end: int) -> dict[tuple[float, ...], list[int]]:

@@ -113,6 +113,7 @@ def scrambled(layers: int):
         names += [f"back{layer % 2}", "gradient"]
         storages.append((2 * layers + 2 * layer + 2, 4 * layers + 1, 4, 1, 0))
     names += ["last"]
+    storages.append((len(names), len(names), 1, 1, 0))  # a gradient that is made at the very end
     return one(
         names,
         storages=np.array(storages, dtype=float),
@@ -130,4 +131,6 @@ def test_layers_whose_operators_stand_in_any_order_add_what_they_save_and_their_
         storages_of(*made, exact=False).alive[:, :3, 0].sum(axis=1) for made in ((deep, [short], [5]), (whole, [], []))
     )
     assert found.max() == truth.max() == 8 * 10 + 50
-    assert found[-1] == truth[-1] == 8 * 4
+    assert found[-1] == truth[-1] == 8 * 4 + 1
+    rows = storages_of(deep, [short], [5], exact=False).rows
+    assert (rows[:, 1] > rows[:, 0]).all(), "each is there for an operator, as the allocator's replay expects"
