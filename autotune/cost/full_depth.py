@@ -7,8 +7,8 @@ layers, once. The layer that comes first in the forward pass comes last in the b
 of the layer before decides whether one ends with its layer or with something that comes once, as the cast weights that
 autocast holds until the end of the forward pass. Where tapes don't agree so, :class:`NotLinear` is raised.
 
-Inductor may put the operators of a layer in any order and between those of others. Of such tapes only the storages
-count that a layer adds for longer than a pass: those saved for the backward pass, and gradients.
+Inductor may put the operators of a layer in any order and between those of others. There a layer adds as many to the
+storages that are there at once as the last of the traced ones does.
 """
 
 from collections import Counter, defaultdict
@@ -95,20 +95,23 @@ def line(values: Sequence[float] | Vector) -> Line:
 
 
 def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, exact: bool = True) -> Storages:
-    """Return the storages of a pass at full depth; the arguments are those of `work_of` and of `stretch`."""
+    """Return the storages of a pass at full depth; the arguments are those of `work_of`.
+
+    Unless the tapes have to be `exact`, layers' operators may be in any order.
+    """
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
     rows, end, products = _rows(deep, origins), tape.forward_end, np.flatnonzero(tape.products)
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
     if not exact and any(unlike_share(tape, short.low) for short in lacking):
         fewer = [(_rows(short, origins), short.low.forward_end) for short in lacking]
-        rows, lacking = _grown(rows, end, fewer, times), []
+        rows, lacking, times = _grown(rows, end, fewer, times), (), ()
     moved = 0  # by which layers that come later in the forward pass have moved; in the backward pass they come earlier
     layers = []
-    for short, n in zip(lacking, times, strict=bool(lacking)):
+    for short, n in zip(lacking, times, strict=True):
         few, names = short.low.forward_end, short.low.names
-        at, length = stretch(names[few:], tape.names[end:], exact=exact)
-        layers.append((stretch(names[:few], tape.names[:end], exact=exact), (end + at, length), n))
+        at, length = stretch(names[few:], tape.names[end:])
+        layers.append((stretch(names[:few], tape.names[:end]), (end + at, length), n))
     for forward, backward, n in sorted(layers):
         layer = (forward[0] + moved, forward[1]), (backward[0] + moved, backward[1])
         rows, workspaces = _repeated(rows, layer, n, end), _outside(workspaces, layer, n)
@@ -180,18 +183,17 @@ def _differing(short: Sequence[object], long: Sequence[object]) -> NDArray[np.in
     return found
 
 
-def stretch(short: Sequence[object], long: Sequence[object], *, exact: bool = True) -> tuple[int, int]:
+def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
     """Return (position, length) of the stretch that `long` has more than `short`, between the layers of `short`.
 
     Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and a few
     operators further where operators around the layers are named like them. One length of it behind its earliest place
-    is between two layers, so that each operator is one of its own layer. If `exact`, no names beside it may differ. If
-    not, it is where the fewest do: inductor puts operators around the layers, or of unlike layers, in another order.
+    is between two layers, so that each operator is one of its own layer.
     """
     extra, differing = len(long) - len(short), _differing(short, long)
-    if extra < 0 or (exact and differing.min()):
+    if extra < 0 or differing.min():
         raise NotLinear("a deeper model doesn't only repeat its layers")
-    places = np.flatnonzero(differing == differing.min())
+    places = np.flatnonzero(differing == 0)
     return int(min(places[-1], places[0] + extra)), extra
 
 

@@ -117,8 +117,8 @@ class Candidates:
         if (estimate := self._model.estimate(config)) is None:
             return None
         peak_bytes = max(0, estimate.memory.device_peak_bytes)
-        told = {name: getattr(estimate, name) for name in ("samples_per_second", "mfu", "parts")}
-        return Prediction(peak_bytes=peak_bytes, **told)
+        rate, mfu, parts = estimate.samples_per_second, estimate.mfu, estimate.parts
+        return Prediction(samples_per_second=rate, peak_bytes=peak_bytes, mfu=mfu, parts=parts)
 
     def refusal(self, config: TrainConfig) -> str | None:
         """Return how a configuration surely exceeds the memory of device or host, or None."""

@@ -130,12 +130,11 @@ def test_a_device_of_one_process_refuses_another():
 
 
 def test_a_search_on_the_clock_ends_with_an_answer(tmp_path):
-    command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "90s", "--max-trials", "2"]
+    command = ["find", "--model", "gpt2", "--seq-len", "128", "--max-time", "150s", "--max-trials", "2"]
     command += ["--fix", "attention=sdpa,compile=none", "--run-dir", tmp_path / "run"]
     clock = "noise=0.002,process=0.002,ramp=0.1,drift=0.03"
     printed("-m", "autotune", *command, FAKECUDA_CLOCK=clock, AUTOTUNE_HOME=str(tmp_path / "home"))
     answer = json.loads((tmp_path / "run" / "best-config.json").read_text())
-    # Beside other work nothing may be left for finals.
-    assert answer["verdict"] in ("faster", "no_clear_winner", "undecided", "unconfirmed")
+    assert answer["verdict"] in ("faster", "no_clear_winner", "undecided")
     assert answer["best"]["measurement"]["samples_per_second"] > 0
     assert answer["baseline"]["measurement"]["samples_per_second"] > 0

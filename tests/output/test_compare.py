@@ -9,6 +9,7 @@ from factories import make_hardware, make_workload
 from autotune.errors import InputError
 from autotune.output.compare import compare, comparison_table
 from autotune.values.result import ResultData, StepTime
+from autotune.values.workload import LengthProfile
 
 SEARCHED, FINALS = [(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)]
 
@@ -55,6 +56,9 @@ def test_answers_that_do_not_compare_are_refused():
     other = FIRST.model_copy(update={"workload": make_workload(global_batch_size=64)})
     with pytest.raises(InputError, match="train something else: global batch size 16 and 64"):
         compare(FIRST, other)
+    lengths = LengthProfile(samples=9, mean=40.0, minimum=1, median=40, p95=80, maximum=90)
+    with pytest.raises(InputError, match=r"train something else: lengths None and 40\.0"):
+        compare(FIRST, FIRST.model_copy(update={"workload": make_workload(lengths=lengths)}))
     apart = answer([(BF16, 10.0)], baseline=BF16)
     with pytest.raises(InputError, match="no configuration in common"):
         compare(FIRST, apart)
