@@ -21,7 +21,7 @@ __all__ = [
     "Allowance", "AutotuneCallback", "AutotuneError", "BitfitAdapter", "Budget", "CostEstimate", "DoraAdapter",
     "Effort", "Ia3Adapter", "LohaAdapter", "LokrAdapter", "LoraAdapter", "PTuningAdapter", "Precision",
     "PrefixAdapter", "PromptAdapter", "RsloraAdapter", "TrainConfig", "TuningResult", "VeraAdapter", "Workload",
-    "estimate", "find", "load", "normalize_loss", "preview", "resume",
+    "estimate", "find", "load", "normalize_loss", "preview", "rehearse", "resume",
 ]  # fmt: skip
 
 # The module of each public name.
@@ -34,6 +34,7 @@ _HOMES = {
     "Workload": "values.workload",
     "AutotuneCallback": "integrations.callback",
     "AutotuneError": "errors",
+    "rehearse": "rehearsal",
     "CostEstimate": "values.estimate",
     "estimate": "estimates.estimate",
     "normalize_loss": "training.loss",

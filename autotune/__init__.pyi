@@ -8,6 +8,7 @@ from autotune.api import resume as resume
 from autotune.errors import AutotuneError as AutotuneError
 from autotune.integrations.callback import AutotuneCallback as AutotuneCallback
 from autotune.planning.user_code import Knobs as Knobs
+from autotune.rehearsal import rehearse as rehearse
 from autotune.training.loss import normalize_loss as normalize_loss
 from autotune.tuning_result import TuningResult as TuningResult
 from autotune.tuning_result import load as load

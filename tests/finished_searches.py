@@ -29,10 +29,10 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
-from autotune.values.estimate import Alive, MemoryBreakdown, Phase
+from autotune.values.estimate import MemoryBreakdown, Phase
 from autotune.values.problem import ignore
 from autotune.values.result import Breakdown, RunReport
-from autotune.values.trial import Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
+from autotune.values.trial import Alive, Interval, Memory, Outcome, Prediction, TrialRequest, TrialStatus
 
 BASE = make_config()
 BEST = make_config(16, precision="bf16", optim="adamw_torch")

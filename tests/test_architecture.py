@@ -20,7 +20,7 @@ LAYERS = (
     {"errors"},
     {"value", "units", "version"},
     {"values"},
-    {"training"},
+    {"training", "stand_in"},
     {"space", "cost", "execution", "exports"},
     {"planning"},
     {"storage"},
@@ -29,6 +29,7 @@ LAYERS = (
     {"output"},
     {"tuning_result"},
     {"api"},
+    {"rehearsal"},
     {"cli"},
     {"__init__", "__main__"},
 )

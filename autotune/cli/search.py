@@ -16,7 +16,8 @@ import typer
 
 from autotune.cli import console
 from autotune.cli.console import Debug, Json, Quiet, TrustRunDir, Verbose, guarded
-from autotune.errors import EXIT_INTERRUPTED, InputError
+from autotune.errors import EXIT_INTERRUPTED, InputError, MachineError, NothingFitsError
+from autotune.units import show_memory
 
 if TYPE_CHECKING:
     from autotune.tuning_result import TuningResult
@@ -72,6 +73,12 @@ def script(
         Path | None,
         typer.Option(help="Train: the script with this best-config.json laid over.", rich_help_panel="What may change"),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="With --dry-run: its exact memory on a GPU that isn't here, or all.", rich_help_panel="Where it runs"
+        ),
+    ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -83,10 +90,19 @@ def script(
 
     Example: autotune script --max-time 10m -- python train.py --bf16 true
 
-    Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it.
+    Its own arguments are the baseline. With --apply it is run to its end with an answer laid over it; with --gpu and
+    --dry-run a few steps of it run without a GPU, on a stand-in for one, for its memory.
     """
     console.silence_libraries(verbose=verbose)
     with console.reporting_errors(as_json=as_json, debug=debug):
+        if gpu is not None:
+            if not dry_run:
+                raise InputError(
+                    f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
+                )
+            _leave_out(context, {"gpu", "dry_run"}, "and with --gpu the script is run as it is")
+            _rehearse(gpu, command, quiet=quiet, as_json=as_json)
+            return
         if apply is None:
             from autotune.planning.user_code import code_of
 
@@ -94,16 +110,42 @@ def script(
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
             _find(context, asked, code_of(command).name, run_dir, dry_run=dry_run, **shown)
             return
-        harmless = {"command", "apply", "quiet", "verbose", "as_json", "debug"}
-        for parameter in context.command.get_params(context):
-            name = str(parameter.name)
-            if name not in harmless and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
-                raise InputError(f"{parameter.opts[0]}: is of a search, and --apply trains; leave one of them out")
+        _leave_out(context, {"apply"}, "and --apply trains")
         from autotune.integrations.apply import prepared, run
         from autotune.storage.run_directory import ANSWER_FILE
 
         ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
     run(*ready)  # its errors and its exit code are the script's own
+
+
+def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
+    """Refuse (InputError) options of a search beside those that are allowed and those of the output."""
+    for parameter in context.command.get_params(context):
+        name, harmless = str(parameter.name), allowed | {"command", "quiet", "verbose", "as_json", "debug"}
+        if name not in harmless and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise InputError(f"{parameter.opts[0]}: is of a search, {why}; leave one of them out")
+
+
+def _rehearse(gpu: str, command: list[str], *, quiet: bool, as_json: bool) -> None:
+    from autotune.output.rehearsal_table import cards_table, rehearsal_table
+    from autotune.rehearsal import rehearse, rehearse_on_all
+
+    with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
+        found = rehearse_on_all(script=command) if gpu == "all" else [rehearse(gpu=gpu, script=command)]
+    first = found[0]
+    refused = next((f"its memory can't be told here: {each.refused}" for each in found if each.refused), None)
+    if as_json:
+        console.print_json(
+            [each.model_dump(mode="json") for each in found] if gpu == "all" else first.model_dump(mode="json")
+        )
+    elif gpu == "all":
+        console.stdout().print(cards_table(found), highlight=False)
+    elif refused is None:
+        console.stdout().print(rehearsal_table(first), highlight=False)
+    if all(each.refused for each in found):
+        raise MachineError(refused or "")
+    if all(each.chance_to_fit < 0.5 for each in found):
+        raise NothingFitsError(f"{first.workload.model.name} needs {show_memory(first.peak.peak_bytes)}")
 
 
 @guarded

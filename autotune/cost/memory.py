@@ -26,8 +26,9 @@ from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_by
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import NCCL_BYTES, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
-from autotune.values.estimate import Alive, Evaluation, PhaseName
+from autotune.values.estimate import Evaluation, PhaseName
 from autotune.values.hardware import Hardware
+from autotune.values.trial import Alive
 
 _MIB = float(1 << 20)
 

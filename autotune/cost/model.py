@@ -24,9 +24,9 @@ from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
 from autotune.values.config import KNOBS, TrainConfig
-from autotune.values.estimate import Alive, CostEstimate, Evaluation, MemoryBreakdown, Phase, Rates
+from autotune.values.estimate import CostEstimate, Evaluation, MemoryBreakdown, Phase, Rates
 from autotune.values.hardware import Hardware
-from autotune.values.trial import Failure, Interval, TrialResult, TrialStatus
+from autotune.values.trial import Alive, Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 _COMPILED = (

@@ -16,10 +16,10 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue import gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.estimate import Alive, Cost, CostEstimate, MemoryBreakdown
+from autotune.values.estimate import Cost, CostEstimate, MemoryBreakdown
 from autotune.values.hardware import Hardware
 from autotune.values.problem import Change
-from autotune.values.trial import Interval
+from autotune.values.trial import Alive, Interval
 from autotune.values.workload import Workload
 
 Fit = Literal["yes", "probably", "probably not", "no"]

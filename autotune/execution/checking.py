@@ -28,7 +28,9 @@ from autotune.execution.environment import agree, own_rank, wait_for_all
 from autotune.execution.gradients import randomness_off
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.outcome import first_line, is_out_of_memory
+from autotune.execution.peak_parts import PeakRecorder
 from autotune.execution.user_code import own_values
+from autotune.stand_in import host_values
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
 
@@ -76,7 +78,9 @@ def around_training(task: CheckTask | None, trainer: Any, reading: Reading) -> I
         yield
 
 
-def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
+def findings(
+    task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard, recorder: PeakRecorder | None
+) -> dict[str, Any]:
     """Return the fields that a check adds to the measurement once training has ended; CheckError: evaluation failed."""
     if isinstance(task, LossTask):  # the Trainer logs a step's loss as the mean over its accumulation
         losses = tuple(float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
@@ -87,11 +91,17 @@ def findings(task: CheckTask | None, trainer: Any, reading: Reading, guard: Memo
         saver = trainer.pop_callback(CheckpointSaver)
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
         if reading.longest is not None:
-            found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
+            with host_values.reading("copies"):  # predictions, for metrics
+                found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
+        host_values.check()
+        parts = None
+        if recorder is not None:
+            recorder.phase_ended("evaluating")
+            parts = recorder.parts()
         memory = guard.peak()
         peak = memory.peak_bytes if memory.is_known else None
         soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)
-        return {"soaked": soaked, "memory": memory}
+        return {"soaked": soaked, "memory": memory, "parts": parts}
     return {}
 
 

@@ -34,16 +34,19 @@ from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
 from autotune.execution.noise import CudaClock, HostClock
 from autotune.execution.outcome import is_out_of_memory
+from autotune.execution.peak_parts import PeakRecorder
 from autotune.execution.step_profile import StepProfile
 from autotune.execution.token_ring import Turns
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
+from autotune.stand_in import device as stand_in
+from autotune.stand_in import host_values
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
 from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, recipe_trainer
-from autotune.values.budget import LossTask, ProfileTask
+from autotune.values.budget import LossTask, ProfileTask, SoakTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
@@ -60,6 +63,8 @@ class Trial:
         self, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
     ) -> None:
         self.request, self.stopwatch, self.guard = request, stopwatch, guard
+        if stand_in.VARIABLE in os.environ:  # its kernels compute nothing
+            host_values.install()
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
         config, limits, task = request.config, request.limits, request.task
@@ -83,6 +88,8 @@ class Trial:
             # Measuring ends before the process is killed, with a moment for what follows it.
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
         relax = guard.relax if (on_cpu or turns) and task is None else None  # a check looks at memory to its end
+        in_parts = isinstance(task, SoakTask) and task.in_parts and not on_cpu
+        self.recorder = PeakRecorder(guard) if in_parts else None
         self._profile = StepProfile(on_cpu=on_cpu, before=guard.relax) if isinstance(task, ProfileTask) else None
         if self._profile is not None:
             relax = self._profile.start
@@ -122,6 +129,8 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
     """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
     request, timer, guard = trial.request, trial.timer, trial.guard
     losses = watch_losses(trainer, timer.micro_step_ended)
+    if trial.recorder is not None:
+        trial.recorder.watch(trainer, modules=request.config.torch_compile_backend is None)
     with checking.around_training(request.task, trainer, reading):
         loss = float(train().training_loss)
     effects = probe.verify(trainer)
@@ -130,7 +139,7 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
     if not timer.step_times_s():
         return trial.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
     guard.check()
-    found = checking.findings(request.task, trainer, reading, guard)
+    found = checking.findings(request.task, trainer, reading, guard, trial.recorder)
     found["padding_share"] = reading.padding_share(trainer.state.global_step)
     return trial.measurement(loss, effects, timer.data_wait_share()).model_copy(update=found)
 

@@ -14,8 +14,8 @@ from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision
-from autotune.values.estimate import Alive, MemoryBreakdown
-from autotune.values.trial import Interval
+from autotune.values.estimate import MemoryBreakdown
+from autotune.values.trial import Alive, Interval
 from autotune.values.workload import Workload
 
 _UNKNOWN = "-"
@@ -63,7 +63,7 @@ def _configuration(report: reports.ConfigReport) -> list[RenderableType]:
 
 def _memory_rows(found: reports.Predicted, *, on_cpu: bool) -> list[tuple[str, str, str]]:
     memory = found.memory
-    size, unit, digits = _unit_of(memory.allocated_peak_bytes)
+    size, unit, digits = unit_of(memory.allocated_peak_bytes)
 
     def row(name: str, value: float, interval: Interval | None = None) -> tuple[str, str, str]:
         ends = (interval.low, interval.high) if interval is not None else ()
@@ -154,7 +154,7 @@ def _devices(report: reports.DevicesReport) -> list[RenderableType]:
 def _spread(report: reports.SpreadReport) -> list[RenderableType]:
     nodes = "one node" if report.nodes == 1 else f"{report.nodes} nodes"
     unit = _unit(report.workload)
-    size, memory, _ = _unit_of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
+    size, memory, _ = unit_of(max(row.predicted.memory.device_peak_bytes for row in report.rows))
     rows = []
     for row in report.rows:
         found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
@@ -235,7 +235,7 @@ def _share(speed: reports.Speed | None) -> str:
     return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 
-def _unit_of(value: float) -> tuple[int, str, int]:
+def unit_of(value: float) -> tuple[int, str, int]:
     """Return bytes, name and decimals of the unit in which `value` is at least a half, else of the next smaller."""
     return (GIB, "GiB", 2) if value >= GIB / 2 else (GIB >> 10, "MiB", 1)
 

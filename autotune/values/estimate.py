@@ -60,17 +60,6 @@ class Phase(Value):
     allocated_bytes: int
 
 
-class Alive(Value):
-    """Tensors of one kind, module and operator that are there at the predicted peak; equal layers together."""
-
-    kind: str  # weights, gradients, optimizer states, activations, temporaries or communication
-    module: str  # as model.layers.*.mlp; empty: none, such as the loss
-    operator: str  # that made them, or 'parameter'
-    tensors: int  # how many: one for each layer, or more
-    allocated_bytes: int
-    knob: str | None  # as --fix takes it, that would shrink them; None: nothing but a smaller model
-
-
 class MemoryBreakdown(Value):
     """Predicted memory of one device when most is allocated; the components sum to the allocated peak."""
 

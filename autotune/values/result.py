@@ -17,12 +17,12 @@ from autotune.units import show_rate
 from autotune.value import Value, save_bytes
 from autotune.values.budget import LossVerdict, Soaked
 from autotune.values.config import Allowance, TrainConfig, deepest_class
-from autotune.values.estimate import Alive, MemoryBreakdown
+from autotune.values.estimate import MemoryBreakdown
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent, ends_s
-from autotune.values.trial import Interval, Measurement, Prediction, Purpose, StepParts, TrialResult, TrialStatus
+from autotune.values.trial import Alive, Interval, Measurement, Prediction, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1

@@ -140,6 +140,24 @@ def worst_memory(seen: Sequence[Memory]) -> Memory:
     return Memory(**{field: highest(seen, field) for field in Memory.model_fields})
 
 
+class Alive(Value):
+    """Tensors of one kind, module and operator that are there at the peak; equal layers together."""
+
+    kind: str  # weights, gradients, optimizer states, activations, temporaries or communication
+    module: str  # as model.layers.*.mlp; empty: none, such as the loss
+    operator: str  # that made them, or 'parameter'; empty: unknown
+    tensors: int  # how many: one for each layer, or more
+    allocated_bytes: int
+    knob: str | None  # as --fix takes it, that would shrink them; None: nothing but a smaller model
+
+
+class PeakParts(Value):
+    """What a trial's peak on a CUDA device is made of."""
+
+    phases: dict[str, Memory]  # the peak of each phase of a training, in their order
+    alive: tuple[Alive, ...]  # what was allocated at the highest, most first
+
+
 class Phases(Value):
     """Seconds of a trial's process by phase, from its start until it wrote its outcome."""
 
@@ -190,6 +208,7 @@ class Measurement(Value):
     effects: dict[str, str]  # the setting that was verified to be in effect, by knob
     warnings: tuple[str, ...] = ()
     soaked: Soaked | None = None  # result of a soak
+    parts: PeakParts | None = None  # result of a soak that tells them
     curve: LossCurve | None = None  # result of a loss run
     busy_s: StepParts | None = None  # result of a profile: seconds of a step in which the device worked
     phases: Phases | None = None  # None: not timed

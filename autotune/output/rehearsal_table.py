@@ -1,0 +1,64 @@
+"""Tables of a rehearsal within 80 columns: memory by phase, the parts of the peak, what would make it fit; all GPUs."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.output.estimate_table import unit_of
+from autotune.output.terminal import table_of
+from autotune.space.knobs import shown_changes
+from autotune.units import GIB, show_memory
+from autotune.values.rehearsal import Rehearsal
+
+_MOST_ROWS = 12  # of what the peak is made of; JSON has them all
+
+
+def rehearsal_table(found: Rehearsal) -> RenderableType:
+    size, unit, digits = unit_of(found.peak.peak_bytes)
+
+    def shown(value: int | None) -> str:
+        return "" if value is None else f"{value / size:,.{digits}f}"
+
+    figures = ("allocated", "reserved", f"device, {unit}")
+    peaks = {**found.parts.phases, "peak": found.peak}
+    rows = [(n, *map(shown, (m.allocated_bytes, m.reserved_bytes, m.device_bytes))) for n, m in peaks.items()]
+    largest = [
+        (shown(row.allocated_bytes), row.kind, row.module, str(row.tensors)) for row in found.parts.alive[:_MOST_ROWS]
+    ]
+    if rest := found.parts.alive[_MOST_ROWS:]:
+        largest.append((shown(sum(row.allocated_bytes for row in rest)), "", f"{len(rest)} more", ""))
+    device = f"{found.gpu} of {show_memory(found.memory_bytes)}"
+    lines = [f"{'fits' if found.chance_to_fit >= 0.5 else 'does not fit'} {device} (chance {_chance(found)})"]
+    lines += [f"with that much memory: {found.short}"] if found.short else []
+    for lever in found.levers:
+        takes = "fails" if lever.memory is None else f"takes {show_memory(lever.memory.peak_bytes)}"
+        fits = "fits" if lever.chance_to_fit >= 0.5 else "does not fit"
+        lines.append(f"the same training with {shown_changes(lever.changes)}: {takes}, {fits}")
+    return Group(
+        Text(f"{found.workload.model.name}, on a stand-in for {device}", style="bold"),
+        table_of(("", *figures), rows, right=figures),
+        table_of((unit, "allocated at the peak", "module", "of"), largest, right=(unit, "of")),
+        *(Text(line) for line in (*lines, *(f"note: {note}" for note in found.notes))),
+    )
+
+
+def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
+    """Return the GPUs of the table with the peak on each; those on which it can't be told, by the reason."""
+    rows, refused = [], dict[str, list[str]]()
+    for each in found:
+        if each.refused is not None:
+            refused.setdefault(each.refused, []).append(each.gpu)
+            continue
+        fits = "yes" if each.chance_to_fit >= 0.5 else "no"
+        rows.append(
+            (each.gpu, f"{each.memory_bytes / GIB:.1f}", f"{each.peak.peak_bytes / GIB:.2f}", fits, _chance(each))
+        )
+    figures = ("GiB", "takes", "chance")
+    left_out = (Text(f"not told: {', '.join(names)}: {reason}") for reason, names in refused.items())
+    return Group(table_of(("device", "GiB", "takes", "fits", "chance"), rows, right=figures), *left_out)
+
+
+def _chance(found: Rehearsal) -> str:
+    chance = found.chance_to_fit
+    return "over 99 %" if chance > 0.99 else "under 1 %" if chance < 0.01 else f"{chance:.0%}"

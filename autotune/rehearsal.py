@@ -1,0 +1,202 @@
+"""Rehearses an unchanged training on the stand-in for a GPU, without one: its exact memory, and whether it fits.
+
+The libraries of the stand-in are built once below `$AUTOTUNE_HOME` and preloaded into a child process alone, so that
+nothing of the user's environment changes. The child is autotune as it is on a machine with that GPU: it looks at the
+code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation.
+
+    python -m autotune.rehearsal FOLDER     # what the child is
+"""
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from autotune import errors
+from autotune.api import planned, subject_of
+from autotune.cost.model import CostModel
+from autotune.errors import AutotuneError, InfrastructureError, InputError
+from autotune.planning.options import SearchOptions, options_of
+from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.user_code import UserTrainer
+from autotune.search.cost_model import cost_model
+from autotune.search.run import backend_of
+from autotune.search.sampler import CostModelSampler
+from autotune.space.knobs import changes
+from autotune.stand_in.device import AMPLE_BYTES, variables
+from autotune.storage.home import writable
+from autotune.storage.run_directory import RunDirectory
+from autotune.training.trainer_pickle import model_on_cpu
+from autotune.value import Value, read_value, write_value
+from autotune.values.budget import SoakTask
+from autotune.values.catalogue import Gpu, gpu_named, gpus
+from autotune.values.config import TrainConfig
+from autotune.values.problem import Fleet
+from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Failure, Memory, PeakParts, Purpose, Refusal, TrialResult
+
+_LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
+_MOST_LEVERS = 3
+_SURELY = 0.95  # of a GPU's memory: what is predicted to need at most that is tried
+_LIMIT_S = 1800.0
+
+
+class _Asked(Value):
+    """What the child is to rehearse; the user's code lies beside it."""
+
+    gpu: str
+
+
+def rehearse(
+    *,
+    gpu: str,
+    script: Sequence[str] | None = None,
+    trainer: Any = None,
+    make_trainer: Callable[[], Any] | None = None,
+) -> Rehearsal:
+    """Run a training of your own on a stand-in for a GPU, and tell what memory it takes and whether it fits.
+
+    Needs torch's build for CUDA (2.11 to 2.13), and once a C++ compiler; no GPU. Values of the model's arithmetic
+    aren't computed: where a program's memory depends on them, the result's `refused` says where.
+
+    Args:
+        gpu: A name of the table of GPUs, such as 'a100-80gb'.
+        script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
+        trainer: A `transformers.Trainer` of your own.
+        make_trainer: A function that makes such a Trainer.
+
+    Raises:
+        InputError: An argument can't be used, or the code doesn't train.
+        MachineError: torch isn't a build for CUDA, or there is no compiler.
+        InfrastructureError: The stand-in can't be built, or its process failed.
+    """
+    card = gpu_named(gpu)
+    if card.capability is None or card.capability < _LEAST_CAPABILITY:
+        raise InputError(
+            f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
+        )
+    given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
+    with model_on_cpu(trainer), tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
+        subject = subject_of(
+            options_of(SearchOptions, {"model": "", "allow": "exact", "memory": card.memory_bytes}), **given
+        )
+        folder = Path(scratch)
+        (folder / "subject").write_bytes(pickle.dumps(subject))
+        write_value(_Asked(gpu=card.name), folder / "asked.json")
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune.rehearsal", str(folder)],
+            env={**os.environ, **variables(card, writable("stand-in"), folder / "devices")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+        try:
+            answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
+            answer = answers.validate_json((folder / "answer.json").read_bytes())
+        except (OSError, ValueError):
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            said = lines[-1] if lines else f"exit code {done.returncode}"
+            raise InfrastructureError(f"the rehearsal's process failed: {said}") from None
+    if isinstance(answer, Refusal):
+        raise getattr(errors, answer.error, AutotuneError)(answer.message)
+    return answer
+
+
+def rehearse_on_all(**code: Any) -> list[Rehearsal]:
+    """Rehearse as `rehearse` for each GPU of the table that the stand-in has, once for a compute capability."""
+    seen: dict[tuple[int, int], Rehearsal] = {}
+    found = []
+    for gpu in sorted(gpus(), key=lambda gpu: -gpu.memory_bytes):
+        if gpu.capability is None or gpu.capability < _LEAST_CAPABILITY:
+            continue
+        if gpu.capability not in seen:
+            seen[gpu.capability] = rehearse(gpu=gpu.name, **code)
+        first = seen[gpu.capability]
+        chance = 0.0 if first.refused else chance_to_fit(first.peak, gpu.memory_bytes)
+        update = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "chance_to_fit": chance}
+        found.append(first.model_copy(update=update))
+    return found
+
+
+def main(folder: Path) -> None:
+    """Rehearse, in a process on the stand-in, what `folder` asks for, and write the answer there."""
+    asked = read_value(_Asked, folder / "asked.json")
+    answer: Value
+    try:
+        answer = _rehearsed(pickle.loads((folder / "subject").read_bytes()), gpu_named(asked.gpu), folder)
+    except AutotuneError as error:
+        answer = Refusal(error=type(error).__name__, message=str(error))
+    write_value(answer, folder / "answer.json")
+
+
+def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
+    with (
+        RunDirectory.create(folder / "run") as directory,
+        backend_of(Fleet(), directory.path, device="cuda") as backend,
+    ):
+        plan = planned(subject, directory, backend, lambda event: None, Stopwatch("planning"))
+        numbers = itertools.count()
+
+        def run(config: TrainConfig, memory_bytes: int) -> TrialResult:
+            own = plan.workload.fixed_arguments.get("per_device_eval_batch_size", 8)
+            task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True)
+            request = request_of(plan, config, Purpose.SOAK, number=next(numbers), timeout_s=_LIMIT_S, task=task)
+            limits = request.limits.model_copy(update={"memory_bytes": memory_bytes})
+            return backend.pool.run(request.model_copy(update={"limits": limits}))
+
+        common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
+        common["versions"] = plan.hardware.versions
+        ample = run(plan.baseline, AMPLE_BYTES)
+        seen = ample.measurement
+        if seen is None or seen.parts is None:
+            assert isinstance(ample.outcome, Failure)
+            unseen = {"peak": ample.outcome.memory or Memory(), "parts": PeakParts(phases={}, alive=())}
+            return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=ample.outcome.cause)
+        soaked = seen.soaked
+        left_out = (soaked.not_evaluated, soaked.not_saved) if soaked is not None else ()
+        common |= {"peak": seen.memory, "parts": seen.parts, "notes": [line for line in left_out if line]}
+        chance = chance_to_fit(seen.memory, gpu.memory_bytes)
+        if chance >= 0.5:
+            return Rehearsal(**common, chance_to_fit=chance)
+        # Near capacity the allocator gives back what it holds unused.
+        tight = run(plan.baseline, gpu.memory_bytes)
+        if tight.measurement is not None:
+            return Rehearsal(**common, chance_to_fit=chance_to_fit(tight.measurement.memory, gpu.memory_bytes))
+        assert isinstance(tight.outcome, Failure)
+        levers = list[Lever]()
+        model = cost_model(plan, backend.asker, directory.path, lambda event: None, most_s=20.0)
+        for config in _lighter(plan, model):
+            measured = run(config, gpu.memory_bytes).measurement
+            memory = None if measured is None else measured.memory
+            fits = 0.0 if memory is None else chance_to_fit(memory, gpu.memory_bytes)
+            levers.append(Lever(changes=changes(config, plan), memory=memory, chance_to_fit=fits))
+            if fits >= 0.5:
+                break
+        return Rehearsal(**common, chance_to_fit=chance, short=tight.outcome.cause, levers=levers)
+
+
+def _lighter(plan: SearchPlan, model: CostModel | None) -> list[TrainConfig]:
+    """Return legal configurations to try where the baseline doesn't fit: of the fewest changes the fastest first."""
+    if model is None:
+        foreseen = CostModelSampler(plan, None).foreseen(_MOST_LEVERS + 1)
+        return [config for config in foreseen if config != plan.baseline][:_MOST_LEVERS]
+    legal = plan.search_space.legal
+    predicted = model.predict(legal)
+    by_knobs: dict[tuple[str, ...], TrainConfig] = {}
+    rows = [i for i, needed in enumerate(predicted.needed_bytes) if needed <= _SURELY * plan.memory_bytes]
+    for i in sorted(rows, key=lambda i: (len(changes(legal[i], plan)), -predicted.samples_per_second[i])):
+        by_knobs.setdefault(tuple(change.knob for change in changes(legal[i], plan)), legal[i])
+    return list(by_knobs.values())[:_MOST_LEVERS]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

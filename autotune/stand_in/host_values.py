@@ -1,0 +1,239 @@
+"""Computes small tensors on the host beside the stand-in, where kernels compute nothing.
+
+A training's memory depends on some values: lengths, masks, the sizes of images, which labels count. They come from the
+host as whole numbers and are computed from such. So every operator of torch that has a kernel for CUDA runs as it does,
+for its memory, and where all its tensors are known, the same operator of the CPU tells its result: it is known then
+too, and is read back as it is. From known fractions only whole numbers and truth values are computed.
+
+All else is unknown: it comes from the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0, as
+that decides nothing about memory; where a whole number or a truth value is read, by which a program may decide how to
+go on, `UnknownValueError` is raised with the place.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autotune.errors import MachineError
+
+_MOST_BYTES = 16 << 20  # of a tensor that is known: an image is smaller, and most weights and activations are larger
+
+# Operators (by how their names begin) that compute nothing but fractions, and those that make or move memory alone.
+_LEFT_OUT = (
+    *("_foreach", "_fused", "_scaled", "_flash", "_efficient", "_cudnn", "cudnn", "miopen", "_thnn", "quantize"),
+    *("empty", "new_empty", "resize_", "_resize_output_", "set_"),
+)
+_RANDOM = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
+# Values decide the shape of their results.
+_SHAPED_BY_VALUES = {
+    *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave"),
+}
+
+# What is known of a storage on the device, by its address; the reference tells whether it is still the same storage.
+_known: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+_libraries: list[Any] = []  # torch forgets an operator's kernel with its library
+_readable: list[Literal["nothing", "copies", "all"]] = ["nothing"]
+_raised: list[str] = []
+
+
+class UnknownValueError(MachineError):
+    """A program reads a value that only a GPU computes; the message says which and where."""
+
+
+@contextmanager
+def reading(what: Literal["copies", "all"]) -> Iterator[None]:
+    """Have unknown numbers read as 0 inside, where they decide nothing: copies of tensors, as for metrics, or all."""
+    before, _readable[0] = _readable[0], what
+    try:
+        yield
+    finally:
+        _readable[0] = before
+
+
+def check() -> None:
+    """Raise UnknownValueError if one was raised before and the program went on."""
+    if _raised:
+        raise UnknownValueError(_raised[0])
+
+
+@functools.cache
+def install() -> None:
+    """Compute in this process from now on; there is no way back."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+    special: dict[str, Callable[..., Any]] = {"copy_": _copy, "_local_scalar_dense": _read}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that operators are overridden is meant
+        for name in torch._C._dispatch_get_all_op_names():
+            namespace, _, operator = name.partition("::")
+            base, _, overload = operator.partition(".")
+            if namespace != "aten" or base.startswith(_LEFT_OUT):
+                continue
+            if base in special or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+                kernel = torch.library.get_kernel(name, "CUDA").call_boxed
+                run: Callable[..., Any]
+                if base in special:
+                    run = functools.partial(special[base], kernel)
+                else:
+                    run = _beside(getattr(getattr(torch.ops.aten, base), overload or "default"), base, kernel)
+                library.impl(operator, run, "CUDA", with_keyset=True)
+
+
+def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs the kernel of an operator, and the operator on the host where its tensors are known."""
+    arguments = operator._schema.arguments
+    written_to = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+    # What was there before doesn't matter to them.
+    writes_all = base in ("fill_", "zero_") or any(argument.is_out for argument in arguments)
+    tensors = {i for i, argument in enumerate(arguments) if isinstance(argument.type, torch.TensorType)}
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(args[i], int | float) for i in tensors if i < len(args)):  # x + 2, as a kernel gets it
+            own = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+            args = tuple(_as_tensor(arg, own) if i in tensors else arg for i, arg in enumerate(args))
+        given = _tensors((args, kwargs))
+        written = _tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in written_to])
+        on_host = {id(tensor): _on_host(tensor) for tensor in given if tensor.is_cuda}
+        for tensor in written if writes_all else ():
+            if tensor.is_cuda and on_host[id(tensor)] is None and _is_whole(tensor):
+                on_host[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        if base in _RANDOM or None in on_host.values():
+            if base in _SHAPED_BY_VALUES or base == "equal":
+                raise _unknown(f"{base} of values")
+            for tensor in written:
+                _forget(tensor)
+            result = kernel(keys, *args, **kwargs)
+            if (says := _if_finite(base, args)) is not None:
+                _remember(result, torch.full(result.shape, says))
+            return result
+        with reading("all"):  # of a kernel's own
+            result = kernel(keys, *args, **kwargs)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return on_host.get(id(value), value)
+            return torch.device("cpu") if isinstance(value, torch.device) else value
+
+        try:
+            told = operator(*tree_map(moved, args), **tree_map(moved, kwargs))
+        except Exception:  # the CPU has no such kernel
+            for tensor in written:
+                _forget(tensor)
+            return result
+        if not isinstance(told, torch.Tensor | tuple | list):
+            return told  # of `equal`
+        if base in _SHAPED_BY_VALUES:
+            result = tree_map(lambda value: torch.empty(value.shape, dtype=value.dtype, device="cuda"), told)
+        from_fractions = len(given) > len(written) and any(tensor.is_floating_point() for tensor in given)
+        for made, value in zip(_tensors(result), _tensors(told), strict=True):
+            if from_fractions and made.is_floating_point():
+                _forget(made)
+            else:
+                _remember(made, value)
+        return result
+
+    return run
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _as_tensor(value: Any, other: torch.Tensor | None) -> Any:
+    """Return a number as a tensor with which an operator of it and `other` has a result of the same type."""
+    if not isinstance(value, int | float) or other is None:
+        return value
+    return torch.tensor(value, dtype=torch.result_type(other, value))
+
+
+def _if_finite(base: str, args: tuple[Any, ...]) -> bool | None:
+    """Return what a test for NaN or infinity (x != x, |x| == inf) says where there are none; None: it is no such."""
+    if base not in ("eq", "ne") or len(args) < 2:
+        return None
+    if args[0] is args[1]:
+        return base == "eq"
+    return base == "ne" if isinstance(args[1], float) and math.isinf(args[1]) else None
+
+
+def _copy(
+    kernel: Callable[..., Any], keys: Any, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+) -> Any:
+    result = kernel(keys, target, source, non_blocking)
+    value = _on_host(source) if source.is_cuda else source.detach()
+    if not target.is_cuda:
+        if value is not None:
+            target.copy_(value)
+        elif not target.is_floating_point() and target.numel() and _readable[0] == "nothing":
+            raise _unknown("a copy to the host of values")
+    elif value is None or source.requires_grad or value.nbytes > _MOST_BYTES:
+        _forget(target)
+    elif (own := _on_host(target)) is not None:
+        own.copy_(value)
+    elif _is_whole(target):
+        _remember(target, value.to(target.dtype).expand(target.shape))
+    return result
+
+
+def _read(kernel: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
+    if (value := _on_host(tensor)) is not None:
+        return value.item()
+    if not tensor.is_floating_point() and _readable[0] != "all":
+        raise _unknown("a value")
+    return kernel(keys, tensor)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what is known of a tensor, as a view of what is known of its storage; None: nothing is."""
+    storage = tensor.untyped_storage()
+    found = _known.get(storage._cdata)
+    if found is None or found[1].nbytes() < storage.nbytes():
+        return None
+    whole = torch.empty(0, dtype=tensor.dtype).set_(found[1])
+    return torch.as_strided(whole, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes + 15 >= tensor.untyped_storage().nbytes()
+
+
+def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    if not tensor.is_cuda or storage.nbytes() > _MOST_BYTES:
+        return
+    if _on_host(tensor) is None:
+        if len(_known) > 1000 and len(_known) % 256 == 0:
+            for key in [key for key, (reference, _) in _known.items() if reference.expired()]:
+                del _known[key]
+        held: Any = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+        # While there is a weak reference to a storage its address isn't another's.
+        _known[storage._cdata] = StorageWeakRef(storage), held  # type: ignore[no-untyped-call]
+    own = _on_host(tensor)
+    if own is not None and own.data_ptr() != value.data_ptr():  # else it was written in place
+        own.copy_(value)
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        _known.pop(tensor.untyped_storage()._cdata, None)
+
+
+def _unknown(what: str) -> UnknownValueError:
+    """Return the error with the line that asked: the innermost that is not of torch or of this module."""
+    torch_folder, own = str(Path(torch.__file__).parent), str(Path(__file__))
+    frames = traceback.extract_stack(sys._getframe(1))
+    asked = next((f for f in reversed(frames) if not f.filename.startswith((torch_folder, own, "<"))), frames[-1])
+    where = f"{asked.filename}:{asked.lineno}: {asked.line}"
+    _raised.append(f"{what} that only a GPU computes, on which the memory may depend: {where}")
+    return UnknownValueError(_raised[-1])

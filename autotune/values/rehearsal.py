@@ -1,0 +1,46 @@
+"""A rehearsal: an unchanged training as it ran on the stand-in for a GPU, and whether it fits the GPU."""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from autotune.value import Value
+from autotune.values.problem import Change
+from autotune.values.trial import Memory, PeakParts
+from autotune.values.workload import Workload
+
+# How far the stand-in was off a GPU: what the allocator reserves, in six published runs at most 1.9 %
+# (tests/fakecuda/README.md); what a context takes beside it differs by driver and GPU, by some 200 MiB.
+_RESERVED_SPREAD, _CONTEXT_SPREAD_BYTES = 0.015, 200 << 20
+
+
+class Lever(Value):
+    """A change that leaves the mathematics of the training as they are, as it ran on the stand-in."""
+
+    changes: tuple[Change, ...]
+    memory: Memory | None = Field(description="None: it failed")
+    chance_to_fit: float = Field(ge=0, le=1)
+
+
+class Rehearsal(Value):
+    """A training of the user's own on the stand-in for one GPU; its memory is that of torch's allocator there."""
+
+    schema_version: Literal[1] = 1
+    gpu: str = Field(description="by its name in the table of GPUs")
+    memory_bytes: int = Field(description="of the GPU, as CUDA reports it")
+    workload: Workload
+    peak: Memory = Field(description="with as much memory as it takes")
+    parts: PeakParts
+    chance_to_fit: float = Field(ge=0, le=1)
+    short: str | None = Field(default=None, description="how it ended with the GPU's memory, where that isn't enough")
+    levers: tuple[Lever, ...] = Field(default=(), description="where it doesn't fit: what was tried, in that order")
+    refused: str | None = Field(default=None, description="why its memory can't be told here; all else is of no use")
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def chance_to_fit(memory: Memory, memory_bytes: int) -> float:
+    """Return the chance that a peak on the stand-in is within a GPU's memory, by how far the stand-in is off."""
+    spread = math.hypot(_RESERVED_SPREAD * (memory.reserved_bytes or 0), _CONTEXT_SPREAD_BYTES)
+    return 0.5 * math.erfc((memory.peak_bytes - memory_bytes) / (spread * math.sqrt(2)))
