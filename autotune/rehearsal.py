@@ -4,12 +4,13 @@ The libraries of the stand-in are built once below `$AUTOTUNE_HOME` and preloade
 nothing of the user's environment changes. The child is autotune as it is on a machine with that GPU: it looks at the
 code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation.
 
-    python -m autotune.rehearsal FOLDER     # what the child is
+    python -m autotune.rehearsal GPU FOLDER     # the child
 """
 
 import itertools
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from autotune.stand_in.device import AMPLE_BYTES, variables
 from autotune.storage.home import writable
 from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
-from autotune.value import Value, read_value, write_value
+from autotune.value import Value, write_value
 from autotune.values.budget import SoakTask
 from autotune.values.catalogue import Gpu, gpu_named, gpus
 from autotune.values.config import TrainConfig
@@ -47,12 +48,6 @@ _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
 _MOST_LEVERS = 3
 _SURELY = 0.95  # of a GPU's memory: what is predicted to need at most that is tried
 _LIMIT_S = 1800.0
-
-
-class _Asked(Value):
-    """What the child is to rehearse; the user's code lies beside it."""
-
-    gpu: str
 
 
 def rehearse(
@@ -84,28 +79,27 @@ def rehearse(
             f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
         )
     given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
-    with model_on_cpu(trainer), tempfile.TemporaryDirectory(prefix="autotune-") as scratch:
-        subject = subject_of(
-            options_of(SearchOptions, {"model": "", "allow": "exact", "memory": card.memory_bytes}), **given
-        )
-        folder = Path(scratch)
-        (folder / "subject").write_bytes(pickle.dumps(subject))
-        write_value(_Asked(gpu=card.name), folder / "asked.json")
-        done = subprocess.run(
-            [sys.executable, "-m", "autotune.rehearsal", str(folder)],
-            env={**os.environ, **variables(card, writable("stand-in"), folder / "devices")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
+    options = options_of(SearchOptions, {"model": "", "allow": "exact", "memory": card.memory_bytes})
+    folder = Path(tempfile.mkdtemp(prefix="autotune-"))
+    kept = ""
+    try:
+        with model_on_cpu(trainer):
+            (folder / "subject").write_bytes(pickle.dumps(subject_of(options, **given)))
+        environment = {**os.environ, **variables(card, writable("stand-in"), folder / "devices")}
+        command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder)]
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+        answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
         try:
-            answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
             answer = answers.validate_json((folder / "answer.json").read_bytes())
         except (OSError, ValueError):
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            said = lines[-1] if lines else f"exit code {done.returncode}"
+            said = next(
+                (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}"
+            )
             raise InfrastructureError(f"the rehearsal's process failed: {said}") from None
+        kept = answer.message if isinstance(answer, Refusal) else answer.refused or ""
+    finally:
+        if str(folder) not in kept:  # which may name a log in it
+            shutil.rmtree(folder, ignore_errors=True)
     if isinstance(answer, Refusal):
         raise getattr(errors, answer.error, AutotuneError)(answer.message)
     return answer
@@ -127,12 +121,11 @@ def rehearse_on_all(**code: Any) -> list[Rehearsal]:
     return found
 
 
-def main(folder: Path) -> None:
-    """Rehearse, in a process on the stand-in, what `folder` asks for, and write the answer there."""
-    asked = read_value(_Asked, folder / "asked.json")
+def main(gpu: str, folder: Path) -> None:
+    """Rehearse, in a process on the stand-in for `gpu`, the training in `folder`, and write the answer there."""
     answer: Value
     try:
-        answer = _rehearsed(pickle.loads((folder / "subject").read_bytes()), gpu_named(asked.gpu), folder)
+        answer = _rehearsed(pickle.loads((folder / "subject").read_bytes()), gpu_named(gpu), folder)
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, folder / "answer.json")
@@ -199,4 +192,4 @@ def _lighter(plan: SearchPlan, model: CostModel | None) -> list[TrainConfig]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -16,7 +16,7 @@ import typer
 
 from autotune.cli import console
 from autotune.cli.console import Debug, Json, Quiet, TrustRunDir, Verbose, guarded
-from autotune.errors import EXIT_INTERRUPTED, InputError, MachineError, NothingFitsError
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError, MachineError, NothingFitsError
 from autotune.units import show_memory
 
 if TYPE_CHECKING:
@@ -133,19 +133,26 @@ def _rehearse(gpu: str, command: list[str], *, quiet: bool, as_json: bool) -> No
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
         found = rehearse_on_all(script=command) if gpu == "all" else [rehearse(gpu=gpu, script=command)]
     first = found[0]
-    refused = next((f"its memory can't be told here: {each.refused}" for each in found if each.refused), None)
-    if as_json:
-        console.print_json(
-            [each.model_dump(mode="json") for each in found] if gpu == "all" else first.model_dump(mode="json")
-        )
-    elif gpu == "all":
-        console.stdout().print(cards_table(found), highlight=False)
-    elif refused is None:
-        console.stdout().print(rehearsal_table(first), highlight=False)
-    if all(each.refused for each in found):
-        raise MachineError(refused or "")
-    if all(each.chance_to_fit < 0.5 for each in found):
-        raise NothingFitsError(f"{first.workload.model.name} needs {show_memory(first.peak.peak_bytes)}")
+    error: AutotuneError | None = None
+    if all(each.refused is not None for each in found):
+        error = MachineError(f"its memory can't be told here: {first.refused}")
+    elif all(each.chance_to_fit < 0.5 for each in found):
+        error = NothingFitsError(f"{first.workload.model.name} needs {show_memory(first.peak.peak_bytes)}")
+    documents = [each.model_dump(mode="json") for each in found]
+    document = {"gpus": documents} if gpu == "all" else documents[0]
+    table = cards_table(found) if gpu == "all" else rehearsal_table(first) if first.refused is None else ""
+    _print_with_error(document, table, error, as_json=as_json)
+
+
+def _print_with_error(document: dict[str, Any], table: Any, error: AutotuneError | None, *, as_json: bool) -> None:
+    """Print what was found; end with the exit code of an `error` that is part of it (typer.Exit)."""
+    if error is not None:
+        code = error.exit_code
+        document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": code}
+    console.show(document, table, as_json=as_json)
+    if error is not None:
+        console.print_text(f"autotune: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code)
 
 
 @guarded
@@ -163,20 +170,10 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
         from autotune.planning.options import options_of
 
         found = report(options_of(EstimateOptions, console.given(context)))
-    error = shortfall(found)
-    if as_json:
-        document = found.model_dump(mode="json")
-        if error is not None:
-            code = error.exit_code
-            document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": code}
-        console.print_json(document)
-    else:
         from autotune.output.estimate_table import estimate_table
 
-        console.stdout().print(estimate_table(found, with_notes=not quiet), highlight=False)
-    if error is not None:
-        console.print_text(f"autotune: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code)
+        table = estimate_table(found, with_notes=not quiet)
+    _print_with_error(found.model_dump(mode="json"), table, shortfall(found), as_json=as_json)
 
 
 def _find(

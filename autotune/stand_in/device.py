@@ -17,9 +17,9 @@ _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 13
 
 
 def variables(gpu: Gpu, store: Path, state: Path) -> dict[str, str]:
-    """Return the environment of a process on the stand-in for `gpu`, in addition to its own; errors as of `libraries`.
+    """Return the variables of a process on the stand-in for `gpu`; errors as of `libraries`.
 
-    The libraries are kept in `store`; processes with the same file `state` share a device.
+    The libraries are in `store`; processes with the same file `state` share a device.
     """
     assert gpu.capability is not None
     built, before = libraries(store), os.environ.get("LD_PRELOAD")

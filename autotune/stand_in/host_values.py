@@ -3,7 +3,7 @@
 A training's memory depends on some values: lengths, masks, the sizes of images, which labels count. They come from the
 host as whole numbers and are computed from such. So every operator of torch that has a kernel for CUDA runs as it does,
 for its memory, and where all its tensors are known, the same operator of the CPU tells its result: it is known then
-too, and is read back as it is. From known fractions only whole numbers and truth values are computed.
+too, and is read back as it is. From many fractions (an image) only whole numbers and truth values are computed.
 
 All else is unknown: it comes from the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0, as
 that decides nothing about memory; where a whole number or a truth value is read, by which a program may decide how to
@@ -28,18 +28,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.errors import MachineError
 
-_MOST_BYTES = 16 << 20  # of a tensor that is known: an image is smaller, and most weights and activations are larger
+# Of a tensor that is known: of fractions (images) less, as frozen weights are some too.
+_MOST_BYTES, _MOST_FRACTION_BYTES = 1 << 30, 16 << 20
+_FEW_BYTES = 64 << 10  # of fractions from which fractions are computed: no model's activations
 
-# Operators (by how their names begin) that compute nothing but fractions, and those that make or move memory alone.
+# Operators, by how their names begin: they compute fractions alone, or make memory.
 _LEFT_OUT = (
-    *("_foreach", "_fused", "_scaled", "_flash", "_efficient", "_cudnn", "cudnn", "miopen", "_thnn", "quantize"),
+    *("_scaled", "_flash", "_efficient", "_cudnn", "cudnn", "miopen", "_thnn", "quantize"),
     *("empty", "new_empty", "resize_", "_resize_output_", "set_"),
 )
 _RANDOM = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 # Values decide the shape of their results.
-_SHAPED_BY_VALUES = {
-    *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave"),
-}
+_SHAPED_BY_VALUES = {"nonzero", "_unique2", "unique_dim", "unique_consecutive", "bincount", "repeat_interleave"}
 
 # What is known of a storage on the device, by its address; the reference tells whether it is still the same storage.
 _known: dict[int, tuple[Any, torch.UntypedStorage]] = {}
@@ -118,8 +118,11 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
             if (says := _if_finite(base, args)) is not None:
                 _remember(result, torch.full(result.shape, says))
             return result
-        with reading("all"):  # of a kernel's own
-            result = kernel(keys, *args, **kwargs)
+        # A kernel that asks the device how large its result is would be told anything.
+        result = None
+        if base not in _SHAPED_BY_VALUES:
+            with reading("all"):  # of a kernel's own
+                result = kernel(keys, *args, **kwargs)
 
         def moved(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -134,14 +137,16 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
             return result
         if not isinstance(told, torch.Tensor | tuple | list):
             return told  # of `equal`
-        if base in _SHAPED_BY_VALUES:
-            result = tree_map(lambda value: torch.empty(value.shape, dtype=value.dtype, device="cuda"), told)
-        from_fractions = len(given) > len(written) and any(tensor.is_floating_point() for tensor in given)
+        if result is None:
+            result = tree_map(
+                lambda value: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"), told
+            )
+        of_many = any(t.is_floating_point() and t.nbytes > _FEW_BYTES for t in given)
         for made, value in zip(_tensors(result), _tensors(told), strict=True):
-            if from_fractions and made.is_floating_point():
-                _forget(made)
-            else:
+            if not (of_many and made.is_floating_point()):
                 _remember(made, value)
+            elif any(made is tensor for tensor in written):  # others are new, or views of what is known
+                _forget(made)
         return result
 
     return run
@@ -173,11 +178,10 @@ def _copy(
     result = kernel(keys, target, source, non_blocking)
     value = _on_host(source) if source.is_cuda else source.detach()
     if not target.is_cuda:
-        if value is not None:
-            target.copy_(value)
-        elif not target.is_floating_point() and target.numel() and _readable[0] == "nothing":
+        if value is None and not target.is_floating_point() and target.numel() and _readable[0] == "nothing":
             raise _unknown("a copy to the host of values")
-    elif value is None or source.requires_grad or value.nbytes > _MOST_BYTES:
+        target.copy_(value) if value is not None else target.zero_()
+    elif value is None or source.requires_grad:
         _forget(target)
     elif (own := _on_host(target)) is not None:
         own.copy_(value)
@@ -191,7 +195,7 @@ def _read(kernel: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
         return value.item()
     if not tensor.is_floating_point() and _readable[0] != "all":
         raise _unknown("a value")
-    return kernel(keys, tensor)
+    return 0.0 if tensor.is_floating_point() else 0
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -210,7 +214,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
     storage = tensor.untyped_storage()
-    if not tensor.is_cuda or storage.nbytes() > _MOST_BYTES:
+    most = _MOST_FRACTION_BYTES if tensor.is_floating_point() else _MOST_BYTES
+    if not tensor.is_cuda or storage.nbytes() > most:
         return
     if _on_host(tensor) is None:
         if len(_known) > 1000 and len(_known) % 256 == 0:
@@ -233,7 +238,7 @@ def _unknown(what: str) -> UnknownValueError:
     """Return the error with the line that asked: the innermost that is not of torch or of this module."""
     torch_folder, own = str(Path(torch.__file__).parent), str(Path(__file__))
     frames = traceback.extract_stack(sys._getframe(1))
-    asked = next((f for f in reversed(frames) if not f.filename.startswith((torch_folder, own, "<"))), frames[-1])
-    where = f"{asked.filename}:{asked.lineno}: {asked.line}"
+    asked = next((f for f in reversed(frames) if not f.filename.startswith((torch_folder, own, "<"))), None)
+    where = "a backward pass" if asked is None else f"{asked.filename}:{asked.lineno}: {asked.line}"
     _raised.append(f"{what} that only a GPU computes, on which the memory may depend: {where}")
     return UnknownValueError(_raised[-1])

@@ -1,0 +1,172 @@
+"""An unchanged training on the stand-in for a GPU: its memory, whether it fits, and where that can't be told."""
+
+import io
+import json
+
+import pytest
+import torch
+from factories import make_workload
+from running import printed, python
+
+from autotune import rehearse
+from autotune.errors import InputError, MachineError
+from autotune.output.rehearsal_table import cards_table, rehearsal_table
+from autotune.output.terminal import Console
+from autotune.rehearsal import rehearse_on_all
+from autotune.values.rehearsal import Rehearsal, chance_to_fit
+from autotune.values.trial import Alive, Memory, PeakParts
+
+GIB = 1 << 30
+IS_FOR_CUDA = torch.version.cuda is not None
+
+# A module of the user's own, in which the sign of a feature chooses the expert: of the data, or of the model's output.
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+width, batch, routing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in "ab")
+        self.last = nn.Linear(width, 2)
+
+    def forward(self, features, labels=None):
+        hidden = self.first(features).relu()
+        chosen = (features if routing == "data" else hidden)[:, 0] > 0
+        for expert, rows in zip(self.experts, (chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0])):
+            hidden = hidden.index_add(0, rows, expert(hidden[rows]))
+        return {"loss": nn.functional.cross_entropy(self.last(hidden), labels)}
+
+
+rows = [{"features": torch.full((64,), 1.0 if i % 4 else -1.0), "labels": i % 2} for i in range(4 * batch)]
+arguments = TrainingArguments("out", per_device_train_batch_size=batch, max_steps=3, report_to="none")
+Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows[:16]).train()
+"""
+
+
+def made(**fields):
+    """Return a rehearsal as it could be."""
+    given = {
+        "gpu": "rtx-4090",
+        "memory_bytes": 24 * GIB,
+        "workload": make_workload(),
+        "peak": Memory(allocated_bytes=20 * GIB, reserved_bytes=21 * GIB, device_bytes=22 * GIB),
+        "parts": PeakParts(
+            phases={"first step": Memory(allocated_bytes=20 * GIB, reserved_bytes=21 * GIB, device_bytes=22 * GIB)},
+            alive=(
+                Alive(
+                    kind="activations",
+                    module="model.layers.*.mlp",
+                    operator="",
+                    tensors=24,
+                    allocated_bytes=12 * GIB,
+                    knob=None,
+                ),
+                Alive(kind="weights", module="", operator="", tensors=10, allocated_bytes=8 * GIB, knob=None),
+            ),
+        ),
+        "chance_to_fit": 1.0,
+        "versions": {},
+    }
+    return Rehearsal(**{**given, **fields})
+
+
+def shown(table):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_chances_follow_how_far_the_stand_in_is_off():
+    def chance(device_gib):
+        memory = Memory(reserved_bytes=int((device_gib - 1) * GIB), device_bytes=int(device_gib * GIB))
+        return chance_to_fit(memory, 24 * GIB)
+
+    assert chance(24) == pytest.approx(0.5)
+    assert chance(23) > 0.95
+    assert chance(20) > 0.999
+    assert chance(25.5) < 0.01
+
+
+def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
+    text = shown(rehearsal_table(made()))
+    assert "fits rtx-4090 of 24.00 GiB (chance over 99 %)" in text
+    assert "model.layers.*.mlp" in text
+    short = made(chance_to_fit=0.002, short="1.43 GiB were asked for with 23.1 GiB in use")
+    assert "does not fit rtx-4090 of 24.00 GiB (chance under 1 %)" in shown(rehearsal_table(short))
+    assert "with that much memory: 1.43 GiB were asked for" in shown(rehearsal_table(short))
+
+
+def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
+    text = shown(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
+    assert "not told: t4: no kernel" in text
+    assert [line.split()[-5:-3] for line in text.splitlines() if "rtx-4090" in line or "l4" in line]
+
+
+@pytest.mark.parametrize("gpu", ["v100-32gb", "mi300x"])
+def test_a_gpu_that_the_stand_in_does_not_have(gpu, tmp_path):
+    with pytest.raises(InputError, match=f"--gpu {gpu}: .* from T4 on"):
+        rehearse(gpu=gpu, script=["python", "train.py"])
+
+
+@pytest.mark.skipif(IS_FOR_CUDA, reason="is of a torch without CUDA")
+def test_a_torch_without_cuda_is_told_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with pytest.raises(MachineError, match=r"isn't a build for CUDA.*pip install 'torch==="):
+        rehearse(gpu="a100-80gb", script=["python", "train.py"])
+    with pytest.raises(MachineError, match="isn't a build for CUDA"):
+        rehearse_on_all(script=["python", "train.py"])
+
+
+def script(folder, gpu, *words):
+    (folder / "train.py").write_text(SCRIPT)
+    command = ("-m", "autotune", "script", "--dry-run", "--gpu", gpu, "--json", "--", "python", "train.py", *words)
+    return python(*command, cwd=folder, AUTOTUNE_HOME=str(folder.parent / "home"))
+
+
+@pytest.mark.cuda
+def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
+    done = script(tmp_path, "a100-80gb", 512, 4096, "data")
+    assert done.returncode == 0, done.stderr
+    found = Rehearsal.model_validate_json(done.stdout)
+    assert found.chance_to_fit > 0.99
+    assert [*found.parts.phases] == ["setting up", "first step", "later steps", "saving", "evaluating"]
+    assert found.peak.allocated_bytes == max(phase.allocated_bytes for phase in found.parts.phases.values())
+    assert {"first", "Net"} <= {row.module for row in found.parts.alive}
+    own = (
+        "import sys, torch; from autotune.stand_in import host_values; host_values.install()\n"
+        "sys.argv = ['train.py', '512', '4096', 'data']; exec(open('train.py').read())\n"
+        "print(torch.cuda.max_memory_allocated())"
+    )
+    assert int(printed("-c", own, cwd=tmp_path)[-1]) == found.peak.allocated_bytes
+    assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
+
+
+@pytest.mark.cuda
+def test_a_training_that_does_not_fit_is_told_what_would(tmp_path):
+    done = script(tmp_path, "rtx-3070", 8192, 1 << 15, "data")
+    assert done.returncode == 5, done.stderr
+    document = json.loads(done.stdout)
+    assert document.pop("error")["exit_code"] == 5
+    found = Rehearsal(**document)
+    assert found.peak.device_bytes > found.memory_bytes
+    assert "asked for" in found.short
+    *_, last = found.levers
+    assert last.chance_to_fit > 0.5
+    assert [change.knob for change in last.changes] == ["per_device_train_batch_size"]
+
+
+@pytest.mark.cuda
+def test_where_values_of_the_model_decide_that_is_said(tmp_path):
+    done = script(tmp_path, "l4", 64, 8, "model")
+    assert done.returncode == 3, done.stdout
+    assert "nonzero of values that only a GPU computes" in done.stderr
+    assert "train.py:" in done.stderr
+    assert json.loads(done.stdout)["refused"]
