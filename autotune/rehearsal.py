@@ -29,8 +29,7 @@ from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.user_code import UserTrainer
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
-from autotune.search.sampler import CostModelSampler
-from autotune.space.knobs import changes
+from autotune.space.knobs import MICRO_BATCH, changes
 from autotune.stand_in.device import AMPLE_BYTES, variables
 from autotune.storage.home import writable
 from autotune.storage.run_directory import RunDirectory
@@ -38,11 +37,11 @@ from autotune.training.trainer_pickle import model_on_cpu
 from autotune.value import Value, write_value
 from autotune.values.budget import SoakTask
 from autotune.values.catalogue import Gpu, gpu_named, gpus
-from autotune.values.config import TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Fleet
 from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Memory, PeakParts, Purpose, Refusal, TrialResult
+from autotune.values.trial import Failure, Measurement, Memory, PeakParts, Purpose, Refusal, TrialResult
 
 _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
 _MOST_LEVERS = 3
@@ -79,7 +78,7 @@ def rehearse(
             f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
         )
     given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
-    options = options_of(SearchOptions, {"model": "", "allow": "exact", "memory": card.memory_bytes})
+    options = options_of(SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes})
     folder = Path(tempfile.mkdtemp(prefix="autotune-"))
     kept = ""
     try:
@@ -167,7 +166,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         assert isinstance(tight.outcome, Failure)
         levers = list[Lever]()
         model = cost_model(plan, backend.asker, directory.path, lambda event: None, most_s=20.0)
-        for config in _lighter(plan, model):
+        for config in _lighter(plan, model, seen):
             measured = run(config, gpu.memory_bytes).measurement
             memory = None if measured is None else measured.memory
             fits = 0.0 if memory is None else chance_to_fit(memory, gpu.memory_bytes)
@@ -177,17 +176,30 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         return Rehearsal(**common, chance_to_fit=chance, short=tight.outcome.cause, levers=levers)
 
 
-def _lighter(plan: SearchPlan, model: CostModel | None) -> list[TrainConfig]:
-    """Return legal configurations to try where the baseline doesn't fit: of the fewest changes the fastest first."""
-    if model is None:
-        foreseen = CostModelSampler(plan, None).foreseen(_MOST_LEVERS + 1)
-        return [config for config in foreseen if config != plan.baseline][:_MOST_LEVERS]
-    legal = plan.search_space.legal
-    predicted = model.predict(legal)
+def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> list[TrainConfig]:
+    """Return legal configurations to try where the baseline doesn't fit: of the fewest changes the fastest first.
+
+    Without predictions, all that isn't weights, gradients and states is taken to grow with the micro-batch.
+    """
+    # Whether another micro-batch has the same gradient can't be measured here for a loss of the user's own.
+    of_each = {config: changes(config, plan) for config in plan.search_space.legal}
+    legal = [
+        config
+        for config, changed in of_each.items()
+        if all(change.allowance is Allowance.EXACT or change.knob == MICRO_BATCH for change in changed)
+    ]
+    if model is not None:
+        predicted = model.predict(legal)
+        needed, rates = predicted.needed_bytes.tolist(), predicted.samples_per_second.tolist()
+    else:
+        rows = seen.parts.alive if seen.parts is not None else ()
+        fixed = sum(row.allocated_bytes for row in rows if row.kind in ("weights", "gradients", "optimizer states"))
+        rates = [config.per_device_train_batch_size / plan.baseline.per_device_train_batch_size for config in legal]
+        needed = [fixed + rate * (seen.memory.peak_bytes - fixed) for rate in rates]
     by_knobs: dict[tuple[str, ...], TrainConfig] = {}
-    rows = [i for i, needed in enumerate(predicted.needed_bytes) if needed <= _SURELY * plan.memory_bytes]
-    for i in sorted(rows, key=lambda i: (len(changes(legal[i], plan)), -predicted.samples_per_second[i])):
-        by_knobs.setdefault(tuple(change.knob for change in changes(legal[i], plan)), legal[i])
+    fitting = [i for i, each in enumerate(needed) if each <= _SURELY * plan.memory_bytes]
+    for i in sorted(fitting, key=lambda i: (len(of_each[legal[i]]), -rates[i])):
+        by_knobs.setdefault(tuple(change.knob for change in of_each[legal[i]]), legal[i])
     return list(by_knobs.values())[:_MOST_LEVERS]
 
 

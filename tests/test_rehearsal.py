@@ -32,7 +32,7 @@ width, batch, routing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(64, width)
+        self.first = nn.Linear(8, width)
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in "ab")
         self.last = nn.Linear(width, 2)
 
@@ -44,9 +44,9 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.last(hidden), labels)}
 
 
-rows = [{"features": torch.full((64,), 1.0 if i % 4 else -1.0), "labels": i % 2} for i in range(4 * batch)]
+rows = [{"features": torch.full((8,), 1.0 if i % 4 else -1.0), "labels": i % 2} for i in range(batch)]
 arguments = TrainingArguments("out", per_device_train_batch_size=batch, max_steps=3, report_to="none")
-Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows[:16]).train()
+Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
 """
 
 
@@ -101,6 +101,7 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
     short = made(chance_to_fit=0.002, short="1.43 GiB were asked for with 23.1 GiB in use")
     assert "does not fit rtx-4090 of 24.00 GiB (chance under 1 %)" in shown(rehearsal_table(short))
     assert "with that much memory: 1.43 GiB were asked for" in shown(rehearsal_table(short))
+    assert "no other configuration of the same training is expected to fit" in shown(rehearsal_table(short))
 
 
 def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
@@ -145,13 +146,15 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
         "sys.argv = ['train.py', '512', '4096', 'data']; exec(open('train.py').read())\n"
         "print(torch.cuda.max_memory_allocated())"
     )
-    assert int(printed("-c", own, cwd=tmp_path)[-1]) == found.peak.allocated_bytes
+    # A trial keeps a few numbers on the device.
+    assert 0 <= found.peak.allocated_bytes - int(printed("-c", own, cwd=tmp_path)[-1]) <= 8 * 512
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.cuda
 def test_a_training_that_does_not_fit_is_told_what_would(tmp_path):
-    done = script(tmp_path, "rtx-3070", 8192, 1 << 15, "data")
+    done = script(tmp_path, "rtx-3070", 2048, 1 << 18, "data")
     assert done.returncode == 5, done.stderr
     document = json.loads(done.stdout)
     assert document.pop("error")["exit_code"] == 5

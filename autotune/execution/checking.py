@@ -68,15 +68,8 @@ def around_training(task: CheckTask | None, trainer: Any, reading: Reading) -> I
     elif isinstance(task, SoakTask):
         saver = CheckpointSaver(trainer, not_saved=reading.not_saved)
         trainer.add_callback(saver)
-        save = trainer._save_checkpoint
-
-        def saving(*args: Any, **kwargs: Any) -> Any:
-            with host_values.reading("copies"):
-                return save(*args, **kwargs)
-
         try:
-            with patch.object(trainer, "_save_checkpoint", saving):
-                yield
+            yield
         except Exception as error:
             if not saver.is_saving:
                 raise

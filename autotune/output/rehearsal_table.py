@@ -9,6 +9,7 @@ from autotune.output.estimate_table import unit_of
 from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory
+from autotune.values.config import Allowance
 from autotune.values.rehearsal import Rehearsal
 
 _MOST_ROWS = 12  # of what the peak is made of; JSON has them all
@@ -34,7 +35,13 @@ def rehearsal_table(found: Rehearsal) -> RenderableType:
     for lever in found.levers:
         takes = "fails" if lever.memory is None else f"takes {show_memory(lever.memory.peak_bytes)}"
         fits = "fits" if lever.chance_to_fit >= 0.5 else "does not fit"
-        lines.append(f"the same training with {shown_changes(lever.changes)}: {takes}, {fits}")
+        is_exact = all(change.allowance is Allowance.EXACT for change in lever.changes)
+        same = (
+            "the same training" if is_exact else "the same training, if its gradient doesn't depend on the micro-batch,"
+        )
+        lines.append(f"{same} with {shown_changes(lever.changes)}: {takes}, {fits}")
+    if found.short and not found.levers:
+        lines.append("no other configuration of the same training is expected to fit")
     return Group(
         Text(f"{found.workload.model.name}, on a stand-in for {device}", style="bold"),
         table_of(("", *figures), rows, right=figures),

@@ -178,7 +178,9 @@ def _copy(
     result = kernel(keys, target, source, non_blocking)
     value = _on_host(source) if source.is_cuda else source.detach()
     if not target.is_cuda:
-        if value is None and not target.is_floating_point() and target.numel() and _readable[0] == "nothing":
+        # As bytes come storages, which are saved, and states of random number generators.
+        is_number = not target.is_floating_point() and target.dtype != torch.uint8 and target.numel()
+        if value is None and is_number and _readable[0] == "nothing":
             raise _unknown("a copy to the host of values")
         target.copy_(value) if value is not None else target.zero_()
     elif value is None or source.requires_grad:

@@ -16,7 +16,7 @@ _RESERVED_SPREAD, _CONTEXT_SPREAD_BYTES = 0.015, 200 << 20
 
 
 class Lever(Value):
-    """A change that leaves the mathematics of the training as they are, as it ran on the stand-in."""
+    """A change that leaves the mathematics of the training as they are, as it ran with the GPU's memory."""
 
     changes: tuple[Change, ...]
     memory: Memory | None = Field(description="None: it failed")
