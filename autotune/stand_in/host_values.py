@@ -89,6 +89,7 @@ def install() -> None:
                 else:
                     run = _beside(getattr(getattr(torch.ops.aten, base), overload or "default"), base, kernel)
                 library.impl(operator, run, "CUDA", with_keyset=True)
+    torch.Tensor.data_ptr = _handed_out  # type: ignore[method-assign, assignment]
 
 
 def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,6 +151,12 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         return result
 
     return run
+
+
+def _handed_out(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor, of which nothing is known any more: a kernel of Triton's may write there."""
+    _forget(tensor)
+    return torch._C.TensorBase.data_ptr(tensor)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -227,7 +234,7 @@ def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
         # While there is a weak reference to a storage its address isn't another's.
         _known[storage._cdata] = StorageWeakRef(storage), held  # type: ignore[no-untyped-call]
     own = _on_host(tensor)
-    if own is not None and own.data_ptr() != value.data_ptr():  # else it was written in place
+    if own is not None and torch._C.TensorBase.data_ptr(own) != torch._C.TensorBase.data_ptr(value):  # else in place
         own.copy_(value)
 
 

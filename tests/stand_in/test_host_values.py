@@ -70,6 +70,7 @@ UNKNOWN = {
     "written into what was known": lambda mask, labels, grid, pixels: (
         labels.clone().copy_(of_a_model(pixels).long().view(2, 4)).tolist()
     ),
+    "written by a kernel of Triton": lambda mask, *_: (mask.data_ptr(), mask.tolist()),
     "caught by the program": lambda *tensors: _caught(*tensors),
 }
 
