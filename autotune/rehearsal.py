@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 
 from autotune import errors
 from autotune.api import planned, subject_of
+from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError
 from autotune.planning.options import SearchOptions, options_of
@@ -36,7 +37,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
 from autotune.value import Value, write_value
 from autotune.values.budget import SoakTask
-from autotune.values.catalogue import Gpu, gpu_named, gpus
+from autotune.values.catalogue import Gpu, gpu_named, gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Fleet
 from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
@@ -79,12 +80,12 @@ def rehearse(
         )
     given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
     options = options_of(SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes})
-    folder = Path(tempfile.mkdtemp(prefix="autotune-"))
+    folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(hypothetical(card))
     kept = ""
     try:
         with model_on_cpu(trainer):
             (folder / "subject").write_bytes(pickle.dumps(subject_of(options, **given)))
-        environment = {**os.environ, **variables(card, writable("stand-in"), folder / "devices")}
+        environment = {**os.environ, **variables(card, writable("stand-in"), folder / "devices", context_bytes=context)}
         command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder)]
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
         answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
@@ -104,6 +105,10 @@ def rehearse(
     return answer
 
 
+def _chance(memory: Memory, gpu: Gpu) -> float:
+    return chance_to_fit(memory, gpu.memory_bytes, framework_bytes(hypothetical(gpu))[1])
+
+
 def rehearse_on_all(**code: Any) -> list[Rehearsal]:
     """Rehearse as `rehearse` for each GPU of the table that the stand-in has, once for a compute capability."""
     seen: dict[tuple[int, int], Rehearsal] = {}
@@ -114,7 +119,7 @@ def rehearse_on_all(**code: Any) -> list[Rehearsal]:
         if gpu.capability not in seen:
             seen[gpu.capability] = rehearse(gpu=gpu.name, **code)
         first = seen[gpu.capability]
-        chance = 0.0 if first.refused else chance_to_fit(first.peak, gpu.memory_bytes)
+        chance = 0.0 if first.refused else _chance(first.peak, gpu)
         update = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "chance_to_fit": chance}
         found.append(first.model_copy(update=update))
     return found
@@ -156,20 +161,20 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         soaked = seen.soaked
         left_out = (soaked.not_evaluated, soaked.not_saved) if soaked is not None else ()
         common |= {"peak": seen.memory, "parts": seen.parts, "notes": [line for line in left_out if line]}
-        chance = chance_to_fit(seen.memory, gpu.memory_bytes)
+        chance = _chance(seen.memory, gpu)
         if chance >= 0.5:
             return Rehearsal(**common, chance_to_fit=chance)
         # Near capacity the allocator gives back what it holds unused.
         tight = run(plan.baseline, gpu.memory_bytes)
         if tight.measurement is not None:
-            return Rehearsal(**common, chance_to_fit=chance_to_fit(tight.measurement.memory, gpu.memory_bytes))
+            return Rehearsal(**common, chance_to_fit=_chance(tight.measurement.memory, gpu))
         assert isinstance(tight.outcome, Failure)
         levers = list[Lever]()
         model = cost_model(plan, backend.asker, directory.path, lambda event: None, most_s=20.0)
         for config in _lighter(plan, model, seen):
             measured = run(config, gpu.memory_bytes).measurement
             memory = None if measured is None else measured.memory
-            fits = 0.0 if memory is None else chance_to_fit(memory, gpu.memory_bytes)
+            fits = 0.0 if memory is None else _chance(memory, gpu)
             levers.append(Lever(changes=changes(config, plan), memory=memory, chance_to_fit=fits))
             if fits >= 0.5:
                 break

@@ -86,7 +86,7 @@ def shown(table):
 def test_chances_follow_how_far_the_stand_in_is_off():
     def chance(device_gib):
         memory = Memory(reserved_bytes=int((device_gib - 1) * GIB), device_bytes=int(device_gib * GIB))
-        return chance_to_fit(memory, 24 * GIB)
+        return chance_to_fit(memory, 24 * GIB, 0.2 * GIB)
 
     assert chance(24) == pytest.approx(0.5)
     assert chance(23) > 0.95

@@ -93,11 +93,10 @@ def findings(
         if reading.longest is not None:
             with host_values.reading("copies"):  # predictions, for metrics
                 found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
+            if recorder is not None:
+                recorder.phase_ended("evaluating")
         host_values.check()
-        parts = None
-        if recorder is not None:
-            recorder.phase_ended("evaluating")
-            parts = recorder.parts()
+        parts = None if recorder is None else recorder.parts()
         memory = guard.peak()
         peak = memory.peak_bytes if memory.is_known else None
         soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)

@@ -16,10 +16,11 @@ AMPLE_BYTES = 1 << 40  # the stand-in's memory, so that a peak is seen even wher
 _MULTIPROCESSORS = {(7, 5): 40, (8, 0): 108, (8, 6): 84, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 
 
-def variables(gpu: Gpu, store: Path, state: Path) -> dict[str, str]:
+def variables(gpu: Gpu, store: Path, state: Path, *, context_bytes: float) -> dict[str, str]:
     """Return the variables of a process on the stand-in for `gpu`; errors as of `libraries`.
 
-    The libraries are in `store`; processes with the same file `state` share a device.
+    The libraries are in `store`; processes with the same file `state` share a device, of which each context takes
+    `context_bytes`.
     """
     assert gpu.capability is not None
     built, before = libraries(store), os.environ.get("LD_PRELOAD")
@@ -33,6 +34,7 @@ def variables(gpu: Gpu, store: Path, state: Path) -> dict[str, str]:
         "FAKECUDA_NAME": gpu.nvml_names[0],
         "FAKECUDA_CC": f"{major}.{minor}",
         "FAKECUDA_SMS": str(_MULTIPROCESSORS.get(gpu.capability, 108)),
+        "FAKECUDA_CONTEXT": str(round(context_bytes)),
         "FAKECUDA_MEMORY": str(AMPLE_BYTES),
         "FAKECUDA_STATE": str(state),
         VARIABLE: "1",

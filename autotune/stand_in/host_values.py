@@ -202,7 +202,9 @@ def _copy(
 def _read(kernel: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
     if (value := _on_host(tensor)) is not None:
         return value.item()
-    if not tensor.is_floating_point() and _readable[0] != "all":
+    # A scaler of losses counts its steps, to save how many they were.
+    is_scaler = sys._getframe(1).f_code.co_filename.endswith("torch/amp/grad_scaler.py")
+    if not tensor.is_floating_point() and not is_scaler and _readable[0] != "all":
         raise _unknown("a value")
     return 0.0 if tensor.is_floating_point() else 0
 

@@ -10,9 +10,9 @@ from autotune.values.problem import Change
 from autotune.values.trial import Memory, PeakParts
 from autotune.values.workload import Workload
 
-# How far the stand-in was off a GPU: what the allocator reserves, in six published runs at most 1.9 %
-# (tests/fakecuda/README.md); what a context takes beside it differs by driver and GPU, by some 200 MiB.
-_RESERVED_SPREAD, _CONTEXT_SPREAD_BYTES = 0.015, 200 << 20
+# How far the stand-in was off in what the allocator reserves: in six published runs at most 1.9 %
+# (tests/fakecuda/README.md).
+_RESERVED_SPREAD = 0.015
 
 
 class Lever(Value):
@@ -40,7 +40,13 @@ class Rehearsal(Value):
     notes: tuple[str, ...] = ()
 
 
-def chance_to_fit(memory: Memory, memory_bytes: int) -> float:
-    """Return the chance that a peak on the stand-in is within a GPU's memory, by how far the stand-in is off."""
-    spread = math.hypot(_RESERVED_SPREAD * (memory.reserved_bytes or 0), _CONTEXT_SPREAD_BYTES)
+def chance_to_fit(memory: Memory, memory_bytes: int, context_spread_bytes: float) -> float:
+    """Return the chance that a peak on the stand-in is within a GPU's memory, by how far the stand-in is off.
+
+    Args:
+        memory: The peak on the stand-in.
+        memory_bytes: The GPU's memory.
+        context_spread_bytes: Standard deviation of what a process takes beside the allocator.
+    """
+    spread = math.hypot(_RESERVED_SPREAD * (memory.reserved_bytes or 0), context_spread_bytes)
     return 0.5 * math.erfc((memory.peak_bytes - memory_bytes) / (spread * math.sqrt(2)))
