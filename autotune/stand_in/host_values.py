@@ -124,6 +124,14 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         if base not in _SHAPED_BY_VALUES:
             with reading("all"):  # of a kernel's own
                 result = kernel(keys, *args, **kwargs)
+        of_many = any(t.is_floating_point() and t.nbytes > _FEW_BYTES for t in given)
+        made = _tensors(result)
+        lost = {id(t) for t in made if t.is_floating_point() and (of_many or t.nbytes > _MOST_FRACTION_BYTES)}
+        for tensor in written:  # other results are new, or views of what is known
+            if id(tensor) in lost:
+                _forget(tensor)
+        if made and len(lost) == len(made):
+            return result
 
         def moved(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -142,12 +150,9 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
             result = tree_map(
                 lambda value: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"), told
             )
-        of_many = any(t.is_floating_point() and t.nbytes > _FEW_BYTES for t in given)
-        for made, value in zip(_tensors(result), _tensors(told), strict=True):
-            if not (of_many and made.is_floating_point()):
-                _remember(made, value)
-            elif any(made is tensor for tensor in written):  # others are new, or views of what is known
-                _forget(made)
+        for tensor, value in zip(_tensors(result), _tensors(told), strict=True):
+            if id(tensor) not in lost:
+                _remember(tensor, value)
         return result
 
     return run
