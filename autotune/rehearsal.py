@@ -4,7 +4,7 @@ The libraries of the stand-in are built once below `$AUTOTUNE_HOME` and preloade
 nothing of the user's environment changes. The child is autotune as it is on a machine with that GPU: it looks at the
 code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation.
 
-    python -m autotune.rehearsal GPU FOLDER     # the child
+    python -m autotune.rehearsal GPU FOLDER SHA256     # the child
 """
 
 import itertools
@@ -35,7 +35,7 @@ from autotune.stand_in.device import AMPLE_BYTES, variables
 from autotune.storage.home import writable
 from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
-from autotune.value import Value, write_value
+from autotune.value import Value, read_unchanged, sha256_of, write_value
 from autotune.values.budget import SoakTask
 from autotune.values.catalogue import Gpu, gpu_named, gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
@@ -84,9 +84,10 @@ def rehearse(
     kept = ""
     try:
         with model_on_cpu(trainer):
-            (folder / "subject").write_bytes(pickle.dumps(subject_of(options, **given)))
+            content = pickle.dumps(subject_of(options, **given))
+        (folder / "subject").write_bytes(content)
         environment = {**os.environ, **variables(card, writable("stand-in"), folder / "devices", context_bytes=context)}
-        command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder)]
+        command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder), sha256_of(content)]
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
         answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
         try:
@@ -125,11 +126,11 @@ def rehearse_on_all(**code: Any) -> list[Rehearsal]:
     return found
 
 
-def main(gpu: str, folder: Path) -> None:
-    """Rehearse, in a process on the stand-in for `gpu`, the training in `folder`, and write the answer there."""
+def main(gpu: str, folder: Path, sha256: str) -> None:
+    """Rehearse, on the stand-in for `gpu`, the training in `folder` of that digest, and write the answer there."""
     answer: Value
     try:
-        answer = _rehearsed(pickle.loads((folder / "subject").read_bytes()), gpu_named(gpu), folder)
+        answer = _rehearsed(pickle.loads(read_unchanged(folder / "subject", sha256)), gpu_named(gpu), folder)
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, folder / "answer.json")
@@ -209,4 +210,4 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -31,8 +31,10 @@ def test_no_shell_is_started_and_no_text_is_run(pattern):
 
 
 def test_pickled_code_is_loaded_where_its_digest_is_compared_and_yaml_by_safe_loaders():
-    assert using(r"pickle\.loads?\(") == {"execution/user_code.py", "training/trainer_pickle.py"}
-    assert "pickle.loads(read_unchanged(" in SOURCES["execution/user_code.py"]
+    loading = {"execution/user_code.py", "rehearsal.py", "training/trainer_pickle.py"}
+    assert using(r"pickle\.loads?\(") == loading
+    for module in ("execution/user_code.py", "rehearsal.py"):
+        assert "pickle.loads(read_unchanged(" in SOURCES[module]
     assert using(r"yaml\.(unsafe_|full_)?load\(") == {"space/file.py"}
     assert "class _StrictLoader(yaml.SafeLoader)" in SOURCES["space/file.py"]
 

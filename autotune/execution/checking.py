@@ -79,7 +79,7 @@ def around_training(task: CheckTask | None, trainer: Any, reading: Reading) -> I
 
 
 def findings(
-    task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard, recorder: PeakRecorder | None
+    task: CheckTask | None, trainer: Any, reading: Reading, guard: MemoryGuard, recorder: PeakRecorder | None = None
 ) -> dict[str, Any]:
     """Return the fields that a check adds to the measurement once training has ended; CheckError: evaluation failed."""
     if isinstance(task, LossTask):  # the Trainer logs a step's loss as the mean over its accumulation
