@@ -147,7 +147,9 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
         "print(torch.cuda.max_memory_allocated())"
     )
     # A trial keeps a few numbers on the device.
-    assert 0 <= found.peak.allocated_bytes - int(printed("-c", own, cwd=tmp_path)[-1]) <= 8 * 512
+    assert (
+        0 <= found.peak.allocated_bytes - int(printed("-c", own, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1]) <= 8 * 512
+    )
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
 
 
