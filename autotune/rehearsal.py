@@ -111,14 +111,23 @@ def _chance(memory: Memory, gpu: Gpu) -> float:
 
 
 def rehearse_on_all(**code: Any) -> list[Rehearsal]:
-    """Rehearse as `rehearse` for each GPU of the table that the stand-in has, once for a compute capability."""
+    """Rehearse as `rehearse` for each GPU of the table that the stand-in has, once for a compute capability.
+
+    A capability that the code can't train on is `refused`; its error is raised if it is the first.
+    """
     seen: dict[tuple[int, int], Rehearsal] = {}
     found = []
     for gpu in sorted(gpus(), key=lambda gpu: -gpu.memory_bytes):
         if gpu.capability is None or gpu.capability < _LEAST_CAPABILITY:
             continue
         if gpu.capability not in seen:
-            seen[gpu.capability] = rehearse(gpu=gpu.name, **code)
+            try:
+                seen[gpu.capability] = rehearse(gpu=gpu.name, **code)
+            except InputError as error:  # tf32 on a T4, say
+                if not seen:
+                    raise
+                other = next(iter(seen.values()))
+                seen[gpu.capability] = other.model_copy(update={"refused": str(error)})
         first = seen[gpu.capability]
         chance = 0.0 if first.refused else _chance(first.peak, gpu)
         update = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "chance_to_fit": chance}

@@ -2,17 +2,19 @@
 
 import io
 import json
+import re
 
 import pytest
 import torch
 from factories import make_workload
 from running import printed, python
 
-from autotune import rehearse
+from autotune import rehearsal, rehearse
 from autotune.errors import InputError, MachineError
 from autotune.output.rehearsal_table import cards_table, rehearsal_table
 from autotune.output.terminal import Console
 from autotune.rehearsal import rehearse_on_all
+from autotune.values.catalogue import gpus
 from autotune.values.rehearsal import Rehearsal, chance_to_fit
 from autotune.values.trial import Alive, Memory, PeakParts
 
@@ -107,7 +109,28 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
 def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
     text = shown(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
     assert "not told: t4: no kernel" in text
-    assert [line.split()[-5:-3] for line in text.splitlines() if "rtx-4090" in line or "l4" in line]
+    assert re.search(r"rtx-4090 .* 24.0 .* 22.00 .* yes .* over 99 %", text)
+    assert re.search(r"l4 .* 24.0 .* 22.00 .* no .* 10%", text)
+    assert "no: near capacity unused blocks can be given back" in text
+    assert "near capacity" not in shown(cards_table([made()]))
+
+
+def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(monkeypatch):
+    def rehearse_here(*, gpu):
+        if gpu in refusing:
+            raise InputError("--tf32 requires Ampere")
+        return made(gpu=gpu)
+
+    monkeypatch.setattr(rehearsal, "rehearse", rehearse_here)
+    refusing = {gpu.name for gpu in gpus() if gpu.capability == (7, 5)}
+    found = {each.gpu: each for each in rehearse_on_all()}
+    assert found["t4"].refused == "--tf32 requires Ampere"
+    assert found["t4"].chance_to_fit == 0
+    assert found["h100-80gb"].refused is None
+    assert found["h100-80gb"].chance_to_fit > 0.99 > 0.01 > found["rtx-3070"].chance_to_fit
+    refusing = {gpu.name for gpu in gpus()}
+    with pytest.raises(InputError, match="Ampere"):
+        rehearse_on_all()
 
 
 @pytest.mark.parametrize("gpu", ["v100-32gb", "mi300x"])

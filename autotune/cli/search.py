@@ -132,12 +132,13 @@ def _rehearse(gpu: str, command: list[str], *, quiet: bool, as_json: bool) -> No
 
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
         found = rehearse_on_all(script=command) if gpu == "all" else [rehearse(gpu=gpu, script=command)]
-    first = found[0]
+    first, told = found[0], [each for each in found if each.refused is None]
     error: AutotuneError | None = None
-    if all(each.refused is not None for each in found):
+    if not told:
         error = MachineError(f"its memory can't be told here: {first.refused}")
-    elif all(each.chance_to_fit < 0.5 for each in found):
-        error = NothingFitsError(f"{first.workload.model.name} needs {show_memory(first.peak.peak_bytes)}")
+    elif all(each.chance_to_fit < 0.5 for each in told):
+        needed = show_memory(min(each.peak.peak_bytes for each in told))
+        error = NothingFitsError(f"{first.workload.model.name} needs {needed}")
     documents = [each.model_dump(mode="json") for each in found]
     document = {"gpus": documents} if gpu == "all" else documents[0]
     table = cards_table(found) if gpu == "all" else rehearsal_table(first) if first.refused is None else ""

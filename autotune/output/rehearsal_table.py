@@ -61,9 +61,11 @@ def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
         rows.append(
             (each.gpu, f"{each.memory_bytes / GIB:.1f}", f"{each.peak.peak_bytes / GIB:.2f}", fits, _chance(each))
         )
-    figures = ("GiB", "takes", "chance")
-    left_out = (Text(f"not told: {', '.join(names)}: {reason}") for reason, names in refused.items())
-    return Group(table_of(("device", "GiB", "takes", "fits", "chance"), rows, right=figures), *left_out)
+    lines = [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
+    if any(fits == "no" for *_, fits, _ in rows):
+        lines.insert(0, "no: near capacity unused blocks can be given back, which --gpu with that device alone tries")
+    title, right = Text(found[0].workload.model.name, style="bold"), ("GiB", "takes", "chance")
+    return Group(title, table_of(("device", "GiB", "takes", "fits", "chance"), rows, right=right), *map(Text, lines))
 
 
 def _chance(found: Rehearsal) -> str:
