@@ -31,7 +31,7 @@ from autotune.planning.user_code import UserTrainer
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.space.knobs import MICRO_BATCH, changes
-from autotune.stand_in.device import AMPLE_BYTES, variables
+from autotune.stand_in.device import AMPLE_BYTES, MOST_DEVICES, variables
 from autotune.storage.home import writable
 from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
@@ -48,11 +48,13 @@ _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
 _MOST_LEVERS = 3
 _SURELY = 0.95  # of a GPU's memory: what is predicted to need at most that is tried
 _LIMIT_S = 1800.0
+_SHARDING = "parallelism.sharding"  # in 16 bits each library rounds in other places
 
 
 def rehearse(
     *,
     gpu: str,
+    devices: int | str = 1,
     script: Sequence[str] | None = None,
     trainer: Any = None,
     make_trainer: Callable[[], Any] | None = None,
@@ -64,6 +66,7 @@ def rehearse(
 
     Args:
         gpu: A name of the table of GPUs, such as 'a100-80gb'.
+        devices: So many of them train it together, by the code's own arguments: DDP, or FSDP.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         trainer: A `transformers.Trainer` of your own.
         make_trainer: A function that makes such a Trainer.
@@ -79,14 +82,23 @@ def rehearse(
             f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
         )
     given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
-    options = options_of(SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes})
+    options = options_of(
+        SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
+    )
+    if not isinstance(options.devices, int) or options.devices > MOST_DEVICES:
+        raise InputError(
+            f"--devices {devices}: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together"
+        )
     folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(hypothetical(card))
     kept = ""
     try:
         with model_on_cpu(trainer):
             content = pickle.dumps(subject_of(options, **given))
         (folder / "subject").write_bytes(content)
-        environment = {**os.environ, **variables(card, writable("stand-in"), folder / "devices", context_bytes=context)}
+        of_card = variables(
+            card, writable("stand-in"), folder / "devices", devices=options.devices, context_bytes=context
+        )
+        environment = {**os.environ, **of_card}
         command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder), sha256_of(content)]
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
         answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
@@ -161,6 +173,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             return backend.pool.run(request.model_copy(update={"limits": limits}))
 
         common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
+        common["devices"] = plan.baseline.parallelism.world_size
         common["versions"] = plan.hardware.versions
         ample = run(plan.baseline, AMPLE_BYTES)
         seen = ample.measurement
@@ -201,7 +214,7 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
     legal = [
         config
         for config, changed in of_each.items()
-        if all(change.allowance is Allowance.EXACT or change.knob == MICRO_BATCH for change in changed)
+        if all(change.allowance is Allowance.EXACT or change.knob in (MICRO_BATCH, _SHARDING) for change in changed)
     ]
     if model is not None:
         predicted = model.predict(legal)

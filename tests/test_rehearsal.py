@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from factories import make_workload
+from factories import make_config, make_facts, make_plan, make_workload
+from own_trainings import LLAMA_SCRIPT
 from running import printed, python
 
 from autotune import rehearsal, rehearse
@@ -14,8 +15,9 @@ from autotune.errors import InputError, MachineError
 from autotune.output.rehearsal_table import cards_table, rehearsal_table
 from autotune.output.terminal import Console
 from autotune.rehearsal import rehearse_on_all
+from autotune.space.knobs import changes
 from autotune.values.catalogue import gpus
-from autotune.values.rehearsal import Rehearsal, chance_to_fit
+from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
 from autotune.values.trial import Alive, Memory, PeakParts
 
 GIB = 1 << 30
@@ -106,6 +108,19 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
     assert "no other configuration of the same training is expected to fit" in shown(rehearsal_table(short))
 
 
+def test_several_devices_are_named_and_so_is_what_a_lever_changes():
+    facts, bf16 = make_facts(), {"precision": "bf16"}
+    plan = make_plan(facts=facts, baseline=make_config(8, parallelism={"world_size": 4}, **bf16))
+    sharded = make_config(8, parallelism={"world_size": 4, "sharding": "fsdp_full"}, **bf16)
+    lever = Lever(changes=changes(sharded, plan), memory=Memory(device_bytes=9 * GIB), chance_to_fit=1.0)
+    text = shown(rehearsal_table(made(devices=4, chance_to_fit=0.0, short="too much", levers=(lever,))))
+    assert "does not fit 4 x rtx-4090 of 24.00 GiB" in text
+    assert "the same training, rounded in other places, with sharding fsdp_full: takes 9.00 GiB, fits" in " ".join(
+        text.split()
+    )
+    assert "on 4 devices" in shown(cards_table([made(devices=4)]))
+
+
 def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
     text = shown(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
     assert "not told: t4: no kernel" in text
@@ -137,6 +152,12 @@ def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(m
 def test_a_gpu_that_the_stand_in_does_not_have(gpu, tmp_path):
     with pytest.raises(InputError, match=f"--gpu {gpu}: .* from T4 on"):
         rehearse(gpu=gpu, script=["python", "train.py"])
+
+
+@pytest.mark.parametrize("devices", ["all", 65, "0", "two"])
+def test_a_number_of_devices_that_the_stand_in_does_not_have(devices):
+    with pytest.raises(InputError, match="devices"):
+        rehearse(gpu="a100-80gb", devices=devices, script=["python", "train.py"])
 
 
 @pytest.mark.skipif(IS_FOR_CUDA, reason="is of a torch without CUDA")
@@ -174,6 +195,41 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
         0 <= found.peak.allocated_bytes - int(printed("-c", own, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1]) <= 8 * 512
     )
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("more", [(), ("--fsdp", "shard_grad_op")])
+def test_the_first_of_two_devices_takes_what_it_takes_beside_the_other(tmp_path, more):
+    """A rehearsal runs the first rank alone."""
+    (tmp_path / "llama.py").write_text(
+        LLAMA_SCRIPT.replace("eval_dataset=dataset.select(range(8))", "eval_dataset=None")
+    )
+    command = (
+        "llama.py",
+        "--output_dir",
+        "out",
+        "--report_to",
+        "none",
+        "--save_strategy",
+        "no",
+        "--bf16",
+        "True",
+        *more,
+    )
+    asked = ("--dry-run", "--gpu", "a100-80gb", "--devices", "2", "--json")
+    done = python(
+        "-m", "autotune", "script", *asked, "--", "python", *command, cwd=tmp_path, AUTOTUNE_HOME=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    found = Rehearsal.model_validate_json(done.stdout)
+    assert (found.devices, found.chance_to_fit > 0.99) == (2, True)
+    text = (tmp_path / "llama.py").read_text().replace("trainer.save_model()", "")
+    text = text.replace("range(96)", "range(48)").replace("range(4, 48)", "range(47, 48)")  # three steps of the longest
+    (tmp_path / "llama.py").write_text(text + "\nprint('peak', torch.cuda.max_memory_allocated())")
+    launched = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *command, "--max_steps", "3")
+    plain = printed(*launched, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0,1", FAKECUDA_DEVICES="2")
+    peaks = [int(line.split()[1]) for line in plain if line.startswith("peak")]
+    assert 0 <= found.peak.allocated_bytes - max(peaks) <= 16 * 512
 
 
 @pytest.mark.slow

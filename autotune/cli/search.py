@@ -100,8 +100,8 @@ def script(
                 raise InputError(
                     f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
                 )
-            _leave_out(context, {"gpu", "dry_run"}, "and with --gpu the script is run as it is")
-            _rehearse(gpu, command, quiet=quiet, as_json=as_json)
+            _leave_out(context, {"gpu", "dry_run", "devices"}, "and with --gpu the script is run as it is")
+            _rehearse(gpu, command, console.given(context).get("devices", "1"), quiet=quiet, as_json=as_json)
             return
         if apply is None:
             from autotune.planning.user_code import code_of
@@ -126,12 +126,13 @@ def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
             raise InputError(f"{parameter.opts[0]}: is of a search, {why}; leave one of them out")
 
 
-def _rehearse(gpu: str, command: list[str], *, quiet: bool, as_json: bool) -> None:
+def _rehearse(gpu: str, command: list[str], devices: str, *, quiet: bool, as_json: bool) -> None:
     from autotune.output.rehearsal_table import cards_table, rehearsal_table
     from autotune.rehearsal import rehearse, rehearse_on_all
 
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
-        found = rehearse_on_all(script=command) if gpu == "all" else [rehearse(gpu=gpu, script=command)]
+        asked: dict[str, Any] = {"script": command, "devices": devices}
+        found = rehearse_on_all(**asked) if gpu == "all" else [rehearse(gpu=gpu, **asked)]
     first, told = found[0], [each for each in found if each.refused is None]
     error: AutotuneError | None = None
     if not told:

@@ -71,7 +71,8 @@ def _described(request: DescribeRequest | ExamineRequest, directory: Path, data:
 def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
     # With these arguments, TF32 that is on when the code trains has another reason.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
-    laid = {**no_tf32, "output_dir": str(directory / "trainer")}
+    # Here it is one process, of whatever number the training has.
+    laid = {**no_tf32, **dict.fromkeys(("fsdp", "fsdp_config")), "output_dir": str(directory / "trainer")}
     output = f"(its output: {directory / 'log.txt'})"
     try:
         with overlaid(lambda own: {**harness(own), **laid}):
@@ -131,6 +132,8 @@ class Training:
         whose = self._whose_loss()
         searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
         checkpoints, held = user_code.checkpointing(base, self.arguments), self._held()
+        if searched.get("fsdp"):
+            searched["fsdp_config"] = self._fsdp_settings(searched.get("fsdp_config") or {})
         if is_torch_tf32_available() and torch.backends.cuda.matmul.fp32_precision == "tf32":
             searched["tf32"] = True
             held["tf32"] = "your code switches TF32 on, which the Trainer's arguments don't undo"
@@ -192,10 +195,10 @@ class Training:
         return None
 
     def _check(self) -> None:
-        for name in ("deepspeed", "fsdp", "parallelism_config"):
+        for name in ("deepspeed", "parallelism_config"):
             if getattr(self.trainer.args, name, None):
-                one = "a training of your own is one process on one device; remove it"
-                raise InputError(f"your TrainingArguments set {name}: {one}")
+                searched = "it is searched (--devices N), and the baseline is DDP or FSDP; remove it"
+                raise InputError(f"your TrainingArguments set {name}: {searched}")
         if not self.overrides("get_train_dataloader"):
             if self.trainer.train_dataset is None:
                 raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
@@ -305,6 +308,17 @@ class Training:
         told = {n: v for n, v in self.arguments.items() if n in usual and n not in left_out and v is not None}
         return {name: value for name, value in told.items() if value != usual[name]}
 
+    def _fsdp_settings(self, given: dict[str, Any] | str) -> dict[str, Any]:
+        """Return the settings of FSDP, which a command line has as JSON or as a file; usual units are left out."""
+        if isinstance(given, str):
+            given = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
+        assert isinstance(given, dict)
+        settings = {name.removeprefix("fsdp_"): value for name, value in given.items()}
+        units = settings.get("transformer_layer_cls_to_wrap")
+        if units is not None and {*([units] if isinstance(units, str) else units)} == set(self.base._no_split_modules):
+            del settings["transformer_layer_cls_to_wrap"]
+        return settings
+
     def _spec(self) -> ModelSpec:
         name = model_type = type(self.base).__name__
         kind, figures = "own", {}
@@ -327,6 +341,7 @@ class Training:
             **counts,
             attn_implementations=(),
             supports_checkpointing=False,
+            not_fsdp="its units are the layers that a class of transformers names",
             has_dropout=any("Drop" in type(m).__name__ and getattr(m, "p", 0) for m in self.base.modules()),
         )
 

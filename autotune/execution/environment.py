@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from autotune.stand_in.device import is_rehearsal
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
@@ -251,7 +252,8 @@ def meet(device: str, *, timeout_s: float) -> None:
     if not rank.is_launched:
         return
     import torch
-    from torch.distributed import TCPStore, init_process_group  # type: ignore[attr-defined]
+    from torch._C._distributed_c10d import FakeProcessGroup, HashStore, TCPStore
+    from torch.distributed import Backend, init_process_group
 
     # Beyond the trial's, so that a collective that hangs is reported as a trial that timed out.
     limit = datetime.timedelta(seconds=timeout_s + 120.0)
@@ -259,9 +261,18 @@ def meet(device: str, *, timeout_s: float) -> None:
     torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     kept = None if listener is None else int(listener)
-    store = TCPStore(address, port, rank.of, rank.number == 0, limit, wait_for_workers=False, master_listen_fd=kept)
     # Nothing touches the device here: the memory guard has to see the memory of its context.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
+    store: Any
+    if is_rehearsal():  # the others aren't there
+        backend, store = "cuda:nccl,cpu:alone", HashStore()
+
+        def alone(group: Any, options: Any) -> Any:
+            return FakeProcessGroup._create_internal(group.group_rank, group.group_size)
+
+        Backend.register_backend("alone", alone, extended_api=True, devices=["cpu"])
+    else:
+        store = TCPStore(address, port, rank.of, rank.number == 0, limit, wait_for_workers=False, master_listen_fd=kept)
     init_process_group(backend, store=store, rank=rank.number, world_size=rank.of, timeout=limit)
 
 

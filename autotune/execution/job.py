@@ -38,6 +38,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from autotune.execution import environment
 from autotune.execution.outcome import Ending, has_failed, log_file, outcome_file
 from autotune.execution.token_ring import ring, take_place
+from autotune.stand_in.device import is_rehearsal
 from autotune.value import Value, open_own
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
@@ -175,7 +176,8 @@ class Jobs:
             # The backlog is of ranks that come before the first one's store.
             meeting = socket.create_server((environment.ADDRESS, 0), backlog=1024)
         with meeting as listener:
-            members = [(directory, number) for directory in job.directories for number in range(job.ranks or 1)]
+            processes = 1 if is_rehearsal() else job.ranks or 1
+            members = [(directory, number) for directory in job.directories for number in range(processes)]
             for place, (directory, number) in enumerate(members):
                 read_end, write_end = os.pipe()
                 if (pid := os.fork()) == 0:

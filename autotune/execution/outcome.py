@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune.stand_in.device import is_rehearsal
 from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
 from autotune.values.conditions import worst_of
@@ -95,7 +96,8 @@ def has_failed(outcome: Path, has_ended: bool) -> bool:
 def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
     if request.ranks is None:
         return outcome_of(directory, ending, request)
-    outcomes = [outcome_of(directory, ending, request, rank=rank) for rank in range(request.ranks)]
+    ranks = 1 if is_rehearsal() else request.ranks
+    outcomes = [outcome_of(directory, ending, request, rank=rank) for rank in range(ranks)]
     measurements = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
     if len(measurements) == len(outcomes):
         return _merged(measurements, request)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
@@ -69,8 +70,9 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def _learn(self, kind: str, tensors: list[Any]) -> None:
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                self._kinds[tensor.untyped_storage().data_ptr()] = kind
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if isinstance(own, torch.Tensor) and own.is_cuda:
+                self._kinds[own.untyped_storage().data_ptr()] = kind
 
     def phase_ended(self, name: str) -> None:
         now = self._guard.peak()
@@ -83,7 +85,7 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return PeakParts(phases=self._peaks, alive=self._alive())
 
     def _alive(self) -> tuple[Alive, ...]:
-        (trace,) = [t for t in torch.cuda.memory._snapshot()["device_traces"] if t]
+        trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         there: dict[int, tuple[int, str]] = {}
         for entry in _up_to_peak(trace):
             if entry["action"] == "alloc":

@@ -38,8 +38,8 @@ from autotune.execution.peak_parts import PeakRecorder
 from autotune.execution.step_profile import StepProfile
 from autotune.execution.token_ring import Turns
 from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
-from autotune.stand_in import device as stand_in
 from autotune.stand_in import host_values
+from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
 from autotune.training.build import build_model
@@ -63,7 +63,7 @@ class Trial:
         self, request: TrialRequest, directory: Path, stopwatch: Stopwatch, guard: MemoryGuard, turns: Turns | None
     ) -> None:
         self.request, self.stopwatch, self.guard = request, stopwatch, guard
-        if stand_in.VARIABLE in os.environ:  # its kernels compute nothing
+        if is_rehearsal():  # its kernels compute nothing
             host_values.install()
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
@@ -313,7 +313,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         outcome = trained(trial, probe, trainer, train, reading)
         if code.has_rows:
             rows.check()
-        asked = request.config.per_device_train_batch_size
+        asked = request.config.per_device_train_batch_size * request.config.parallelism.data_parallel
         made = getattr(trainer.callback_handler.train_dataloader, "total_batch_size", None)
         if made not in (None, asked):
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")

@@ -102,7 +102,8 @@ def ordered(
         lengths = np.load(directory / LENGTHS_FILE, allow_pickle=False)
     if lengths is not None and len(lengths) != len(dataset):  # of another data set
         lengths = None
-    per_step = request.accumulation_steps * request.config.per_device_train_batch_size
+    ranks = request.config.parallelism.data_parallel
+    per_step = request.accumulation_steps * request.config.per_device_train_batch_size * ranks
     distinct, config = distinct_samples(request, samples)
     if lengths is None:
         order = np.random.default_rng(request.workload.seed).permutation(len(dataset))

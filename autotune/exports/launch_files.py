@@ -57,14 +57,16 @@ _IN_CODE = {
 def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
     """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop."""
     code, config = result.workload.own_code, result.best.config
-    if code is not None and code.command:
-        return (f"{_variables(config)}autotune script --apply {shlex.quote(answer)} -- {code.command_line}",)
-    if code is not None or result.workload.model.source == "own":
+    if (code is not None and not code.command) or (code is None and result.workload.model.source == "own"):
         return ()
+    applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
     if not needs_launcher(config):
-        return (f"{_variables(config)}python {SCRIPT}",)
+        return (f"{_variables(config)}{applied or f'python {SCRIPT}'}",)
     ranks = config.parallelism.world_size
-    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} {SCRIPT}"
+    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} "
+    if applied:
+        return (f"{torchrun}--no-python {applied}",)
+    torchrun += SCRIPT
     return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 

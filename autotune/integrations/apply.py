@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError
+from autotune.exports.launch_files import launch_commands, needs_launcher
 from autotune.planning.user_code import code_of
 from autotune.storage.run_directory import read_result
 from autotune.units import visible
@@ -27,8 +28,6 @@ _SPLIT = (_MICRO_BATCH, _ACCUMULATION, "generation_batch_size")
 def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]:
     """Return the script and the answer; InputError: it can't be read or applied to a script, or there is no script."""
     result, code = read_result(answer), code_of(command)
-    if not result.best.config.parallelism.is_single:
-        raise InputError(f"{answer}: trains on several devices, which a script is started for; see autotune export")
     if result.arguments.quantization is not None:
         raise InputError(f"{answer}: has packed base weights, which a model can't be given once it is made")
     if result.best.config.packing:
@@ -36,8 +35,13 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
     processes = os.environ.get("WORLD_SIZE", "1")
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
-    if int(processes) > 1:
-        raise InputError("the answer is for one process, and this is one of several (WORLD_SIZE)")
+    if needs_launcher(result.best.config) and "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            f"{answer}: trains in processes that a launcher starts: {launch_commands(result, str(answer))[0]}"
+        )
+    if int(processes) != result.best.config.parallelism.world_size:
+        devices = result.best.config.parallelism.world_size
+        raise InputError(f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     known = result.workload.own_code
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
@@ -68,12 +72,17 @@ def run(code: OwnCode, result: ResultData) -> None:
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)
-        if result.workload.global_batch_size in (None, own[_MICRO_BATCH] * own[_ACCUMULATION]):  # None: any was allowed
+        if result.workload.global_batch_size in (None, _samples(result, own)):  # None: any was allowed
             return arguments
         return arguments | {name: own[name] for name in _SPLIT if name in own}
 
     with overlaid(laid, fit, made):
         run_script(code)
+
+
+def _samples(result: ResultData, own: dict[str, Any]) -> int:
+    """Return the samples of a step by a script's own arguments, on as many devices as the answer's."""
+    return int(own[_MICRO_BATCH] * own[_ACCUMULATION] * result.best.config.parallelism.world_size)
 
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
@@ -85,9 +94,9 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
     if parameters is not None and known and parameters != known:
         yield f"a model of {known:,} parameters, not {parameters:,}"
     own = as_written(trainer.args)
-    batch = own[_MICRO_BATCH] * own[_ACCUMULATION]
+    batch, devices = _samples(result, own), result.best.config.parallelism.world_size
     if workload.global_batch_size not in (None, batch):
-        split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}"
+        split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}{f' on {devices} devices' * (devices > 1)}"
         yield f"{workload.global_batch_size} samples a step, not {batch} (this training keeps its own, {split})"
     if workload.own_code is None:  # whose data are those of a search by name
         return

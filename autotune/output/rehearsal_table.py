@@ -7,7 +7,7 @@ from rich.text import Text
 
 from autotune.output.estimate_table import unit_of
 from autotune.output.terminal import table_of
-from autotune.space.knobs import shown_changes
+from autotune.space.knobs import MICRO_BATCH, shown_changes
 from autotune.units import GIB, show_memory
 from autotune.values.config import Allowance
 from autotune.values.rehearsal import Rehearsal
@@ -29,16 +29,15 @@ def rehearsal_table(found: Rehearsal) -> RenderableType:
     ]
     if rest := found.parts.alive[_MOST_ROWS:]:
         largest.append((shown(sum(row.allocated_bytes for row in rest)), "", f"{len(rest)} more", ""))
-    device = f"{found.gpu} of {show_memory(found.memory_bytes)}"
+    device = f"{f'{found.devices} x ' * (found.devices > 1)}{found.gpu} of {show_memory(found.memory_bytes)}"
     lines = [f"{'fits' if found.chance_to_fit >= 0.5 else 'does not fit'} {device} (chance {_chance(found)})"]
     lines += [f"with that much memory: {found.short}"] if found.short else []
     for lever in found.levers:
         takes = "fails" if lever.memory is None else f"takes {show_memory(lever.memory.peak_bytes)}"
         fits = "fits" if lever.chance_to_fit >= 0.5 else "does not fit"
-        is_exact = all(change.allowance is Allowance.EXACT for change in lever.changes)
-        same = (
-            "the same training" if is_exact else "the same training, if its gradient doesn't depend on the micro-batch,"
-        )
+        others = [change.knob for change in lever.changes if change.allowance is not Allowance.EXACT]
+        same = "the same training" + ", if its gradient doesn't depend on the micro-batch," * (MICRO_BATCH in others)
+        same += ", rounded in other places," * any(knob != MICRO_BATCH for knob in others)
         lines.append(f"{same} with {shown_changes(lever.changes)}: {takes}, {fits}")
     if found.short and not found.levers:
         lines.append("no other configuration of the same training is expected to fit")
@@ -64,7 +63,8 @@ def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
     lines = [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if any(fits == "no" for *_, fits, _ in rows):
         lines.insert(0, "no: near capacity unused blocks can be given back, which --gpu with that device alone tries")
-    title, right = Text(found[0].workload.model.name, style="bold"), ("GiB", "takes", "chance")
+    devices = f", on {found[0].devices} devices" if found[0].devices > 1 else ""
+    title, right = Text(f"{found[0].workload.model.name}{devices}", style="bold"), ("GiB", "takes", "chance")
     return Group(title, table_of(("device", "GiB", "takes", "fits", "chance"), rows, right=right), *map(Text, lines))
 
 

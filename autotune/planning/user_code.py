@@ -55,7 +55,7 @@ DECIDED_BY_CODE: dict[str, str] = {
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
     **dict.fromkeys(
-        ("devices", "workers", "engine", "address", "kind"), "a {given} is tuned on one device of this machine"
+        ("workers", "engine", "address", "kind"), "a {given} is tuned on this machine, one trial at a time"
     ),
 }
 
@@ -74,7 +74,7 @@ class UserTrainer(Subject):
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)
-            if value not in (None, "", False, "local") and (name, value) not in (("devices", 1), ("workers", 1)):
+            if value not in (None, "", False, "local") and (name, value) != ("workers", 1):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         if script is not None:
             self.code = code_of(script)
@@ -104,7 +104,8 @@ class UserTrainer(Subject):
         found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
-        batch = check_batch(arguments.global_batch_size, "your TrainingArguments: the global batch")
+        devices = start.hardware.count or 1
+        batch = check_batch(arguments.global_batch_size * devices, "your TrainingArguments: the global batch")
         baseline = baseline_config(arguments, batch, about.facts, start.hardware)
         if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
             baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
@@ -115,7 +116,8 @@ class UserTrainer(Subject):
         seen = {name: getattr(found, name) for name in ("task", "sequence_length", "target_length")}
         seen |= {"model": found.spec, "global_batch_size": batch, "fixed_arguments": found.fixed}
         workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
-        start.notes.append(f"global batch {batch} samples, that of your own arguments, which are the baseline")
+        on = f" on {devices} devices" if devices > 1 else ""
+        start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
         return plan_from(start, workload, about, space, arguments, baseline=baseline, record=False)
 
 
@@ -126,7 +128,7 @@ def code_of(command: Sequence[str]) -> OwnCode:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(words), words[0]
     if Path(first).name in ("accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"):
-        why = "a script is tuned on one device, in a process of autotune's own"
+        why = "a script is run in processes of autotune's own, one for each of --devices N"
         raise InputError(f"{first}: {why}; write `python` and the script in place of the launcher")
     if Path(first).name.startswith("python"):
         found = shutil.which(words.pop(0))

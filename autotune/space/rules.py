@@ -354,8 +354,8 @@ def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     for knob, held in code.held.items():
         if getattr(config, knob) != held.value:
             yield f"{knob} stays as it is: {held.reason}"
-    if not config.parallelism.is_single:
-        yield "a training of your own is one process on one device"
+    if config.parallelism.tensor_parallel > 1:
+        yield "tensor parallel: your code makes its model by itself, and transformers shards one while it makes it"
     for barred in code.barred:
         if getattr(config, barred.knob) == barred.value:
             yield f"{barred.knob} {barred.value}: {barred.reason}"

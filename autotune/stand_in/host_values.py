@@ -72,13 +72,17 @@ def check() -> None:
 def install() -> None:
     """Compute in this process from now on; there is no way back."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    _libraries.append(library)
+    messages: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    _libraries.extend((library, messages))
     special: dict[str, Callable[..., Any]] = {"copy_": _copy, "_local_scalar_dense": _read}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that operators are overridden is meant
         for name in torch._C._dispatch_get_all_op_names():
             namespace, _, operator = name.partition("::")
             base, _, overload = operator.partition(".")
+            if namespace == "c10d" and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+                kernel = torch.library.get_kernel(name, "CUDA").call_boxed
+                messages.impl(operator, functools.partial(_message, base, kernel), "CUDA", with_keyset=True)
             if namespace != "aten" or base.startswith(_LEFT_OUT):
                 continue
             if base in special or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
@@ -156,6 +160,19 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         return result
 
     return run
+
+
+def _message(base: str, kernel: Callable[..., Any], keys: Any, *args: Any) -> Any:
+    """Run a collective. Ranks are taken to be alike: broadcast or reduced values stay, gathered ones are repeated."""
+    result = kernel(keys, *args)
+    if base in ("broadcast_", "allreduce_", "barrier"):
+        return result
+    value = _on_host(_tensors(args[1])[0]) if base in ("allgather_", "_allgather_base_") else None
+    for tensor in _tensors(args[0]):
+        _forget(tensor)
+        if value is not None and value.numel():
+            _remember(tensor, value.reshape(-1).repeat(tensor.numel() // value.numel()).view(tensor.shape))
+    return result
 
 
 def _handed_out(tensor: torch.Tensor) -> int:

@@ -315,6 +315,7 @@ _DEFAULTS: dict[str, Any] = {
     "activation_checkpointing": False,
     "activation_checkpointing_kwargs": None,
     "torch_compile": False,
+    **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed")),
     **{name: field.default for name, (knob, field) in _ONE_TO_ONE.items() if knob.argument == "unless default"},
 }
 

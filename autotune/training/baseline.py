@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
-from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS
+from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS
 from autotune.value import read_named
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
@@ -34,13 +34,10 @@ class UserArguments(NamedTuple):
         return micro * int(self.searched.get("gradient_accumulation_steps", 1))
 
 
-_SHARDED = "the baseline of several devices (--devices N) is DDP, and sharding is searched"
-
 # Arguments that a trial can't honour, with the reason or the remedy.
 _REFUSED = {
-    "fsdp": _SHARDED,
-    "deepspeed": _SHARDED,
-    "parallelism_config": _SHARDED,
+    "deepspeed": "ZeRO is searched (--devices N), and the baseline is DDP or FSDP",
+    "parallelism_config": "it is searched (--devices N), and the baseline is DDP or FSDP",
     "group_by_length": "transformers 5 calls it train_sampling_strategy: group_by_length",
     "auto_find_batch_size": "it would change the batch during a measurement",
     "torchdynamo": "transformers 5 calls it torch_compile_backend",
@@ -49,9 +46,26 @@ _REFUSED = {
 }
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-# Names of places, a secret that must not reach the run directory (`to_json_string` masks it), and an argument that
-# `to_json_string` writes, but that has no effect without a refused one.
-_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token", "fsdp_config"})
+# Names of places, and a secret that must not reach the run directory (`to_json_string` masks it).
+_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
+
+# Settings of FSDP2 that a configuration has a field for, and all, as TrainingArguments have them by themselves.
+_FSDP_KEPT = {"reshard_after_forward": True, "cpu_offload": False, "activation_checkpointing": False}
+_FSDP_DEFAULTS = _FSDP_KEPT | {
+    "version": 2,
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "min_num_params": 0,
+    "cpu_ram_efficient_loading": False,
+    "state_dict_type": "FULL_STATE_DICT",
+    **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), False),
+}
+_FSDP_BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS}
+# What the older way to switch it on, `--fsdp "shard_grad_op offload"`, says in settings.
+_FSDP_WORDS: dict[str, dict[str, bool]] = {
+    **{word: {} for word in ("true", "auto_wrap", "full_shard")},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "offload": {"cpu_offload": True},
+}
 
 # Least and most values of arguments that no library checks: seeds have 32 bits, a negative norm flips gradients.
 _RANGES = {
@@ -99,7 +113,8 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
         if name not in known:
             near = suggestion(name, known)
             raise InputError(f"{source}: {name!r} is no argument of the installed TrainingArguments{near}")
-        reason = None if value is None else _mistyped(types[name], value)
+        is_taken = value is None or name == "fsdp"  # whose type isn't all that it takes
+        reason = None if is_taken else _mistyped(types[name], value)
         least, most = _RANGES.get(name, (-math.inf, math.inf))
         if reason is None and isinstance(value, int | float) and not least <= value <= most:
             reason = f"expected {least:.10g} or more" if most == math.inf else f"expected {least:.10g} to {most:.10g}"
@@ -152,7 +167,7 @@ def _try_out(given: dict[str, Any]) -> None:
 def baseline_config(
     arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
 ) -> TrainConfig:
-    """Return the configuration to compare with: over several devices, as torchrun has it, DDP without sharding."""
+    """Return the configuration to compare with: over several devices FSDP if it is given, else DDP as by torchrun."""
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     devices = hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
@@ -167,13 +182,20 @@ def baseline_config(
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     parallelism, kind, named = Parallelism(), "none", ("activation_checkpointing", "gradient_checkpointing")
-    if (name := next((name for name in named if given.get(name)), None)) is not None:
+    fsdp = _fsdp(given, source)
+    if fsdp and devices == 1:
+        raise InputError(f"{source}: fsdp: one device has nothing to split; remove it, or use --devices N")
+    if fsdp.pop("checkpoints", False):
+        kind = "full"
+    elif (name := next((name for name in named if given.get(name)), None)) is not None:
         try:
             kind = checkpointing_of(given.get(f"{name}_kwargs") or {})
         except (ValueError, AttributeError) as error:
             raise InputError(f"{source}: {name}_kwargs: {error}") from None
     try:
-        if devices > 1:  # DDP, with what the user has set of it
+        if fsdp:
+            parallelism = Parallelism(world_size=devices, **fsdp)
+        elif devices > 1:  # DDP, with what the user has set of it
             static, bucket = bool(given.get("ddp_static_graph")), given.get("ddp_bucket_cap_mb")
             parallelism = Parallelism(world_size=devices, ddp_bucket_cap_mb=bucket, ddp_static_graph=static)
         return TrainConfig(
@@ -189,3 +211,34 @@ def baseline_config(
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{source}: {first['loc'][0]}: {complaint(first)}") from None
+
+
+def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields of `Parallelism` for the arguments of FSDP, and whether it `checkpoints`; empty: it is off.
+
+    InputError: a setting that no configuration has (`arguments.training_plan` writes them).
+    """
+    words, settings = given.get("fsdp"), given.get("fsdp_config") or {}
+    if not words:
+        return {}
+    if not isinstance(settings, dict):
+        raise InputError(
+            f"{source}: fsdp_config: expected an object of FSDP's settings, not {json.dumps(settings)[:100]}"
+        )
+    said = dict(_FSDP_DEFAULTS)
+    for name, value in settings.items():
+        as_text = {"true": True, "false": False} if isinstance(value, str) else {}
+        said[name.removeprefix("fsdp_")] = as_text.get(value, value)
+    for word in words if isinstance(words, list) else str(words).lower().split():
+        said |= _FSDP_WORDS.get(word, {word: True})
+    by_size = said["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+    usual = {**_FSDP_DEFAULTS, **(_FSDP_BY_SIZE if by_size else {})}
+    kept = {name for name in _FSDP_KEPT if isinstance(said[name], bool)}
+    if other := sorted(name for name in said.keys() - kept if said[name] != usual.get(name)):
+        raise InputError(f"{source}: fsdp: {', '.join(other)}: is not among the settings that are searched; remove it")
+    return {
+        "sharding": "fsdp_full" if said["reshard_after_forward"] else "fsdp_grad_op",
+        "wrapping": "size" if by_size else "layers",
+        "offload": "parameters" if said["cpu_offload"] else "none",
+        "checkpoints": said["activation_checkpointing"],
+    }

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from autotune.value import Value
 from autotune.values.problem import Change
@@ -16,7 +16,7 @@ _RESERVED_SPREAD = 0.015
 
 
 class Lever(Value):
-    """A change that leaves the mathematics of the training as they are, as it ran with the GPU's memory."""
+    """A change that leaves the mathematics of the training as they are, but for rounding, as it ran in the memory."""
 
     changes: tuple[Change, ...]
     memory: Memory | None = Field(description="None: it failed")
@@ -24,11 +24,12 @@ class Lever(Value):
 
 
 class Rehearsal(Value):
-    """A training of the user's own on the stand-in for one GPU; its memory is that of torch's allocator there."""
+    """A training of the user's own on the stand-in for GPUs; its memory is that of torch's allocator on the first."""
 
     schema_version: Literal[1] = 1
     gpu: str = Field(description="by its name in the table of GPUs")
-    memory_bytes: int = Field(description="of the GPU, as CUDA reports it")
+    devices: PositiveInt = Field(default=1, description="such GPUs that train it together")
+    memory_bytes: int = Field(description="of each GPU, as CUDA reports it")
     workload: Workload
     peak: Memory = Field(description="with as much memory as it takes")
     parts: PeakParts

@@ -1,5 +1,6 @@
 """Real trials of scripts of a user's own, each described before; when a trial ends, and which losses count."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -174,6 +175,41 @@ def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama)
 def test_each_knob_takes_effect_on_a_model_that_is_made_already(bench, llama, config, effects):
     seen = measured(bench, llama[1], **{"attn_implementation": "sdpa", **config}).effects
     assert seen == {**seen, **effects}
+
+
+TWO = {"world_size": 2}
+
+
+def test_a_step_of_two_ranks_of_a_script_has_the_losses_of_one_process(bench, llama):
+    """The samples of a step are the same, dealt to two, the longest first."""
+    task, more = LossTask(steps=6, pass_steps=2, seed=1), {"purpose": Purpose.LOSS_CHECK, "attn_implementation": "sdpa"}
+    more["limits"] = {"measure_steps": 10, "relative_interval": 1e-12}
+    alone = measured(bench, llama[1], task=task, per_device_train_batch_size=4, **more)
+    both = measured(bench, llama[1], task=task, per_device_train_batch_size=2, parallelism=TWO, **more)
+    assert both.effects["parallelism"].startswith("DDP over 2")
+    assert both.accumulation_steps == 2
+    assert both.curve.losses == pytest.approx(alone.curve.losses, rel=1e-5)
+    assert len(set(alone.curve.losses)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"precision": "bf16", "adapter": {"rank": 4}}], ids=str)
+def test_two_ranks_of_a_script_save_and_evaluate(bench, llama, config):
+    more = {"purpose": Purpose.SOAK, "attn_implementation": "sdpa", "parallelism": TWO, **config}
+    found = measured(bench, llama[1], task=SoakTask(eval_batch_sizes=(4,)), per_device_train_batch_size=2, **more)
+    assert found.soaked.eval_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("units", "kept"), [("LlamaDecoderLayer", {}), (["LlamaMLP"], {"transformer_layer_cls_to_wrap": ["LlamaMLP"]})]
+)
+def test_a_script_that_asks_for_fsdp_is_described_in_one_process_with_what_it_asks_for(bench, folder, units, kept):
+    settings = {"activation_checkpointing": True, "fsdp_transformer_layer_cls_to_wrap": units}
+    asked = ("--fsdp", "full_shard", "--fsdp_config", json.dumps(settings))
+    found = described(bench, script(folder, LLAMA_SCRIPT, *QUIET, *asked, name="sharded.py"))[0].own
+    assert found.arguments["fsdp"] == "full_shard"
+    assert found.arguments["fsdp_config"] == {"activation_checkpointing": True, **kept}
+    assert not {"fsdp", "fsdp_config"} & found.fixed.keys()
 
 
 def test_checkpointing_that_a_script_switches_on_itself_is_its_baselines_and_can_be_switched_off(bench, tmp_path):

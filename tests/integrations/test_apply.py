@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
 from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 
 from autotune.errors import InputError
+from autotune.exports.launch_files import launch_commands
 from autotune.integrations.apply import prepared, run
 from autotune.planning.plan import SearchState
 from autotune.storage.run_directory import read_result
@@ -106,22 +111,46 @@ def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
     assert "; 7 samples of up to 9 tokens, not " in capfd.readouterr().err
 
 
+SHARED = {"parallelism": Parallelism(world_size=2)}
+
+
 @pytest.mark.parametrize(
     ("best", "processes", "message"),
     [
-        ({"parallelism": Parallelism(world_size=2)}, "1", "trains on several devices"),
+        (
+            SHARED,
+            None,
+            r"trains in processes that a launcher starts: OMP_NUM_THREADS=\d+ torchrun .* 2 --no-python auto",
+        ),
+        (SHARED, "1", r"is for 2 processes, and this is one of 1 \(WORLD_SIZE\)"),
         ({"packing": True}, "1", "packs samples, which your script puts into batches by itself"),
         ({"quantization": "nf4", "adapter": {"rank": 4}}, "1", "packed base weights"),
-        ({}, "2", "this is one of several"),
+        ({}, "2", "is for 1 processes, and this is one of 2"),
         *(({}, n, f"WORLD_SIZE={n}: expected the number of processes") for n in ("x", "", "2.5")),
     ],
     ids=str,
 )
 def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best, processes, message):
     path = answer(make_config(8, attn_implementation=None, **best))
-    monkeypatch.setenv("WORLD_SIZE", processes)
+    if processes is not None:
+        monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(InputError, match=message):
         prepared(path, ["python", "train.py"])
+
+
+@pytest.mark.slow
+def test_an_answer_for_two_devices_is_laid_over_each_process_of_a_launcher(answer, here):
+    write(here, LLAMA_SCRIPT)
+    path = answer(make_config(4, attn_implementation=None, checkpointing="full", **SHARED))
+    (command,) = launch_commands(read_result(path), str(path))
+    launcher = command.split(" -- ")[0].split()[1:]  # after OMP_NUM_THREADS
+    own = ["python", "train.py", "--use_cpu", "True", "--max_steps", "3", "--report_to", "none"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    words = [*launcher, "--", *own, "--gradient_accumulation_steps", "1"]
+    done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("autotune: ")]
+    assert any("another training: a model of" in line and "samples a step" not in line for line in told)
 
 
 @pytest.mark.slow

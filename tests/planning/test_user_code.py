@@ -53,8 +53,8 @@ def test_a_command_line_names_a_script_and_its_arguments(words, line, here):
     ("words", "message"),
     [
         ("", "no script: write its command line after --"),
-        ("torchrun --nproc_per_node 2 train.py", "torchrun: a script is tuned on one device"),
-        ("accelerate launch train.py", "accelerate: a script is tuned on one device"),
+        ("torchrun --nproc_per_node 2 train.py", "torchrun: a script is run in processes of autotune"),
+        ("accelerate launch train.py", "accelerate: a script is run in processes of autotune"),
         ("python", "python: expected a script"),
         ("python -c print(1)", "expected a script"),
         ("python missing.py", "missing.py: no such script"),
@@ -68,7 +68,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
 
 DECIDED = {
     "data": "x.jsonl", "baseline": "a.json", "model": "gpt2", "images": 1, "seq_len": 1, "global_batch": 1,
-    "trust_remote_code": True, "devices": 2, "workers": 2, "engine": "ray",
+    "trust_remote_code": True, "workers": 2, "engine": "ray",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ DECIDED = {
 def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
     with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
         subject_of(SearchOptions(**{"model": "", name: DECIDED[name]}), script=SCRIPT)
-    assert UserTrainer(SearchOptions(model="", devices=1, workers=1), script=SCRIPT)
+    assert UserTrainer(SearchOptions(model="", devices=2, workers=1), script=SCRIPT)
 
 
 def test_two_trainings_at_once_are_refused():

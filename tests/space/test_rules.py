@@ -77,7 +77,10 @@ HELD = {"hardware": CPU, "workload": make_workload(own_code=CODE)}
 ILLEGAL = [
     (why(**HELD, optim="adafactor"), "optim stays as it is: the script hands over an optimizer"),
     (why(**HELD, optim="adamw_torch", precision="pure_bf16"), "precision pure_bf16: it casts nothing"),
-    (why(**HELD, optim="adamw_torch", parallelism=TWO), "a training of your own is one process on one device"),
+    (
+        why(workload=make_workload(own_code=CODE), optim="adamw_torch", parallelism=PARTS, facts=HEADS),
+        "tensor parallel: your code makes its model by itself",
+    ),
     (why(workload=SPEECH, precision="pure_bf16"), "wav2vec2 in transformers does not cast sound"),
     (why(**GROUPED), "grouping by length: all samples have one length"),
     (why(workload=ALIKE, **GROUPED), "grouping by length: all samples have one length"),

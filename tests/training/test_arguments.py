@@ -147,6 +147,8 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
     several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_static_graph=True)
     decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}
+    decided |= mapped(parallelism=Parallelism(world_size=2, sharding="fsdp_full")).tuned.keys()
+    decided |= mapped(parallelism=Parallelism(world_size=2, sharding="zero_2")).tuned.keys()
     # The static graph speaks for this one, which is the user's otherwise.
     assert decided - {"seed", "ddp_find_unused_parameters"} == SEARCHED_ARGUMENTS
 

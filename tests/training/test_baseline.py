@@ -3,11 +3,13 @@
 import json
 
 import pytest
-from factories import make_facts, make_gpu, make_hardware
+from factories import make_config, make_facts, make_gpu, make_hardware, make_workload
+from transformers import TrainingArguments
 
 from autotune.errors import InputError
+from autotune.training.arguments import training_plan
 from autotune.training.baseline import UserArguments, baseline_config, check_arguments, read_arguments
-from autotune.values.config import TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 
 
 @pytest.fixture
@@ -66,8 +68,8 @@ def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
         ("{", "not JSON"),
         ("[1]", "expected a JSON object"),
         ('"fast"', "expected a JSON object"),
-        ('{"fsdp": "full_shard"}', "is DDP, and sharding is searched; remove it"),
-        ('{"deepspeed": "zero.json"}', "deepspeed: the baseline of several devices (--devices N) is DDP"),
+        ('{"fsdp": "full_shard"}', "fsdp: one device has nothing to split; remove it, or use --devices N"),
+        ('{"deepspeed": "zero.json"}', "deepspeed: ZeRO is searched (--devices N)"),
         ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
         ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
         ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
@@ -98,6 +100,61 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 def test_switches_that_are_off_are_no_reason_to_refuse(read):
     assert read({"fsdp": "", "deepspeed": None, "auto_find_batch_size": False}).fixed == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"fsdp": True}, {"sharding": "fsdp_full"}),
+        ({"fsdp": "full_shard auto_wrap"}, {"sharding": "fsdp_full"}),
+        ({"fsdp": ["shard_grad_op", "offload"]}, {"sharding": "fsdp_grad_op", "offload": "parameters"}),
+        ({"fsdp": True, "fsdp_config": {"fsdp_reshard_after_forward": "false"}}, {"sharding": "fsdp_grad_op"}),
+        ({"fsdp": False, "fsdp_config": {"version": 1}, "ddp_bucket_cap_mb": 8}, {"ddp_bucket_cap_mb": 8}),
+        ({}, {}),
+    ],
+)
+def test_the_baseline_of_several_devices_is_fsdp_if_the_arguments_ask_for_it_else_ddp(read, given, asked):
+    check_arguments(given, "args.json")
+    found = baseline_config(read(given), 16, make_facts(), make_gpu(count=2))
+    assert found.parallelism == Parallelism(world_size=2, **asked)
+
+
+@pytest.mark.parametrize("wrapping", ["layers", "size"])
+@pytest.mark.parametrize("offload", ["none", "parameters"])
+@pytest.mark.parametrize(("sharding", "checkpointing"), [("fsdp_full", "none"), ("fsdp_grad_op", "full")])
+def test_arguments_of_fsdp_that_a_search_writes_are_read_as_what_they_mean(
+    read, tmp_path, sharding, offload, wrapping, checkpointing
+):
+    spread = Parallelism(world_size=2, sharding=sharding, offload=offload, wrapping=wrapping)
+    config = make_config(4, parallelism=spread, checkpointing=checkpointing)
+    written = training_plan(config, make_workload(global_batch_size=8), make_gpu(count=2)).tuned
+    asked = {name: written[name] for name in ("fsdp", "fsdp_config")}
+    as_made = TrainingArguments(str(tmp_path), **asked).to_dict()  # with the library's own defaults
+    for given in (asked, {name: as_made[name] for name in asked}):
+        found = baseline_config(read(given), 8, make_facts(), make_gpu(count=2))
+        assert (found.parallelism, found.checkpointing) == (spread, checkpointing)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"fsdp": "hybrid_shard"}, "fsdp: hybrid_shard: is not among the settings that are searched; remove it"),
+        (
+            {"fsdp": True, "fsdp_config": {"version": 1, "limit_all_gathers": True}},
+            "limit_all_gathers, version: is not",
+        ),
+        ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, "min_num_params: is not among the settings"),
+        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": 8}}, "reshard_after_forward: is not"),
+        (
+            {"fsdp": True, "fsdp_config": "fsdp.json"},
+            'fsdp_config: expected an object of FSDP\'s settings, not "fsdp.json"',
+        ),
+    ],
+)
+def test_a_setting_of_fsdp_that_no_configuration_has_is_named(read, given, said):
+    with pytest.raises(InputError) as error:
+        baseline_config(read(given), 16, make_facts(), make_gpu(count=2))
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

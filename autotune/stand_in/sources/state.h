@@ -16,7 +16,7 @@
 
 namespace fake {
 
-constexpr int kMaxDevices = 16, kMaxProcesses = 1024;
+constexpr int kMaxDevices = 64, kMaxProcesses = 1024;
 
 struct Process {
   int32_t pid;
