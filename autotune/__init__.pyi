@@ -75,7 +75,7 @@ def find(
     train_tokens: str | float | None = None,
     check_loss: str | int | None = None,
     seed: str | int = 42,
-    devices: str | int | None = None,
+    devices: str | Sequence[str] | Mapping[str, Any] = (),
     workers: str | int | None = None,
     engine: str = "local",
     address: str | None = None,
@@ -133,7 +133,7 @@ def find(
         train_tokens: Minimise the time of a run of so many tokens, as 20B.
         check_loss: Steps whose losses must agree [20; quick 0].
         seed: Seed of weights, data and the search.
-        devices: Spread each training over so many, or all [1].
+        devices: Spread each training over so many, or all; several to compare, the baseline's first [1].
         workers: Trials at once, each on a device or cores [1].
         engine: What runs trials: local, or ray for a cluster.
         address: Address of the Ray cluster [RAY_ADDRESS, else one here].

@@ -85,7 +85,8 @@ def rehearse(
     options = options_of(
         SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
     )
-    if not isinstance(options.devices, int) or options.devices > MOST_DEVICES:
+    (number,) = options.devices if len(options.devices) == 1 else (None,)
+    if not isinstance(number, int) or number > MOST_DEVICES:
         raise InputError(
             f"--devices {devices}: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together"
         )
@@ -95,9 +96,7 @@ def rehearse(
         with model_on_cpu(trainer):
             content = pickle.dumps(subject_of(options, **given))
         (folder / "subject").write_bytes(content)
-        of_card = variables(
-            card, writable("stand-in"), folder / "devices", devices=options.devices, context_bytes=context
-        )
+        of_card = variables(card, writable("stand-in"), folder / "devices", devices=number, context_bytes=context)
         environment = {**os.environ, **of_card}
         command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder), sha256_of(content)]
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")

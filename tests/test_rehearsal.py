@@ -198,7 +198,7 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("more", [(), ("--fsdp", "shard_grad_op")])
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), ("--fsdp", "shard_grad_op")])
 def test_the_first_of_two_devices_takes_what_it_takes_beside_the_other(tmp_path, more):
     """A rehearsal runs the first rank alone."""
     text = LLAMA_SCRIPT.replace("range(96)", "range(48)").replace("range(4, 48)", "range(47, 48)")

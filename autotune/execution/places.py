@@ -137,20 +137,21 @@ def core_sets(count: int) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single: bool) -> tuple[Hardware, list[str]]:
-    """Return the hardware whose count is the number of devices of each training (`--devices`), and notes.
+def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_single: bool) -> tuple[Hardware, list[str]]:
+    """Return the hardware whose count is the most devices that a training is to have (`--devices`), and notes.
 
     On CUDA these are devices of the same kind. On the CPU they are processes that share its cores, each with the whole
     memory budget, like ranks on devices; their speeds say nothing about GPUs. `is_single`: one trial runs at a time,
     on this machine; otherwise each place has its devices already. MachineError: there aren't as many.
     """
     there = hardware.count or 1
-    if hardware.is_cpu and asked == "all":
+    if hardware.is_cpu and "all" in asked:
         raise InputError("--devices all: the CPU is one device; name a number of processes")
-    count = there if asked == "all" else asked or 1
+    numbers = numbers_of(hardware, asked)
+    count, several = max(numbers), " or ".join(map(str, numbers))
     if count == 1:
         notes, idle = [], 1
-        if asked is None and is_single and there > 1:
+        if not asked and is_single and there > 1:
             limit = 0.05 * hardware.memory_bytes  # which drivers and desktops take
             idle += sum((cuda_used_bytes(device) or 0) < limit for device in like_devices(hardware.device)[1:])
         if idle > 1:
@@ -158,18 +159,23 @@ def spread(hardware: Hardware, asked: int | Literal["all"] | None, *, is_single:
         return hardware.model_copy(update={"count": 1}), notes
     if hardware.is_cpu:
         if count > hardware.cores:
-            raise MachineError(f"--devices {asked}: on the CPU each is a process, and there are {hardware.cores} cores")
-        shared = f"{count} processes, which share {hardware.cores} cores; each has the memory budget to itself"
+            raise MachineError(f"--devices {count}: on the CPU each is a process, and there are {hardware.cores} cores")
+        shared = f"{several} processes, which share {hardware.cores} cores; each has the memory budget to itself"
         notes = [f"each training is spread over {shared}"]
         return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // count}), notes
     if count > there:
-        raise MachineError(f"--devices {asked}: there are {there} x {hardware.name} in the machine that may be used")
+        raise MachineError(f"--devices {count}: there are {there} x {hardware.name} in the machine that may be used")
     if not is_single:  # each place has as many
-        return hardware.model_copy(update={"count": count}), [f"each training is spread over {count} devices"]
+        return hardware.model_copy(update={"count": count}), [f"each training is spread over {several} devices"]
     used = like_devices(hardware.device)[:count]
     free = min(detect(device).free_bytes for device in used)
-    notes = [f"each training is spread over {count} devices: {', '.join(used)}"]
+    notes = [f"each training is spread over {several} devices: {', '.join(used)}"]
     return hardware.model_copy(update={"count": count, "free_bytes": free}), notes
+
+
+def numbers_of(hardware: Hardware, asked: Sequence[int | Literal["all"]]) -> tuple[int, ...]:
+    """Return the numbers of devices that trainings are to have, that of the baseline first."""
+    return tuple(dict.fromkeys((hardware.count or 1) if number == "all" else number for number in asked)) or (1,)
 
 
 def check_disk(run_directory: Path) -> None:

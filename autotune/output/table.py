@@ -91,7 +91,7 @@ def text_of(result: ResultData) -> str:
 
 def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     """Return lines on `*` in the table, compiling, checks and allowances, and notes."""
-    lines: list[str] = []
+    lines = device_lines(result)
     shown = (result.baseline, result.best, *result.runners_up)
     once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
     if once:
@@ -119,7 +119,40 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     return lines, notes
 
 
+def device_lines(result: ResultData) -> list[str]:
+    """Return how fast the fastest configuration of each number of devices is, and which numbers are surely slower."""
+    fastest: dict[int, Contender] = {}
+    for contender in (result.best, result.baseline, *result.runners_up):  # the answer's and the finals' come first
+        if contender.measurement is not None:
+            fastest.setdefault(contender.config.parallelism.world_size, contender)
+    if len(fastest) < 2:
+        return []
+    rates = {number: c.rate(result.objective) for number, c in sorted(fastest.items())}
+    each = (f"{n}: {show_rate(rate)} samples/s, {show_rate(rate / n)} each" for n, rate in rates.items())
+    most = max(rates, key=lambda number: rates[number] / number)
+    return [f"devices: {'; '.join(each)}; {most} of them {'has' if most == 1 else 'have'} the most samples a device"]
+
+
+def _slower_numbers(result: ResultData) -> str:
+    """Return a remark on numbers of devices whose fastest is surely slower than the answer on fewer; ''."""
+    best = result.best.config.parallelism.world_size
+    least = result.speedup.interval.low if result.speedup is not None else 1.0
+    slower = sorted(
+        {
+            number
+            for c in result.runners_up
+            if (number := c.config.parallelism.world_size) > best and c.speedup and c.speedup.interval.high < least
+        }
+    )
+    return "".join(f"; {number} devices are slower than {best}" for number in slower)
+
+
 def verdict_line(result: ResultData) -> str:
+    """Return the answer in a line: whether a configuration is faster than the baseline, and by how much."""
+    return _verdict(result) + _slower_numbers(result)
+
+
+def _verdict(result: ResultData) -> str:
     changed = shown_changes(result.best.changes)
     if result.verdict == "faster" and result.speedup is not None:
         ratio, interval = result.speedup.ratio, result.speedup.interval

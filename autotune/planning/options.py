@@ -152,7 +152,10 @@ class SearchOptions(WorkloadOptions):
     train_tokens: Count | None = option(MODEL, "Minimise the time of a run of so many tokens, as 20B.")
     check_loss: NonNegativeInt | None = option(LIMITS, "Steps whose losses must agree [20; quick 0].", le=100_000)
     seed: int = option(MODEL, "Seed of weights, data and the search.", 42, ge=0, le=LARGEST_SEED)
-    devices: PositiveInt | Literal["all"] | None = option(PLACES, "Spread each training over so many, or all [1].")
+    devices: Annotated[
+        tuple[PositiveInt | Literal["all"], ...],
+        BeforeValidator(lambda value: _names([value] if isinstance(value, int) else value or ())),
+    ] = option(PLACES, "Spread each training over so many, or all; several to compare, the baseline's first [1].", ())
     workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
     engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")
     address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
@@ -165,7 +168,7 @@ class SearchOptions(WorkloadOptions):
 
     @property
     def fleet(self) -> Fleet:
-        devices = self.devices if isinstance(self.devices, int) else 1
+        devices = max((number for number in self.devices if isinstance(number, int)), default=1)
         return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, MachineError
-from autotune.execution.places import spread
+from autotune.execution.places import numbers_of, spread
 from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
@@ -40,8 +40,22 @@ class Start:
     memory_bytes: int
     budget: Budget
     arguments: UserArguments | None  # the user's own, which are the baseline
+    devices: tuple[int, ...]  # of a training; the first number is the baseline's
     is_shared: bool  # whether concurrent trials slow each other down
     notes: list[str]  # what the user should know; planning adds to it
+
+    @property
+    def of_baseline(self) -> Hardware:
+        """The hardware of a trial of the baseline, whose `count` of devices may be less than the most."""
+        return self.hardware.model_copy(update={"count": self.devices[0]})
+
+    def space(self) -> SpaceFile:
+        """Return the search space, which has the numbers of devices if they are several."""
+        found = load_space(self.options.space or default_space(self.hardware))
+        if len(self.devices) == 1:
+            return found
+        parameters = {"parallelism.world_size": Parameter(choices=self.devices), **found.parameters}
+        return found.model_copy(update={"parameters": parameters})
 
 
 class Subject:
@@ -60,8 +74,8 @@ class Subject:
 
     def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
         """Return the plan; `ready` waits until the runner can look at the model or the code, and returns it."""
-        workload = searched_workload(self.options, start.hardware, start.arguments, start.notes)
-        space = load_space(self.options.space or default_space(start.hardware))
+        workload = searched_workload(self.options, start.of_baseline, start.arguments, start.notes)
+        space = start.space()
         return plan_from(start, workload, description_of(start, workload, ready), space)
 
 
@@ -92,6 +106,7 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
         memory_bytes=_memory(options, hardware, notes, is_shared=allotment.is_shared),
         budget=Budget.of(options.effort).limited(max_trials=options.max_trials, max_time_s=options.max_time_s),
         arguments=arguments,
+        devices=numbers_of(allotment.hardware, options.devices),
         is_shared=allotment.is_shared,
         notes=notes,
     )
@@ -143,6 +158,10 @@ def plan_from(
     options, hardware, facts = start.options, start.hardware, found.facts
     workload = workload.model_copy(update={"lengths": found.lengths})
     start.notes.extend(found.notes)
+    for number in start.devices:
+        if (workload.global_batch_size or 0) % number:
+            batch = f"the global batch of {workload.global_batch_size}"
+            raise InputError(f"--devices {number}: they can't share {batch} evenly; leave it out, or use another batch")
     objective = Objective()
     if options.train_steps is not None:
         objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
@@ -158,7 +177,7 @@ def plan_from(
         budget=start.budget,
         allowance=options.allow,
         space=space,
-        baseline=baseline_of(workload, facts, hardware, arguments or start.arguments),
+        baseline=baseline_of(workload, facts, start.of_baseline, arguments or start.arguments),
         objective=objective,
         soak=True,
         loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),

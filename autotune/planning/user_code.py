@@ -99,14 +99,14 @@ class UserTrainer(Subject):
         workload = Workload(
             model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=options.seed, own_code=self.code
         )
-        space = load_space(options.space or default_space(start.hardware))
+        space = start.space()
         about = ready().describe(DescribeRequest(workload=workload))
         found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
-        devices = start.hardware.count or 1
+        devices, hardware = start.devices[0], start.of_baseline
         batch = check_batch(arguments.global_batch_size * devices, "your TrainingArguments: the global batch")
-        baseline = baseline_config(arguments, batch, about.facts, start.hardware)
+        baseline = baseline_config(arguments, batch, about.facts, hardware)
         if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
             baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
         known = {name: getattr(found, name) for name in Traits.model_fields} | {"held": {}}
@@ -188,7 +188,7 @@ class UserLoop(Subject):
             raise InputError("task can't be used with a step of your own, unless its model is named too")
         if options.engine != "local":
             raise InputError("engine: a step of your own runs on this machine; leave engine out")
-        if options.devices not in (None, 1):
+        if options.devices not in ((), (1,)):
             raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
         name = getattr(step, "__qualname__", type(step).__name__)
         content = pickled(step, f"step: {name}")

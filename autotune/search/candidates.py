@@ -109,9 +109,9 @@ class Candidates:
         for outdated in ("_predicted", "_rates", "_fits"):
             self.__dict__.pop(outdated, None)
 
-    def rate(self, config: TrainConfig) -> float:
-        """Return the predicted samples per second of a configuration; NaN: there is no prediction."""
-        return float(self._model.predict([config]).samples_per_second[0])
+    def rates(self, configs: Sequence[TrainConfig]) -> list[float]:
+        """Return the predicted samples per second of configurations; NaN: there is no prediction."""
+        return self._model.predict(configs).samples_per_second.tolist() if configs else []
 
     def prediction(self, config: TrainConfig) -> Prediction | None:
         if (estimate := self._model.estimate(config)) is None:
@@ -238,7 +238,7 @@ class Candidates:
         said, leader = f"with {len(rows):,} of the configurations that fit untried", history.best()
         promising = sorted(rows, key=lambda row: -float(self._rates[row]))
         first = next((row for row in promising if is_open(self.ranked[row])), None)
-        if first is None or leader is None or math.isnan(rate := self.rate(leader.request.config)):
+        if first is None or leader is None or math.isnan(rate := self.rates([leader.request.config])[0]):
             return said
         ratio = float(self._rates[first]) / float(self._over_the_run(np.array([rate]), [leader.request.config])[0])
         if ratio < 1 + WORTHWHILE_GAIN:

@@ -55,7 +55,7 @@ def check_fleet(options: SearchOptions) -> None:
     if fleet.is_single:
         return
     given = "--engine ray" if fleet.engine == "ray" else f"--workers {fleet.workers}"
-    if options.devices == "all":
+    if "all" in options.devices:
         raise InputError(f"--devices all: with {given} say how many devices each trial has")
     if options.device.startswith("cuda:"):
         raise InputError(f"--device {options.device}: names one device alone; with {given} say --device cuda")

@@ -38,6 +38,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan, SearchState, too_large
 from autotune.search.candidates import SAME_FAILURES, Candidates, ProgramTracer, common_cause, proposals
 from autotune.search.earlier import EarlierSearches
+from autotune.space.knobs import changes
 from autotune.space.space import Point
 from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
@@ -253,7 +254,7 @@ class CostModelSampler(BaseSampler):
                 first.insert(0, self._candidates.lightest)
             config = next((c for c in first if c is not None and self._is_open(c, pending)), None)
             if config is None:
-                config = self._by_prediction(pending)
+                config = self._on_other_devices(pending) or self._by_prediction(pending)
             if config is None and not self._ends(pending):
                 steps = map(self.space.config, proposals(self.space, self._history))
                 config = next((config for config in steps if self._is_open(config, pending)), None)
@@ -264,13 +265,33 @@ class CostModelSampler(BaseSampler):
         left = (config for config in self._in_any_order if config not in self.state.refused)
         return next(((config, True) for config in left if self._is_open(config, pending)), None)
 
+    def _on_other_devices(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return a configuration for a number of devices that two trials at most have failed on; None: all have run.
+
+        It is the fastest by prediction, or the baseline's on so many devices.
+        """
+        begun = [*(r.request.config for r in self.state.results if r.measurement is None), *pending]
+        for size in sorted(self._plan.world_sizes):
+            done = any(c.parallelism.world_size == size for c in (r.request.config for r in self._history.ranking()))
+            if done or sum(config.parallelism.world_size == size for config in begun) >= 2:
+                continue
+            own = [config for config in self.space.legal if config.parallelism.world_size == size]
+            rates = [0.0] * len(own) if self._candidates is None else self._candidates.rates(own)
+            by_rate = sorted(
+                zip(rates, own, strict=True),
+                key=lambda row: (math.isnan(row[0]), -row[0], len(changes(row[1], self._plan))),
+            )
+            if (found := next((config for _, config in by_rate if self._is_open(config, pending)), None)) is not None:
+                return found
+        return None
+
     def _by_prediction(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
         """Return the next configuration by the cost model, if all running trials return their predictions."""
         if self._candidates is None:
             return None
         candidates, history = self._candidates, self._history
-        rates = {config: candidates.rate(config) for config in pending}
-        assumed = [self._converter.assumed(config, rate) for config, rate in rates.items() if not math.isnan(rate)]
+        rates = zip(pending, candidates.rates(pending), strict=True)
+        assumed = [self._converter.assumed(config, rate) for config, rate in rates if not math.isnan(rate)]
         if assumed:
             candidates, history = copy.copy(candidates), history.with_results(assumed)
             candidates.observe(*assumed)

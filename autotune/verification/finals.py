@@ -59,6 +59,9 @@ class Finals:
         near = [r.request.config for r in ranking if self.history.rate(r) >= least]
         able = [config for config in near if config != self.plan.baseline]
         finalists = able[: self.finalists + sum(map(self._has_fallen, able[: self.finalists]))]
+        sizes = sorted(self.plan.world_sizes) if len(self.plan.world_sizes) > 1 else ()
+        of_each = (next((c for c in measured if c.parallelism.world_size == size), None) for size in sizes)
+        finalists = list(dict.fromkeys([*finalists, *(c for c in of_each if c not in (None, self.plan.baseline))]))
         if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
             finalists = list(dict.fromkeys([*finalists, flags_alone]))
         return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists

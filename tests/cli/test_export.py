@@ -57,7 +57,8 @@ def test_a_users_script_is_run_with_the_answer_where_it_lies(command, result, tm
     for target in ("training-args", "all"):
         done = command("export", tmp_path, "--to", target, "--output", tmp_path / target)
         launches = [line for line in done.stdout.splitlines() if line.startswith(("launch:", "note:"))]
-        assert launches == [f"launch:  autotune script --apply {tmp_path / ANSWER_FILE} -- python run.py"]
+        ranks = "OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 --no-python"
+        assert launches == [f"launch:  {ranks} autotune script --apply {tmp_path / ANSWER_FILE} -- python run.py"]
     assert str(tmp_path / ANSWER_FILE) in (tmp_path / "all" / "launch.txt").read_text()
     assert not (tmp_path / "all/accelerate.yaml").exists()
     refused = command("export", tmp_path, "--to", "accelerate")

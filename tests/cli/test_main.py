@@ -108,7 +108,7 @@ ERRORS = [
         "expected tensorboard, wandb, mlflow (did you mean 'tensorboard'?)",
     ),
     ("find --model gpt2 --quiet --verbose", 2, "--quiet and --verbose contradict each other; drop"),
-    ("script torchrun train.py", 2, "torchrun: a script is tuned on one device"),
+    ("script torchrun train.py", 2, "torchrun: a script is run in processes of autotune's own"),
     ("script -- python missing.py", 2, "missing.py: no such script"),
     ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),
     ("script --space nowhere.yaml --device cpu -- python train.py", 2, "nowhere.yaml"),

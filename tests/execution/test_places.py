@@ -138,7 +138,8 @@ def four_gpus(monkeypatch):
 
 
 def spread_over(devices, hardware, **options):
-    return places.spread(hardware, devices, is_single=Fleet(**options).is_single)
+    asked = devices if isinstance(devices, tuple) else () if devices is None else (devices,)
+    return places.spread(hardware, asked, is_single=Fleet(**options).is_single)
 
 
 def test_by_default_it_is_one_device_and_idle_ones_are_mentioned_unless_one_was_asked_for(four_gpus):

@@ -112,6 +112,17 @@ def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
     assert (plan.soak, plan.loss_steps, plan.loss_insisted) == (True, steps, insisted)
 
 
+def test_numbers_of_devices_are_searched_and_the_first_is_the_baselines(eight_cores):
+    plan = planned(devices="2,1,4", global_batch=8)
+    assert plan.baseline.parallelism == Parallelism(world_size=2)
+    assert plan.world_sizes == {1, 2, 4}
+    assert {config.parallelism.world_size for config in plan.search_space.legal} == {1, 2, 4}
+    assert plan.hardware.count == 4
+    assert "each training is spread over 2 or 1 or 4 processes" in " ".join(plan.notes)
+    with pytest.raises(InputError, match="--devices 3: they can't share the global batch of 8 evenly"):
+        planned(devices=[2, 3], global_batch=8)
+
+
 def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):
     plan = planned(devices=4)
     assert plan.baseline.parallelism == Parallelism(world_size=4)

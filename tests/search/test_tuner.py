@@ -14,6 +14,7 @@ from factories import (
     make_config,
     make_facts,
     make_failure,
+    make_hardware,
     make_measurement,
     make_plan,
     make_result,
@@ -28,6 +29,7 @@ from scripted_searches import Search
 from autotune.errors import InfrastructureError, NothingFitsError, NothingPassedError
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
+from autotune.output.table import device_lines, verdict_line
 from autotune.planning.plan import SEARCH_ACCUMULATION, SearchState, reopened
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import Pace, SearchInterrupted, leader_of
@@ -53,6 +55,35 @@ SMALL = {"precision": ["fp32", "bf16"]}
 def search(tmp_path):
     """Return a function that makes the search of the test."""
     return lambda *args, **fields: Search(tmp_path, *args, **fields)
+
+
+NUMBERS = {"parallelism.world_size": [1, 2, 4], "per_device_train_batch_size": [1, 2, 4, 8]}
+
+
+@pytest.mark.parametrize(
+    ("scales", "said", "most"),
+    [
+        ({1: 1.0, 2: 1.8, 4: 3.1}, "devices 4", "devices: 1: 40 samples/s, 40 each; 2: "),
+        (
+            {1: 1.0, 2: 0.7, 4: 0.5},
+            "; 2 devices are slower than 1; 4 devices are slower than 1",
+            "1 of them has the most",
+        ),
+    ],
+)
+def test_each_number_of_devices_is_tried_and_measured_again_and_the_answer_compares_them(search, scales, said, most):
+    def measured(request):
+        config = request.config
+        return 5.0 * config.per_device_train_batch_size * scales[config.parallelism.world_size]
+
+    hardware, workload = make_hardware(count=4), make_workload(global_batch_size=32)
+    base, kept = make_config(4), {"is_shared": False, "hardware": hardware, "workload": workload}
+    run = search(measured, NUMBERS, baseline=base, budget=make_budget(max_trials=8, finalists=1), **kept)
+    result = run.run()
+    again = {r.config.parallelism.world_size for r in run.finished if r.purpose is Purpose.FINAL}
+    assert again == {1, 2, 4}
+    assert said in verdict_line(result)
+    assert most in device_lines(result)[0]
 
 
 def test_a_baseline_whose_states_alone_exceed_the_budget_is_not_run(search):
