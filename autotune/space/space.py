@@ -41,9 +41,9 @@ WORTHWHILE_DATA_WAIT = 0.02
 # Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
 LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}
 
-# Parameters that decide whether others are legal: precision for 16-bit kernels, sharding for optimizers and
-# checkpointing, tensor parallelism for sharding the remaining devices.
-_COMPANIONS = ("precision", "parallelism.sharding", "parallelism.tensor_parallel")
+# Parameters that decide whether others are legal: precision for 16-bit kernels, the number of devices for sharding and
+# micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the remaining devices.
+_COMPANIONS = ("precision", "parallelism.world_size", "parallelism.sharding", "parallelism.tensor_parallel")
 
 
 class Dimension(NamedTuple):
@@ -101,7 +101,8 @@ class SearchSpace:
         for others, excused in self._surroundings:
             if name in others and others[name] != self._origin[name]:
                 continue
-            config = self.config({**self._origin, **others, name: value})
+            point = {**self._origin, **others, name: value}
+            config = self.config(point if name == MICRO_BATCH else self._dividing(point))
             found = [r for r in self._reasons(config, alone=True) if r not in excused]
             if not found:
                 return None
@@ -119,11 +120,19 @@ class SearchSpace:
         excused = list(self._illegal(self.baseline))
         found = []
         for chosen in itertools.product(*choices):
-            point: Point = dict(zip(_COMPANIONS, chosen, strict=True))
+            point = self._dividing(dict(zip(_COMPANIONS, chosen, strict=True)))
             reasons = list(self._illegal(self.config(point)))
             if set(reasons) <= set(excused):
                 found.append((point, reasons))
         return found
+
+    def _dividing(self, point: Point) -> Point:
+        """Return `point`, with a micro-batch of 1 where its own doesn't divide the global batch on all its devices."""
+        try:
+            self._problem.workload.accumulation_steps(self.config(point))
+        except ValueError:
+            return {**point, MICRO_BATCH: 1}
+        return point
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""

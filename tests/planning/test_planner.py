@@ -1,7 +1,7 @@
 """From the user's words to a plan: every default is said, and what can't be is refused before the first trial."""
 
 import pytest
-from factories import legal_points, make_facts
+from factories import legal_points, make_config, make_facts, make_gpu, make_plan
 from plans import begun, planned, started
 
 from autotune.errors import InputError, MachineError
@@ -113,10 +113,18 @@ def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
 
 
 def test_numbers_of_devices_are_searched_and_the_first_is_the_baselines(eight_cores):
-    plan = planned(devices="2,1,4", global_batch=8)
+    plan = planned(devices="2,1,4", global_batch=8, effort="standard")
     assert plan.baseline.parallelism == Parallelism(world_size=2)
     assert plan.world_sizes == {1, 2, 4}
-    assert {config.parallelism.world_size for config in plan.search_space.legal} == {1, 2, 4}
+    legal = plan.search_space.legal
+    assert {config.parallelism.world_size for config in legal} == {1, 2, 4}
+    most = {n: max(c.per_device_train_batch_size for c in legal if c.parallelism.world_size == n) for n in (1, 2, 4)}
+    assert most == {1: 8, 2: 4, 4: 2}
+    start = started(devices=[1, 2])
+    gpu, base = make_gpu(count=2), make_config(8)  # which on one device has nothing to split
+    there = {choices.sharding for c in make_plan(hardware=gpu, baseline=base, space=start.space()).search_space.legal
+             if (choices := c.parallelism).world_size == 2}  # fmt: skip
+    assert {"none", "fsdp_full", "fsdp_grad_op"} <= there
     assert plan.hardware.count == 4
     assert "each training is spread over 2 or 1 or 4 processes" in " ".join(plan.notes)
     with pytest.raises(InputError, match="--devices 3: they can't share the global batch of 8 evenly"):
