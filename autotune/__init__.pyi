@@ -75,7 +75,7 @@ def find(
     train_tokens: str | float | None = None,
     check_loss: str | int | None = None,
     seed: str | int = 42,
-    devices: str | Sequence[str] | Mapping[str, Any] = (),
+    devices: str | int | Sequence[str | int] = (),
     workers: str | int | None = None,
     engine: str = "local",
     address: str | None = None,

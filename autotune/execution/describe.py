@@ -314,8 +314,11 @@ class Training:
             given = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
         assert isinstance(given, dict)
         settings = {name.removeprefix("fsdp_"): value for name, value in given.items()}
-        units = settings.get("transformer_layer_cls_to_wrap")
-        if units is not None and {*([units] if isinstance(units, str) else units)} == set(self.base._no_split_modules):
+        units, usual = (
+            settings.get("transformer_layer_cls_to_wrap"),
+            getattr(self.base, "_no_split_modules", None) or (),
+        )
+        if units is not None and {*([units] if isinstance(units, str) else units)} == set(usual):
             del settings["transformer_layer_cls_to_wrap"]
         return settings
 

@@ -120,31 +120,30 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
 
 
 def device_lines(result: ResultData) -> list[str]:
-    """Return how fast the fastest configuration of each number of devices is, and which numbers are surely slower."""
-    fastest: dict[int, Contender] = {}
-    for contender in (result.best, result.baseline, *result.runners_up):  # the answer's and the finals' come first
-        if contender.measurement is not None:
-            fastest.setdefault(contender.config.parallelism.world_size, contender)
-    if len(fastest) < 2:
+    """Return how fast the fastest configuration of each number of devices is; empty: there is one number."""
+    fastest: dict[int, tuple[bool, float]] = {}  # whether it was measured again, and its samples per second
+    for contender in (result.best, result.baseline, *result.runners_up):
+        number, found = contender.config.parallelism.world_size, (contender.confirmed, contender.rate(result.objective))
+        fastest[number] = max(fastest.get(number, found), found)
+    rates = {number: rate for number, (_, rate) in sorted(fastest.items()) if rate}
+    if len(rates) < 2:
         return []
-    rates = {number: c.rate(result.objective) for number, c in sorted(fastest.items())}
     each = (f"{n}: {show_rate(rate)} samples/s, {show_rate(rate / n)} each" for n, rate in rates.items())
     most = max(rates, key=lambda number: rates[number] / number)
     return [f"devices: {'; '.join(each)}; {most} of them {'has' if most == 1 else 'have'} the most samples a device"]
 
 
 def _slower_numbers(result: ResultData) -> str:
-    """Return a remark on numbers of devices whose fastest is surely slower than the answer on fewer; ''."""
-    best = result.best.config.parallelism.world_size
-    least = result.speedup.interval.low if result.speedup is not None else 1.0
-    slower = sorted(
-        {
-            number
-            for c in result.runners_up
-            if (number := c.config.parallelism.world_size) > best and c.speedup and c.speedup.interval.high < least
-        }
-    )
-    return "".join(f"; {number} devices are slower than {best}" for number in slower)
+    """Return a remark on numbers of devices that are surely slower than the fewer of the answer; '' without any."""
+    best, is_baseline = result.best.config.parallelism.world_size, result.best.config == result.baseline.config
+    if result.speedup is None and not is_baseline:
+        return ""
+    least, most = 1.0 if is_baseline or result.speedup is None else result.speedup.interval.low, dict[int, float]()
+    for contender in result.runners_up:
+        number, lead = contender.config.parallelism.world_size, contender.speedup
+        if number > best and lead is not None:
+            most[number] = max(most.get(number, 0.0), lead.interval.high)
+    return "".join(f"; {number} devices are slower than {best}" for number in sorted(most) if most[number] < least)
 
 
 def verdict_line(result: ResultData) -> str:

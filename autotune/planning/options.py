@@ -222,7 +222,8 @@ def _python_type(field: FieldInfo) -> str:
     if field.annotation is bool:
         return "bool"
     if field.default == ():
-        return "str | Sequence[str] | Mapping[str, Any]"
+        takes_numbers = get_args(get_args(field.annotation)[0])  # beside a word
+        return "str | int | Sequence[str | int]" if takes_numbers else "str | Sequence[str] | Mapping[str, Any]"
     names = {"str": None}
     for part in get_args(field.annotation) or (field.annotation,):
         kind = get_args(part)[0] if get_origin(part) is Annotated else part
