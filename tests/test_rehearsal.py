@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import subprocess
 
 import pytest
 import torch
@@ -232,6 +233,20 @@ def test_a_training_that_does_not_fit_is_told_what_would(tmp_path):
     *_, last = found.levers
     assert last.chance_to_fit > 0.5
     assert [change.knob for change in last.changes] == ["per_device_train_batch_size"]
+
+
+@pytest.mark.cuda
+def test_a_library_with_a_cuda_runtime_of_its_own_is_named_though_the_script_goes_on(tmp_path, monkeypatch):
+    source = 'extern "C" int cuGetExportTable(const void**, const void*);'  # which such a runtime begins with
+    (tmp_path / "own.cpp").write_text(
+        source + 'extern "C" int own() { const void* t; return cuGetExportTable(&t, &t); }'
+    )
+    subprocess.run(["g++", "-shared", "-fPIC", "own.cpp", "-o", "libown.so"], cwd=tmp_path, check=True)
+    called = f"import ctypes\nassert ctypes.CDLL('{tmp_path}/libown.so').own()\n"
+    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("rows = [", called + "rows = ["))
+    done = script(tmp_path, "l4", 64, 8, "data")
+    assert done.returncode == 3, done.stdout
+    assert "libown.so brings a CUDA runtime of its own" in json.loads(done.stdout)["refused"]
 
 
 @pytest.mark.cuda

@@ -37,6 +37,7 @@ from autotune.execution import job as jobs
 from autotune.execution import outcome as outcomes
 from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.token_ring import Turns
+from autotune.stand_in.device import bypass
 from autotune.value import open_own, read_value, write_text, write_value
 from autotune.values.hardware import allocator_settings, installed_versions
 from autotune.values.time_spent import Stopwatch
@@ -288,7 +289,7 @@ def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure
     elif isinstance(error, NoEffectError | AutotuneError) and not is_devices:
         status, cause = TrialStatus.INVALID, (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     else:
-        status, cause = TrialStatus.CRASHED, f"{type(error).__name__}: {outcomes.first_line(error)}"
+        status, cause = TrialStatus.CRASHED, bypass() or f"{type(error).__name__}: {outcomes.first_line(error)}"
     is_devices = is_devices and status is TrialStatus.CRASHED
     return Failure(status=status, cause=cause, memory=memory, device_failed=is_devices, crowded_out=crowded)
 

@@ -63,11 +63,9 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     if not needs_launcher(config):
         return (f"{_variables(config)}{applied or f'python {SCRIPT}'}",)
     ranks = config.parallelism.world_size
-    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} "
-    if applied:
-        return (f"{torchrun}--no-python {applied}",)
-    torchrun += SCRIPT
-    return (torchrun,) if _launcher_starts_one(result) else (torchrun, accelerate_command(result))
+    what = f"--no-python {applied}" if applied else SCRIPT
+    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} {what}"
+    return (torchrun,) if applied or _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 
 def accelerate_command(result: ResultData) -> str:

@@ -266,14 +266,16 @@ class CostModelSampler(BaseSampler):
         return next(((config, True) for config in left if self._is_open(config, pending)), None)
 
     def _on_other_devices(self, pending: Sequence[TrainConfig]) -> TrainConfig | None:
-        """Return a configuration for a number of devices that two trials at most have failed on; None: all have run.
+        """Return a configuration for a number of devices of which none has run; None: all have, or there is one number.
 
-        It is the fastest by prediction, or the baseline's on so many devices.
+        It is the fastest by prediction, or the baseline's on so many devices. A number is given up after two failures.
         """
-        begun = [*(r.request.config for r in self.state.results if r.measurement is None), *pending]
-        for size in sorted(self._plan.world_sizes):
-            done = any(c.parallelism.world_size == size for c in (r.request.config for r in self._history.ranking()))
-            if done or sum(config.parallelism.world_size == size for config in begun) >= 2:
+        sizes = self._plan.world_sizes
+        begun = [r.request.config.parallelism.world_size for r in self._history.ranking()]
+        begun += [config.parallelism.world_size for config in pending]
+        failed = [r.request.config.parallelism.world_size for r in self.state.results if r.measurement is None]
+        for size in sorted(sizes) if len(sizes) > 1 else ():
+            if size in begun or failed.count(size) >= 2:
                 continue
             own = [config for config in self.space.legal if config.parallelism.world_size == size]
             rates = [0.0] * len(own) if self._candidates is None else self._candidates.rates(own)

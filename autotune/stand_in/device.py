@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -24,6 +25,16 @@ def is_rehearsal() -> bool:
     largest shards, and saves.
     """
     return _VARIABLE in os.environ
+
+
+def bypass() -> str | None:
+    """Return why memory of this process isn't seen: a library has called a CUDA runtime of its own; None: none has."""
+    if not is_rehearsal():
+        return None
+    asked = ctypes.CDLL(None).fakecuda_own_runtime
+    asked.restype = ctypes.c_char_p
+    name = os.fsdecode(asked())
+    return f"{name} brings a CUDA runtime of its own, whose memory only a GPU shows" if name else None
 
 
 def variables(gpu: Gpu, store: Path, state: Path, *, devices: int, context_bytes: float) -> dict[str, str]:

@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.errors import MachineError
+from autotune.stand_in.device import bypass
 
 # Of a tensor that is known: of fractions (images) less, as frozen weights are some too.
 _MOST_BYTES, _MOST_FRACTION_BYTES = 1 << 30, 16 << 20
@@ -63,9 +64,9 @@ def reading(what: Literal["copies", "all"]) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise UnknownValueError if one was raised before and the program went on."""
-    if _raised:
-        raise UnknownValueError(_raised[0])
+    """Raise UnknownValueError if one was raised before and the program went on, or if a library bypassed the driver."""
+    if reason := next(iter(_raised), None) or bypass():
+        raise UnknownValueError(reason)
 
 
 @functools.cache

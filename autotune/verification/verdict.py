@@ -81,9 +81,8 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         kept_because=decision.kept_because,
         others_share=decision.others_share,
         best_by_allowance=by_allowance,
-        runners_up=tuple(sorted(others, key=lambda c: not c.confirmed))[
-            : max(RUNNERS_UP, len(plan.world_sizes))
-        ],  # those of the finals first
+        # Those of the finals first, among which is one for each number of devices.
+        runners_up=tuple(sorted(others, key=lambda c: not c.confirmed))[: max(RUNNERS_UP, len(plan.world_sizes))],
         trials=(
             *trial_rows(finals, corrections),
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),

@@ -112,6 +112,16 @@ API cuGetProcAddress_v2(const char* name, void** out, int, cuuint64_t, CUdriverP
   return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+// A CUDA runtime that is linked into a library asks for this; there is none here, and it refuses all calls.
+static const char* own_runtime = "";
+API cuGetExportTable(const void** table, const CUuuid*) {
+  Dl_info info;
+  if (dladdr(__builtin_return_address(0), &info)) own_runtime = info.dli_fname;
+  *table = nullptr;
+  return CUDA_ERROR_NOT_FOUND;
+}
+extern "C" __attribute__((visibility("default"))) const char* fakecuda_own_runtime() { return own_runtime; }
+
 // Memory.
 API cuMemAlloc_v2(CUdeviceptr* p, size_t n) { return (CUresult)device_alloc((void**)p, n, current()); }
 API cuMemFree_v2(CUdeviceptr p) { return (CUresult)device_free((void*)p); }
