@@ -121,16 +121,22 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
 
 def device_lines(result: ResultData) -> list[str]:
     """Return how fast the fastest configuration of each number of devices is; empty: there is one number."""
-    fastest: dict[int, tuple[bool, float]] = {}  # whether it was measured again, and its samples per second
+    fastest: dict[int, Contender] = {}
     for contender in (result.best, result.baseline, *result.runners_up):
-        number, found = contender.config.parallelism.world_size, (contender.confirmed, contender.rate(result.objective))
-        fastest[number] = max(fastest.get(number, found), found)
-    rates = {number: rate for number, (_, rate) in sorted(fastest.items()) if rate}
+        of_number = [fastest.get(contender.config.parallelism.world_size, contender), contender]
+        fastest[contender.config.parallelism.world_size] = max(
+            of_number, key=lambda one: (one.confirmed, one.rate(result.objective))
+        )
+    lines, rates = list[str](), dict[int, float]()
+    for number, contender in sorted(fastest.items()):
+        if (measured := contender.measurement) is not None:
+            rates[number] = contender.rate(result.objective) / number
+            whole, each = (shown_rate(measured, contender.correction, tokens=1 / share) for share in (1, number))
+            lines.append(f"{number}: {whole} samples/s, {each} each")
     if len(rates) < 2:
         return []
-    each = (f"{n}: {show_rate(rate)} samples/s, {show_rate(rate / n)} each" for n, rate in rates.items())
-    most = max(rates, key=lambda number: rates[number] / number)
-    return [f"devices: {'; '.join(each)}; {most} of them {'has' if most == 1 else 'have'} the most samples a device"]
+    most = max(rates, key=lambda number: rates[number])
+    return [f"devices: {'; '.join(lines)}; {most} of them {'has' if most == 1 else 'have'} the most samples a device"]
 
 
 def _slower_numbers(result: ResultData) -> str:
