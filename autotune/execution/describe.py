@@ -39,6 +39,7 @@ from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
 from autotune.values.workload import LENGTHS_FILE, RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
 
+_UNITS = "transformer_layer_cls_to_wrap"  # FSDP's
 _FEW = 2  # samples of the batch that is looked at
 
 
@@ -314,12 +315,9 @@ class Training:
             given = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text())
         assert isinstance(given, dict)
         settings = {name.removeprefix("fsdp_"): value for name, value in given.items()}
-        units, usual = (
-            settings.get("transformer_layer_cls_to_wrap"),
-            getattr(self.base, "_no_split_modules", None) or (),
-        )
+        units, usual = settings.get(_UNITS), getattr(self.base, "_no_split_modules", None) or ()
         if units is not None and {*([units] if isinstance(units, str) else units)} == set(usual):
-            del settings["transformer_layer_cls_to_wrap"]
+            del settings[_UNITS]
         return settings
 
     def _spec(self) -> ModelSpec:

@@ -78,7 +78,7 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif isinstance(value, tuple):
-            words += [f"--{option}", ",".join(value)]
+            words += [f"--{option}", ",".join(map(str, value))]
         else:
             words += [f"--{option}", f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)]
     return shlex.join(words) if code is None else f"{shlex.join(words)} -- {code.command_line}"

@@ -40,9 +40,13 @@ class Start:
     memory_bytes: int
     budget: Budget
     arguments: UserArguments | None  # the user's own, which are the baseline
-    devices: tuple[int, ...]  # of a training; the first number is the baseline's
     is_shared: bool  # whether concurrent trials slow each other down
     notes: list[str]  # what the user should know; planning adds to it
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The numbers of devices that trainings are to have, that of the baseline first."""
+        return numbers_of(self.hardware, self.options.devices)
 
     @property
     def of_baseline(self) -> Hardware:
@@ -106,7 +110,6 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
         memory_bytes=_memory(options, hardware, notes, is_shared=allotment.is_shared),
         budget=Budget.of(options.effort).limited(max_trials=options.max_trials, max_time_s=options.max_time_s),
         arguments=arguments,
-        devices=numbers_of(allotment.hardware, options.devices),
         is_shared=allotment.is_shared,
         notes=notes,
     )

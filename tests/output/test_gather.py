@@ -100,6 +100,8 @@ def test_a_directory_without_a_search_or_a_readable_answer_is_refused(run, tmp_p
         ({"max_time_s": 90.0, "seed": 7}, " --max-time 90 --seed 7"),
         ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"),
         ({"record": False}, " --no-record"),
+        ({"devices": 2}, " --devices 2"),
+        ({"devices": [1, "all"]}, " --devices 1,all"),
         ({"fix": "bf16=true,micro_batch=8", "only": "optim"}, " --fix precision=bf16,micro-batch=8 --only optim"),
         ({"train_tokens": 3e8}, " --train-tokens 300000000"),
         ({"global_batch": "any", "trust_remote_code": True}, " --global-batch any --trust-remote-code"),
