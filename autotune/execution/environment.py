@@ -2,10 +2,11 @@
 
 A trial sees its own devices alone. The Trainer takes every visible device (`nn.DataParallel`, and it starts at `cuda:0`
 whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of several
-ranks sees as many as it has ranks, and rank N is at `cuda:N`. The launcher forks the ranks in tens of milliseconds,
-where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would have them meet, at a
-port that the launcher has held since before they were forked, so that nobody else can take it. A group that computes on
-CUDA can send tensors of the host as well, which decisions need.
+ranks sees as many as it has ranks on this machine, and local rank N is at `cuda:N`. The launcher forks the ranks in
+tens of milliseconds, where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would
+have them meet: on one machine at a port that the launcher has held since before they were forked, so that nobody else
+can take it, and on several at one that was free on the first. A group that computes on CUDA can send tensors of the
+host as well, which decisions need.
 
 DeepSpeed compiles its operators where they are first used, in a minute and more each, and keeps them
 (`TORCH_EXTENSIONS_DIR`). A trial that is killed meanwhile leaves a lock for which all later ones would wait. So a child
@@ -33,7 +34,7 @@ from autotune.stand_in.device import is_rehearsal
 from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
-from autotune.values.trial import TrialRequest
+from autotune.values.trial import Rendezvous, TrialRequest
 
 # Variables: the listening socket of the first rank, open in its process, and the threads of each rank.
 _LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
@@ -100,7 +101,7 @@ def visible(devices: Sequence[str], present: Mapping[str, str] = os.environ) -> 
 
 def trial_device(device: str) -> str:
     """Return the name that the parent's `device`, or the one of this rank, has inside a trial."""
-    return "cpu" if device == "cpu" else f"cuda:{own_rank().number}"
+    return "cpu" if device == "cpu" else f"cuda:{own_rank().local}"
 
 
 @contextlib.contextmanager
@@ -205,19 +206,22 @@ class Rank(NamedTuple):
     number: int = 0
     of: int = 1
     is_launched: bool = False  # as one of a group, which may have one member
+    local: int = 0  # its number on this machine
 
 
-def rank_environment(number: int, of: int, port: int, listener: int | None = None) -> dict[str, str]:
-    """Return the variables that torchrun sets for rank `number` of `of` on this machine, which meet at `port`.
+def rank_environment(number: int, here: int, meeting: Rendezvous, listener: int | None = None) -> dict[str, str]:
+    """Return the variables that torchrun sets for rank `number`, one of `here` on this machine.
 
-    `listener` is the open socket that listens there, for the first rank alone. Threads are set as in the exported
-    command: torchrun gives each rank one unless OMP_NUM_THREADS is set.
+    `listener` is the open socket that listens where the ranks meet, for the first rank alone. Threads are set as in the
+    exported command: torchrun gives each rank one unless OMP_NUM_THREADS is set.
     """
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(number)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(of)),
-        **{"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)},
-        _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), of)),
+        **dict.fromkeys(("RANK", "ROLE_RANK"), str(number)),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(here * meeting.nodes)),
+        **{"LOCAL_RANK": str(number - here * meeting.node_rank), "LOCAL_WORLD_SIZE": str(here)},
+        **{"GROUP_RANK": str(meeting.node_rank), "GROUP_WORLD_SIZE": str(meeting.nodes)},
+        **{"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)},
+        _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), here)),
         **({_LISTENER: str(listener)} if listener is not None else {}),
     }
 
@@ -243,7 +247,8 @@ def use_cores(cores: Sequence[int]) -> None:
 def own_rank() -> Rank:
     if "LOCAL_RANK" not in os.environ:
         return Rank()
-    return Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), is_launched=True)
+    number, of, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Rank(number, of, is_launched=True, local=local)
 
 
 def meet(device: str, *, timeout_s: float) -> None:

@@ -40,6 +40,7 @@ from autotune.execution.outcome import Ending, has_failed, log_file, outcome_fil
 from autotune.execution.token_ring import ring, take_place
 from autotune.stand_in.device import is_rehearsal
 from autotune.value import Value, open_own
+from autotune.values.trial import Rendezvous
 
 PROCESS_FILE = "process.json"  # in a job's directory once it has its processes
 
@@ -61,7 +62,8 @@ class Job(Value):
     directories: tuple[Path, ...] = Field(description="one for each process that runs in turn; one for all ranks")
     entry: str = Field(description="`module:function`, called with a directory")
     timeout_s: PositiveFloat
-    ranks: PositiveInt | None = None
+    ranks: PositiveInt | None = Field(default=None, description="on this machine; None: no ranks")
+    rendezvous: Rendezvous | None = Field(default=None, description="of ranks on several machines")
     visible: str = Field(default="", description="CUDA_VISIBLE_DEVICES of its processes")
     cores: tuple[int, ...] = Field(default=(), description="that they are bound to; none: any")
 
@@ -171,13 +173,15 @@ class Jobs:
         sys.stdout.flush()
         sys.stderr.flush()
         places = ring(len(job.directories)) if len(job.directories) > 1 else []
-        meeting: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
-        if job.ranks is not None:  # a port of their own, from before they are forked until the first of them ends
-            # The backlog is of ranks that come before the first one's store.
-            meeting = socket.create_server((environment.ADDRESS, 0), backlog=1024)
-        with meeting as listener:
-            processes = 1 if is_rehearsal() else job.ranks or 1
-            members = [(directory, number) for directory in job.directories for number in range(processes)]
+        listening: contextlib.AbstractContextManager[socket.socket | None] = contextlib.nullcontext()
+        if job.ranks is not None and job.rendezvous is None:
+            # A port of their own, from before they are forked until the first of them ends. The backlog is of ranks
+            # that come before the first one's store.
+            listening = socket.create_server((environment.ADDRESS, 0), backlog=1024)
+        with listening as listener:
+            first = 0 if job.rendezvous is None else job.rendezvous.node_rank * (job.ranks or 1)
+            here = range(first, first + (1 if is_rehearsal() else job.ranks or 1))
+            members = [(directory, number) for directory in job.directories for number in here]
             for place, (directory, number) in enumerate(members):
                 read_end, write_end = os.pipe()
                 if (pid := os.fork()) == 0:
@@ -221,13 +225,16 @@ class Jobs:
             os.environ["CUDA_VISIBLE_DEVICES"] = job.visible
             if job.cores:
                 environment.use_cores(job.cores)
-            if listener is not None:
-                port, kept = listener.getsockname()[1], None
-                if number == 0:  # the others connect to it
-                    kept = listener.detach()
-                    os.set_inheritable(kept, True)  # for a fresh interpreter
-                listener.close()
-                os.environ.update(environment.rank_environment(number, job.ranks or 1, port, kept))
+            if job.ranks is not None:
+                meeting, kept = job.rendezvous, None
+                if listener is not None:
+                    meeting = Rendezvous(address=environment.ADDRESS, port=listener.getsockname()[1])
+                    if number == 0:  # the others connect to it
+                        kept = listener.detach()
+                        os.set_inheritable(kept, True)  # for a fresh interpreter
+                    listener.close()
+                assert meeting is not None
+                os.environ.update(environment.rank_environment(number, job.ranks, meeting, kept))
             tell_where_it_stands()
             self._program(job.entry, directory)
             code = 0

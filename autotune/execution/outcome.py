@@ -96,24 +96,35 @@ def has_failed(outcome: Path, has_ended: bool) -> bool:
 def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Outcome:
     if request.ranks is None:
         return outcome_of(directory, ending, request)
-    ranks = 1 if is_rehearsal() else request.ranks
-    outcomes = [outcome_of(directory, ending, request, rank=rank) for rank in range(ranks)]
-    measurements = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
+    ranks = range(1) if is_rehearsal() else request.ranks
+    outcomes = {rank: outcome_of(directory, ending, request, rank=rank) for rank in ranks}
+    measurements = [outcome for outcome in outcomes.values() if isinstance(outcome, Measurement)]
     if len(measurements) == len(outcomes):
         return _merged(measurements, request)
-    failures = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
-    noticed = {rank: ending.failed_at[rank] if ending.failed_at else None for rank in failures}
-
-    def is_consequence(rank: int) -> bool:  # it lost a peer, or was killed while it waited
-        has_crashed = failures[rank].status is TrialStatus.CRASHED
-        return noticed[rank] is None or (has_crashed and _LOST_PEER.search(failures[rank].cause) is not None)
-
-    culprits = [rank for rank in failures if not is_consequence(rank)] or list(failures)
+    failures = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    noticed = {rank: ending.failed_at[rank - ranks.start] if ending.failed_at else None for rank in failures}
+    culprits = [r for r, f in failures.items() if noticed[r] is not None and not _lost_peer(f)] or list(failures)
     rank = min(culprits, key=lambda rank: (math.inf if (at := noticed[rank]) is None else at, rank))
     failure = failures[rank]
     if ending.launcher_died or failure.status is TrialStatus.TIMED_OUT:
         return failure
     return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
+
+
+def outcome_of_nodes(outcomes: Sequence[Outcome], request: TrialRequest) -> Outcome:
+    """Return the outcome of a trial on several nodes from that of each, in the order in which they ended.
+
+    Some may be missing: the nodes that would have waited for one that had failed.
+    """
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    if not failures:
+        return _merged([outcome for outcome in outcomes if isinstance(outcome, Measurement)], request)
+    return next((failure for failure in failures if not _lost_peer(failure)), failures[0])
+
+
+def _lost_peer(failure: Failure) -> bool:
+    """Return whether a rank failed because another one had."""
+    return failure.status is TrialStatus.CRASHED and _LOST_PEER.search(failure.cause) is not None
 
 
 def recovered(directory: Path) -> TrialResult | None:
@@ -122,7 +133,7 @@ def recovered(directory: Path) -> TrialResult | None:
     try:
         request = read_value(TrialRequest, directory / "request.json")
         began = (directory / "request.json").stat().st_mtime
-        ended = max((directory / outcome_file(rank)).stat().st_mtime for rank in range(request.ranks or 1))
+        ended = max((directory / outcome_file(rank)).stat().st_mtime for rank in request.ranks or (0,))
     except (OSError, ValidationError):
         return None
     if request.number != int(directory.name):  # a copy of another's folder
@@ -139,7 +150,8 @@ def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: 
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
-        code = ending.returncodes[rank] if ending.returncodes else None
+        first = 0 if request.ranks is None else request.ranks.start
+        code = ending.returncodes[rank - first] if ending.returncodes else None
         # Python's faulthandler has ended the process, which kept the token of those that run in turn (`token_ring`).
         if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
             cause = "a step took too long, and kept the others that ran in turn waiting; its log has the stack"

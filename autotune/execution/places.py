@@ -46,7 +46,8 @@ def kind_of(hardware: Hardware) -> str:
     host = round(hardware.host_memory_bytes / GIB) if hardware.is_cpu else 0
     memory = host if hardware.is_cpu else hardware.memory_bytes
     changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
-    return hardware.model_copy(update=changes).digest(leave_out=frozenset({"count"}))
+    leave_out = frozenset({"count", "nodes", "network_gb_s"})
+    return hardware.model_copy(update=changes).digest(leave_out=leave_out)
 
 
 def whole(hardware: Hardware) -> Place:
@@ -144,7 +145,7 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
     memory budget, like ranks on devices; their speeds say nothing about GPUs. `is_single`: one trial runs at a time,
     on this machine; otherwise each place has its devices already. MachineError: there aren't as many.
     """
-    there = hardware.count or 1
+    there, nodes = hardware.count or 1, hardware.nodes
     if hardware.is_cpu and "all" in asked:
         raise InputError("--devices all: the CPU is one device; name a number of processes")
     numbers = numbers_of(hardware, asked)
@@ -157,16 +158,20 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
         if idle > 1:
             notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
         return hardware.model_copy(update={"count": 1}), notes
+    each, where = count // nodes, f" of each of {nodes} machines" * (nodes > 1)
+    if (odd := next((n for n in numbers if n % each), None)) is not None and nodes > 1 and odd > each:
+        raise InputError(f"--devices {odd}: whole machines of {each} devices (--nodes {nodes}), or a part of one")
     if hardware.is_cpu:
-        if count > hardware.cores:
+        if each > hardware.cores:
             raise MachineError(f"--devices {count}: on the CPU each is a process, and there are {hardware.cores} cores")
-        shared = f"{several} processes, which share {hardware.cores} cores; each has the memory budget to itself"
-        notes = [f"each training is spread over {shared}"]
-        return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // count}), notes
+        shared = f"{several} processes, which share {hardware.cores} cores{where}"
+        notes = [f"each training is spread over {shared}; each process has the memory budget to itself"]
+        return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // each}), notes
     if count > there:
         raise MachineError(f"--devices {count}: there are {there} x {hardware.name} in the machine that may be used")
     if not is_single:  # each place has as many
-        return hardware.model_copy(update={"count": count}), [f"each training is spread over {several} devices"]
+        on = f"{several} devices" + f", on up to {nodes} machines" * (nodes > 1)
+        return hardware.model_copy(update={"count": count}), [f"each training is spread over {on}"]
     used = like_devices(hardware.device)[:count]
     free = min(detect(device).free_bytes for device in used)
     notes = [f"each training is spread over {several} devices: {', '.join(used)}"]

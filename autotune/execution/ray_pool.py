@@ -1,220 +1,42 @@
-"""Runs trials on the nodes of a Ray cluster: joins it, finds nodes that are alike, and offers their slots as a pool.
+"""Runs trials on the nodes of a Ray cluster: places on them, as a pool.
 
-The search stays in one process; a trial is a task, pinned to a node, that gets a request and gives back a result. Ray
-never retries a task: a trial whose worker or node dies goes back in the queue, once. Only trials on devices of one kind
-can be compared, so a search uses the nodes of one kind. Nodes may come and go at any time.
+A place is a placement group of Ray's with a bundle on each node that a trial is spread over, and an actor in each
+bundle, which is given requests and gives back results. It keeps a runner, and so a launcher that has imported
+everything, from trial to trial. Ray finds the nodes by the label that each has, and waits while others use them. A
+place that loses an actor or a node is given up, and its trial runs again, once, at another.
 
-A worker process of a node calls `look`, `run` and `clean`. It keeps a runner, and so a launcher that has imported
-everything, from trial to trial. Trials of a slot run in a directory of that slot: the next worker that serves it ends
-what a worker that died there has left.
+The search stays in one process, with a thread for each trial that runs. Trials of a place run in a directory of its
+number: the next actor that serves it on a node ends what an actor that died there has left.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
-import json
-import logging
+import itertools
+import math
 import os
 import pkgutil
-import re
 import shutil
-import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from autotune.errors import InfrastructureError, InputError, MachineError, one_line
-from autotune.execution.places import kind_of
+from autotune.errors import InfrastructureError, one_line
+from autotune.execution.cluster import Cluster, Node
+from autotune.execution.outcome import outcome_of_nodes
 from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
 from autotune.value import write_value
-from autotune.values.hardware import Hardware, cuda_count, detect
-from autotune.values.problem import Allotment, Fleet
-from autotune.values.trial import Failure, TrialRequest, TrialResult, TrialStatus
-from autotune.version import __version__
+from autotune.values.hardware import detect
+from autotune.values.trial import Failure, Rendezvous, TrialRequest, TrialResult, TrialStatus
 
+_GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as when they lose a connection
 
-@contextlib.contextmanager
-def joined(address: str | None) -> Iterator[Cluster]:
-    """Yield the cluster at `address`; None: the one of RAY_ADDRESS, or one that is started on this machine.
-
-    MachineError: Ray isn't installed; InputError: that is no address; InfrastructureError: it doesn't let us in.
-    """
-    # Otherwise Ray sends usage statistics, and hides GPUs from tasks that ask for none.
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    # Given an address, Ray 2.60 uses no token unless it is told.
-    token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if token or Path("~/.ray/auth_token").expanduser().exists():
-        settings["RAY_AUTH_MODE"] = "token"
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray  # it reads its settings now
-    except ImportError:
-        raise MachineError("--engine ray: Ray is not installed: pip install 'autotune-train[ray]'") from None
-    if ray.is_initialized():  # by whoever calls us
-        yield Cluster(ray)
-        return
-    named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
-    if named is not None and not re.fullmatch(r"[^/]+:\d+", named):
-        raise InputError(f"--address {named}: expected auto, or host:port of a cluster that this machine belongs to")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        if named is not None:  # where nobody answers, Ray would try for minutes
-            host, _, port = named.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=10.0).close()
-        with contextlib.chdir("/"):  # Ray has its workers import modules of the working directory first
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # whatever keeps us out
-        said = f"--engine ray: the cluster at {named or 'this machine'} can't be joined: {one_line(error)}"
-        token = "if it is there, this user needs its token (RAY_AUTH_TOKEN, or the file ~/.ray/auth_token)"
-        raise InfrastructureError(f"{said}; {token}") from None
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    try:
-        yield Cluster(ray)
-    finally:
-        ray.shutdown()
-
-
-class Node(NamedTuple):
-    """A node that trials can run on."""
-
-    id: str
-    address: str
-    hardware: Hardware  # of each trial
-    slots: int
-    demand: dict[str, float]  # what a trial asks Ray for, so that nothing else runs beside it
-
-
-class Cluster:
-    """The nodes that a search may use; `ray` is the module, connected."""
-
-    def __init__(self, ray: Any) -> None:
-        self.ray = ray
-        self._fleet = Fleet(engine="ray")
-        self._device = self._kind = ""  # 'cuda' or 'cpu', and the digest of the devices that are used
-        self._known: dict[str, Node | str] = {}  # what a node is, or why it isn't used
-
-    def allotment(self, fleet: Fleet, device: str, planned: Hardware | None) -> Allotment:
-        """Choose the nodes of one kind, which `nodes` returns from now on; return the hardware of each trial.
-
-        `planned` is the hardware of a search that goes on. InputError: the device or its kind isn't one of the
-        cluster's; MachineError: no node is of use.
-        """
-        if device not in ("auto", "cpu", "cuda"):
-            raise InputError(f"--device {device}: on a cluster it is auto, cpu or cuda")
-        gpus = any(n["Alive"] and n["Resources"].get("GPU") for n in self.ray.nodes())
-        self._device = planned.kind if planned is not None else {"auto": "cuda" if gpus else "cpu"}.get(device, device)
-        self._fleet = fleet
-        self._alive()
-        kinds, unused = defaultdict(list), Counter[str]()
-        for known in self._known.values():
-            if isinstance(known, Node):
-                kinds[kind_of(known.hardware)].append(known)
-            else:
-                unused[known] += 1
-        if not kinds:
-            why = "; ".join(unused) or "none"
-            raise MachineError(f"no node of the cluster can run trials on {self._device}: {why}")
-        names = {kind: nodes[0].hardware.name for kind, nodes in kinds.items()}
-        there = ", ".join(f"{name} ({kind})" for kind, name in names.items())
-        wanted = fleet.kind if planned is None else kind_of(planned)  # a digest, or part of a name
-        fitting = [k for k in kinds if wanted in (None, k) or str(wanted).casefold() in names[k].casefold()]
-        if not fitting and planned is not None:
-            raise MachineError(f"the search was begun on {planned.name} ({wanted}); the cluster has {there} now")
-        if not fitting:
-            raise InputError(f"--kind {wanted}: the cluster has {there}")
-        self._kind = max(fitting, key=lambda kind: sum(n.slots for n in kinds[kind]))
-        chosen = kinds.pop(self._kind)
-        hardware = planned or min((n.hardware for n in chosen), key=lambda one: one.free_bytes)
-        nodes = self.nodes()
-        where = f"{len(nodes)} node{'s' * (len(nodes) > 1)} of the cluster with {chosen[0].hardware.name}"
-        trials = sum(n.slots for n in nodes)
-        notes = [f"up to {trials} trials at a time on {where}; finals and checks run one at a time, on one of them"]
-        why = "not used, since only trials on devices of one kind can be compared"
-        for digest, others in kinds.items():
-            which = f"{names[digest]} ({others[0].address}{', ...' * (len(others) > 1)})"
-            notes.append(f"{why}: {len(others)} x {which}; --kind {digest} searches for those")
-        notes += [f"{count} node(s) of the cluster are not used: {why}" for why, count in unused.items()]
-        return Allotment(hardware=hardware, notes=tuple(notes))
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes of the search's kind that are alive, with as many slots as were asked for at most."""
-        left, found = self._fleet.workers or 1 << 30, []
-        for n in sorted(self._alive(), key=lambda n: (n["NodeManagerAddress"], n["NodeID"])):
-            node = self._known.get(n["NodeID"])
-            if isinstance(node, Node) and kind_of(node.hardware) == self._kind and left:
-                found.append(node._replace(slots=min(node.slots, left)))
-                left -= found[-1].slots
-        return found
-
-    def pinned(self, node_id: str) -> Any:
-        """Return the strategy by which a task runs on a node, or fails if that is gone."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-    def _alive(self) -> list[dict[str, Any]]:
-        """Return the nodes that are alive; ask those that aren't known yet what they are."""
-        alive = [n for n in self.ray.nodes() if n["Alive"]]
-        resource, task = "GPU" if self._device == "cuda" else "CPU", self.ray.remote(max_retries=0, num_cpus=0)(look)
-        asked = {
-            task.options(scheduling_strategy=self.pinned(n["NodeID"])).remote(self._device): n
-            for n in alive
-            if n["NodeID"] not in self._known and n["Resources"].get(resource)
-        }
-        limit_s = 120.0  # to start a worker, to import autotune there and to ask the driver
-        ready = self.ray.wait(list(asked), num_returns=len(asked), timeout=limit_s)[0] if asked else []
-        for answer, n in asked.items():
-            if answer in ready:
-                self._known[n["NodeID"]] = self._reported(n, answer)
-            else:
-                self.ray.cancel(answer, force=True)
-                self._known[n["NodeID"]] = f"it did not answer within {limit_s:.0f} s"
-        return alive
-
-    def _reported(self, found: dict[str, Any], answer: Any) -> Node | str:
-        """Return the node that a report describes, or why it can't be used."""
-        try:
-            version, *fields = json.loads(self.ray.get(answer))
-        except Exception as error:  # whatever keeps it from answering
-            return one_line(getattr(error, "cause", None) or error)
-        if version != __version__:
-            return f"it has autotune {version}, the search {__version__}"
-        devices = [Hardware.model_validate(each) for each in fields]
-        if len({kind_of(device) for device in devices}) != 1:
-            return "its GPUs are not alike" if devices else "its NVIDIA driver shows no device"
-        each, resources = self._fleet.devices, found["Resources"]
-        cpus, gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
-        slots, hardware, demand = 1, devices[0], {"num_cpus": cpus}
-        if self._device == "cuda":
-            if gpus < each:
-                return f"it has {gpus} GPU{'s' * (gpus != 1)}, fewer than --devices {each}"
-            slots, hardware = gpus // each, hardware.model_copy(update={"count": each})
-            demand = {"num_cpus": min(1.0, cpus / gpus) * each, "num_gpus": float(each)}
-        return Node(found["NodeID"], str(found["NodeManagerAddress"]), hardware, slots, demand)
-
-
-def look(kind: str) -> str:
-    """Return what the node is: its GPUs (kind 'cuda') or its processor ('cpu')."""
-    if not os.environ.get("CUDA_VISIBLE_DEVICES"):  # Ray hides the GPUs from a task that asks for none
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    devices = tuple(detect(f"cuda:{index}") for index in range(cuda_count())) if kind == "cuda" else (detect("cpu"),)
-    return json.dumps([__version__, *(device.model_dump(mode="json") for device in devices)])
-
-
-# This worker's runner, under its slot and device, and what ends it.
-_runners: dict[tuple[object, ...], Runner] = {}
-_ending = contextlib.ExitStack()
-atexit.register(_ending.close)
+Files = dict[str, bytes]  # of a trial, by name
 
 
 def scratch(search: str) -> Path:
@@ -227,66 +49,155 @@ def scratch(search: str) -> Path:
     return own / search
 
 
-def run(search: str, slot: str, maker: str, text: str) -> Iterator[tuple[str, dict[str, bytes]] | None]:
-    """Run a trial by the runner that `maker` makes; yield None when it begins, then its result and its files."""
-    yield None
-    request, own = TrialRequest.model_validate_json(text), scratch(search) / slot
-    key = (own, maker, request.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if key not in _runners:
-        _runners.clear()
-        _ending.close()
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _runners[key] = _ending.enter_context(pkgutil.resolve_name(maker)(own, request.device))
-    result = _runners[key].run(request)
-    directory = trial_directory(own, request.number)
-    left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
-    files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
-    shutil.rmtree(directory, ignore_errors=True)
-    yield result.model_dump_json(), files
-
-
 def clean(search: str) -> None:
-    """End and remove what a search, and its workers that were killed, have left on this node."""
-    for slot in scratch(search).glob("*"):
-        end_left_behind(slot)
+    """End and remove what a search, and its actors that were killed, have left on this node."""
+    for place in scratch(search).glob("*"):
+        end_left_behind(place)
     shutil.rmtree(scratch(search), ignore_errors=True)
 
 
 def local_runner(directory: Path, device: str) -> Runner:
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the task, which a user's training wouldn't have
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the actor, which a user's training wouldn't have
     return LocalRunner(directory, detect(device))
 
 
-class _Running(NamedTuple):
-    request: TrialRequest
-    node: str
-    slot: int
-    place: str
-    began: float | None = None  # None: it waits in the cluster's queue
+class Share:
+    """An actor: runs one node's share of the trials of a place, by the runner that `maker` makes."""
+
+    def __init__(self, search: str, place: str, maker: str) -> None:
+        self._search, self._place, self._maker = search, place, maker
+        self._runner: Runner | None = None
+
+    def node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def free_port(self) -> int:
+        with socket.create_server(("", 0)) as listener:
+            return int(listener.getsockname()[1])
+
+    def run(self, text: str) -> tuple[str, Files] | str:
+        """Run a trial, or this node's ranks of one; return its result and files, or why the node can run none."""
+        try:
+            request, own = TrialRequest.model_validate_json(text), scratch(self._search) / self._place
+            if self._runner is None:
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # Left when Ray ends this process, with which its launcher ends.
+                self._runner = pkgutil.resolve_name(self._maker)(own, request.device).__enter__()
+            result = self._runner.run(request)
+        except Exception as error:  # a trial's own error is a result
+            return one_line(error)
+        directory = trial_directory(own, request.number)
+        left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
+        files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
+        shutil.rmtree(directory, ignore_errors=True)
+        return result.model_dump_json(), files
+
+
+class _Unfit(Exception):
+    """A node can run no trial: its id, and why."""
+
+
+class _Place:
+    """A placement group among `nodes`, with an actor on each of its own."""
+
+    def __init__(self, cluster: Cluster, nodes: list[Node], number: int, search: str, maker: str) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._ray, self._among, self.number = cluster.ray, {node.id: node for node in nodes}, number
+        count, label = cluster.fleet.nodes, {"ray.io/node-id": f"in({','.join(self._among)})"}
+        cpus, gpus = (min(demand) for demand in zip(*(node.demand for node in nodes), strict=True))
+        bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+        # Reserved by Ray as soon as all of it is free.
+        self._group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=[label] * count)
+        made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
+        bundles = [PlacementGroupSchedulingStrategy(self._group, index) for index in range(count)]
+        self._actors = [
+            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", maker)
+            for index, own in enumerate(bundles)
+        ]
+        self._starting = [actor.node.remote() for actor in self._actors]
+        self.nodes: list[Node] = []  # once it has been reserved
+        self.is_at_rest = True
+
+    @property
+    def shown(self) -> str:
+        return " + ".join(f"{node.address} ({node.id[:6]})" for node in self.nodes)
+
+    def is_among(self, nodes: list[Node]) -> bool:
+        return list(self._among.values()) == nodes
+
+    def is_reserved(self, wait_s: float) -> bool:
+        ready, rest = self._ray.wait(self._starting, num_returns=len(self._starting), timeout=wait_s)
+        if not rest:
+            self.nodes = [self._among[node] for node in self._ray.get(ready)]
+        return not rest
+
+    def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
+        """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
+        needed, _ = self.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
+        meeting = None
+        if needed > 1:
+            port = self._ray.get(self._actors[0].free_port.remote())
+            meeting = Rendezvous(address=self.nodes[0].address, port=port, nodes=needed)
+        calls = {}
+        for rank, (actor, node) in enumerate(zip(self._actors[:needed], self.nodes, strict=False)):
+            own = meeting and meeting.model_copy(update={"node_rank": rank})
+            text = request.model_copy(update={"rendezvous": own}).model_dump_json()
+            calls[actor.run.options(name=name).remote(text)] = node
+        self.is_at_rest, deadline, results, files = False, math.inf, [], Files()
+        while calls and time.monotonic() < deadline:
+            for call in self._ray.wait(list(calls), timeout=1.0)[0]:
+                node, answer = calls.pop(call), self._ray.get(call)
+                if isinstance(answer, str):
+                    raise _Unfit(node.id, answer)
+                results.append(TrialResult.model_validate_json(answer[0]))
+                files |= answer[1]
+                if results[-1].measurement is None:  # the others may wait for it
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        self.is_at_rest = not calls
+        outcome = outcome_of_nodes([result.outcome for result in results], request)
+        warnings = tuple(dict.fromkeys(line for result in results for line in result.warnings))
+        duration_s = max(result.duration_s for result in results)
+        return TrialResult(request=request, outcome=outcome, duration_s=duration_s, warnings=warnings), files
+
+    def give_up(self) -> None:
+        """End all that runs here, and give the devices back."""
+        from ray.util.placement_group import remove_placement_group
+
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+        with contextlib.suppress(Exception):
+            remove_placement_group(self._group)
 
 
 class RayPool(Runner):
-    """The slots of a cluster's nodes, as a pool; `maker` names the function that makes a runner on a node."""
+    """The places of a cluster, as a pool; `maker` names the function that makes a runner on a node."""
 
     def __init__(self, run_directory: Path, cluster: Cluster, *, maker: str = f"{__name__}:local_runner") -> None:
         self._directory, self._cluster, self._ray, self._maker = run_directory.resolve(), cluster, cluster.ray, maker
         # The search that goes on with this one finds the same directories on the nodes.
         self._search = hashlib.sha256(f"{socket.gethostname()} {self._directory}".encode()).hexdigest()[:12]
-        self._running: dict[Any, _Running] = {}
-        self._waiting: deque[TrialRequest] = deque()
-        self._lost: dict[int, str] = {}  # trials whose worker has died, and where
-        # Nodes that can't run trials and why, and those that are gone, which Ray may list as alive for a while.
-        self._unfit: dict[str, str] = {}
+        self._trials: set[Future[TrialResult]] = set()
+        self._threads = ThreadPoolExecutor(max_workers=1024)
+        self._lock = threading.RLock()  # for all of the following
+        self._places: list[_Place] = []
+        self._idle: list[_Place] = []
+        self._unfit: dict[str, str] = {}  # nodes that can run no trial, and why
         self._nodes: list[Node] = []
-        self._looked = float("-inf")
-        # Kept by its worker from trial to trial: Ray ends a worker that had a GPU after one task unless told otherwise.
-        self._task = self._ray.remote(max_retries=0, max_calls=0, num_returns="streaming")(run)
+        self._looked = -math.inf
+        self._has_ended = False
 
     def __exit__(self, *_: object) -> None:
         """End what runs; leave nothing on the nodes."""
-        for task in self._running:
-            with contextlib.suppress(Exception):
-                self._ray.cancel(task, force=True)
+        with self._lock:
+            self._has_ended = True
+            for place in list(self._places):
+                self._give_up(place)
+        self._threads.shutdown()
         task = self._ray.remote(max_retries=0, num_cpus=0)(clean)
         with contextlib.suppress(Exception):
             pins = [self._cluster.pinned(node.id) for node in self._nodes]
@@ -294,69 +205,53 @@ class RayPool(Runner):
             self._ray.wait(cleaning, num_returns=len(cleaning), timeout=5.0)
 
     def free(self) -> int:
-        """Return how many more trials can begin now, after those that wait to run again."""
-        return max(0, sum(len(slots) for _, slots in self._free()) - len(self._waiting))
+        return max(0, self._cluster.places(self._present()) - len(self._trials))
 
     def begin(self, request: TrialRequest) -> None:
-        self._waiting.append(request)
-        self._submit()
+        self._trials.add(self._threads.submit(self._trial, request))
 
     def wait(self) -> TrialResult:
-        while True:
-            self._submit()
-            if self._running:
-                ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=2.0)
-                for task in ready:
-                    if (result := self._taken(task)) is not None:
-                        return result
-            elif not self._nodes:
-                why = "; ".join(dict.fromkeys(filter(None, self._unfit.values()))) or "all have gone"
-                told = f"no node of the cluster is left for trials: {why}; `autotune resume` goes on"
-                raise InfrastructureError(told)
+        ended = wait(self._trials, return_when=FIRST_COMPLETED).done.pop()
+        self._trials.remove(ended)
+        return ended.result()
 
     def run(self, request: TrialRequest) -> TrialResult:
-        assert not self._running, "a trial that is run alone has to be alone"
+        """Run a trial alone; all such run at one place, and the others are free for whoever waits for them."""
+        assert not self._trials, "a trial that is run alone has to be alone"
+        for place in self._places[1:]:
+            self._give_up(place)
         self.begin(request)
         return self.wait()
 
-    def _free(self) -> list[tuple[Node, list[int]]]:
-        if (now := time.monotonic()) - self._looked > 2.0 or not self._nodes:  # some may have come or gone
-            self._looked = now
-            self._nodes = [node for node in self._cluster.nodes() if node.id not in self._unfit]
-        taken = {(running.node, running.slot) for running in self._running.values()}
-        return [(n, [slot for slot in range(n.slots) if (n.id, slot) not in taken]) for n in self._nodes]
-
-    def _submit(self) -> None:
-        """Send waiting trials to free slots, each to the node that has most of them."""
-        while self._waiting and (free := [found for found in self._free() if found[1]]):
-            node, (slot, *_) = max(free, key=lambda found: len(found[1]))
-            request = self._waiting.popleft()
-            task = self._task.options(scheduling_strategy=self._cluster.pinned(node.id), **node.demand)
-            task = task.remote(self._search, f"{node.id[:12]}-{slot}", self._maker, request.model_dump_json())
-            self._running[task] = _Running(request, node.id, slot, f"{node.address} ({node.id[:6]}), slot {slot}")
-
-    def _taken(self, task: Any) -> TrialResult | None:
-        """Return a task's result, which is then on disk; None: it only begins, or was lost and waits again."""
+    def _trial(self, request: TrialRequest) -> TrialResult:
+        """Run a trial until it has a result, which is then on disk."""
         from ray import exceptions
 
-        running, now, files = self._running.pop(task), time.monotonic(), {}
-        request = running.request
-        try:
-            told = self._ray.get(next(task))
-            if told is None:
-                self._running[task] = running._replace(began=now)
-                return None
-            result, files = TrialResult.model_validate_json(told[0]), told[1]
-        except exceptions.RayError as error:
-            if (failure := self._failure(running, error)) is None:
-                self._looked = float("-inf")
-                self._waiting.appendleft(request)
-                return None
-            result = TrialResult(request=request, outcome=failure, duration_s=now - (running.began or now))
-        lost = self._lost.pop(request.number, None)
-        again = (f"it ran again: {lost}",) if lost is not None and result.status is not TrialStatus.CRASHED else ()
-        began = time.time() - result.duration_s  # by this machine's clock
-        update = {"place": running.place, "began": began, "warnings": (*result.warnings, *again)}
+        lost: list[str] = []
+        while True:
+            place, began, files = self._place(), time.monotonic(), Files()
+            try:
+                result, files = place.run(request, f"trial {request.number} of {self._directory.name}")
+                if len(place.nodes) == 1 or not result.is_excused or lost:  # one node has tried again itself
+                    break
+                lost.append(f"{place.shown}: a device had failed, or others held its memory")
+            except _Unfit as error:
+                self._unfit.update([error.args])
+            except exceptions.OutOfMemoryError as error:
+                cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
+                failure = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause)
+                result = TrialResult(request=request, outcome=failure, duration_s=time.monotonic() - began)
+                break
+            except exceptions.RayError as error:
+                lost.append(f"{place.shown}: {type(error).__name__}")
+                if len(lost) > 1:
+                    failure = Failure(status=TrialStatus.CRASHED, cause=f"its worker died 2 times ({'; '.join(lost)})")
+                    result = TrialResult(request=request, outcome=failure, duration_s=time.monotonic() - began)
+                    break
+            self._give_up(place)
+        again = tuple(f"it ran again: {why}" for why in lost[:1] if result.status is not TrialStatus.CRASHED)
+        began_at = time.time() - result.duration_s  # by this machine's clock
+        update = {"place": place.shown, "began": began_at, "warnings": (*result.warnings, *again)}
         result = result.model_copy(update=update)
         directory = trial_directory(self._directory, request.number)
         directory.mkdir(parents=True, exist_ok=True)
@@ -364,23 +259,56 @@ class RayPool(Runner):
         for name, content in files.items():
             (directory / Path(name).name).write_bytes(content)
         write_value(result, directory / "result.json")
+        if place.is_at_rest:
+            with self._lock:
+                self._idle.append(place)
+        else:
+            self._give_up(place)
         return result
 
-    def _failure(self, running: _Running, error: Any) -> Failure | None:
-        """Return how a trial failed whose task raised `error`; None: its node or worker was lost, and it runs again."""
+    def _place(self) -> _Place:
+        """Return an idle place, or a new one once Ray has reserved it; InfrastructureError: too few nodes are left."""
         from ray import exceptions
 
-        if isinstance(error, exceptions.OutOfMemoryError):
-            cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
-            return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause)
-        if isinstance(error, exceptions.RayTaskError):  # the node can't run trials: a trial's own error is a result
-            self._unfit[running.node] = one_line(error.cause if error.cause is not None else error)
-            return None
-        if isinstance(error, exceptions.NodeDiedError | exceptions.TaskUnschedulableError):
-            self._unfit[running.node] = ""
-            if running.began is None:  # it only waited there
-                return None
-        lost, number = f"{running.place}: {type(error).__name__}", running.request.number
-        if (before := self._lost.setdefault(number, lost)) is lost:
-            return None
-        return Failure(status=TrialStatus.CRASHED, cause=f"its worker died 2 times ({before}; {lost})")
+        new: _Place | None = None
+        while True:
+            with self._lock:
+                nodes = self._present()
+                if new is not None and (self._idle or not new.is_among(nodes)):
+                    self._give_up(new)
+                    new = None
+                if not (most := self._cluster.places(nodes)):
+                    why = "; ".join(dict.fromkeys(self._unfit.values())) or "they have gone"
+                    told = f"too few nodes of the cluster are left for trials: {why}; `autotune resume` goes on"
+                    raise InfrastructureError(told)
+                if self._idle:
+                    return self._idle.pop(0)
+                if new is None and len(self._places) < most:
+                    taken = {place.number for place in self._places}
+                    number = next(number for number in itertools.count() if number not in taken)
+                    new = _Place(self._cluster, nodes, number, self._search, self._maker)
+                    self._places.append(new)
+            if new is None:
+                time.sleep(0.1)
+                continue
+            try:
+                if new.is_reserved(wait_s=1.0):
+                    return new
+            except exceptions.RayError:  # a node was lost before any trial began there
+                self._give_up(new)
+                new = None
+
+    def _present(self) -> list[Node]:
+        with self._lock:
+            if (now := time.monotonic()) - self._looked > 2.0 or not self._nodes:  # some may have come or gone
+                self._looked = now
+                self._nodes = [node for node in self._cluster.nodes() if node.id not in self._unfit]
+            return [] if self._has_ended else self._nodes
+
+    def _give_up(self, place: _Place) -> None:
+        with self._lock:
+            for places in (self._places, self._idle):
+                if place in places:
+                    places.remove(place)
+            self._looked = -math.inf
+        place.give_up()

@@ -213,7 +213,7 @@ class LocalRunner(Runner):
                 write_value(results[-1], directory / "result.json")
         if fault:
             raise self._gone(running.where, fault)
-        if again and not running.again:
+        if again and not running.again and running.requests[0].rendezvous is None:  # several machines would have to
             self._begin(place, running.requests, again=again)
             return self._ended()
         return results
@@ -308,9 +308,10 @@ class LocalRunner(Runner):
     ) -> None:
         ranks, launcher = requests[0].ranks if requests else None, self.start()
         where = self._places[place]
-        where = where.model_copy(update={"devices": where.devices[: ranks or devices]})
+        where = where.model_copy(update={"devices": where.devices[: devices if ranks is None else len(ranks)]})
         job = Job(
-            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s, ranks=ranks,
+            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s,
+            ranks=None if ranks is None else len(ranks), rendezvous=requests[0].rendezvous if requests else None,
             visible=visible(where.devices), cores=where.cores,
         )  # fmt: skip
         try:

@@ -62,15 +62,19 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
     if not needs_launcher(config):
         return (f"{_variables(config)}{applied or f'python {SCRIPT}'}",)
-    ranks = config.parallelism.world_size
+    nodes, each = result.hardware.nodes_of(config.parallelism.world_size)
     what = f"--no-python {applied}" if applied else SCRIPT
-    torchrun = f"{_rank_variables(result)} torchrun --standalone --nproc_per_node {ranks} {what}"
+    # On each of several machines; whoever starts it says which the first is.
+    where = "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint $HEAD:29500"
+    torchrun = f"{_rank_variables(result)} torchrun {where} --nproc_per_node {each} {what}"
     return (torchrun,) if applied or _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 
 def accelerate_command(result: ResultData) -> str:
     """Return the command line of accelerate's launcher, which starts a single process too."""
-    return f"{_rank_variables(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {SCRIPT}"
+    nodes, _ = result.hardware.nodes_of(result.best.config.parallelism.world_size)
+    where = "--machine_rank $NODE_RANK --main_process_ip $HEAD --main_process_port 29500 " * (nodes > 1)
+    return f"{_rank_variables(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {where}{SCRIPT}"
 
 
 def needs_launcher(config: TrainConfig) -> bool:
@@ -91,7 +95,8 @@ def _variables(config: TrainConfig) -> str:
 def _rank_variables(result: ResultData) -> str:
     """Return the answer's variables, and after them each rank's share of the cores as in trials; launchers set 1."""
     config = result.best.config
-    return f"{_variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // config.parallelism.world_size)}"
+    _, each = result.hardware.nodes_of(config.parallelism.world_size)
+    return f"{_variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // each)}"
 
 
 def _launcher_starts_one(result: ResultData) -> bool:
@@ -148,7 +153,7 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "machine_rank": 0,
         "main_training_function": "main",
         "mixed_precision": config.mixed_precision,
-        "num_machines": 1,
+        "num_machines": result.hardware.nodes_of(spread.world_size)[0],
         "num_processes": spread.world_size,
         "rdzv_backend": "static",
         "same_network": True,

@@ -156,6 +156,7 @@ class SearchOptions(WorkloadOptions):
         tuple[PositiveInt | Literal["all"], ...],
         BeforeValidator(lambda value: _names([value] if isinstance(value, int) else value or ())),
     ] = option(PLACES, "Spread each training over so many, or all; several to compare, the baseline's first [1].", ())
+    nodes: PositiveInt | None = option(PLACES, "Machines of a Ray cluster that --devices are on [1].")
     workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
     engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")
     address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
@@ -169,7 +170,9 @@ class SearchOptions(WorkloadOptions):
     @property
     def fleet(self) -> Fleet:
         devices = max((number for number in self.devices if isinstance(number, int)), default=1)
-        return Fleet(engine=self.engine, workers=self.workers, devices=devices, address=self.address, kind=self.kind)
+        given = {name: getattr(self, name) for name in ("workers", "address", "kind")}
+        engine: Engine = "ray" if (self.nodes or 1) > 1 else self.engine
+        return Fleet(engine=engine, devices=devices, nodes=self.nodes or 1, **given)
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:

@@ -121,7 +121,7 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
         memory = hardware.default_budget_bytes
         notes.append(f"memory budget {show_memory(memory)}: the memory that is free, less a margin (--memory)")
         return memory
-    processes = (hardware.count or 1) if hardware.is_cpu else 1
+    processes = hardware.nodes_of(hardware.count or 1)[1] if hardware.is_cpu else 1
     if asked * processes > hardware.memory_bytes:
         each = f" for {processes} processes" if processes > 1 else ""
         there = show_memory(hardware.memory_bytes)

@@ -125,7 +125,7 @@ class Candidates:
         whole = loading_bytes(config, self._plan.facts.parameters), "the whole weights that each rank begins with are"
         of_rank, why = max((self._model.host_bytes(config), "offload is"), whole)
         there = self._plan.hardware.host_memory_bytes
-        if (host := of_rank * config.parallelism.world_size) > there:
+        if (host := of_rank * self._plan.hardware.nodes_of(config.parallelism.world_size)[1]) > there:
             return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {show_memory(there)}"
         least = float(self._model.predict([config]).least_bytes[0])
         if least <= self._budget_bytes or math.isnan(least):

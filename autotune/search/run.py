@@ -15,8 +15,9 @@ from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.errors import InputError, MachineError, writing
+from autotune.execution.cluster import joined
 from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
-from autotune.execution.ray_pool import RayPool, joined
+from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
@@ -54,6 +55,9 @@ def check_fleet(options: SearchOptions) -> None:
             raise InputError(f"{option} {value}: this is about a cluster; add --engine ray")
     if fleet.is_single:
         return
+    if fleet.devices % fleet.nodes:
+        why = "say how many devices all of them have together" if fleet.devices == 1 else "they aren't shared equally"
+        raise InputError(f"--nodes {fleet.nodes} --devices {fleet.devices}: {why}")
     given = "--engine ray" if fleet.engine == "ray" else f"--workers {fleet.workers}"
     if "all" in options.devices:
         raise InputError(f"--devices all: with {given} say how many devices each trial has")

@@ -31,6 +31,9 @@ def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         yield f"{degrees} does not divide the {spread.world_size} devices"
     if hardware.count is not None and spread.world_size > hardware.count:
         yield f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
+    nodes, each = hardware.nodes_of(spread.world_size)
+    if nodes > 1 and each % spread.tensor_parallel:
+        yield f"tensor parallel {spread.tensor_parallel} stays within a machine, and does not divide its {each} devices"
     if spread.world_size > 1 and OPTIMIZERS[config.optim].updates_in_backward:
         yield f"{config.optim} updates weights in the backward pass, before ranks have added up their gradients"
 

@@ -62,6 +62,9 @@ class Hardware(Value):
     starts_with_tf32: bool = False  # whether `TF32_VARIABLE` switches TF32 on in every process
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
+    nodes: PositiveInt = Field(default=1, exclude_if=lambda nodes: nodes == 1)  # machines that share these equally
+    # GB/s between two of them, of all devices of each together, one way; None: it wasn't measured, or there is one.
+    network_gb_s: float | None = Field(default=None, gt=0, exclude_if=lambda gb_s: gb_s is None)
 
     @field_validator("versions")
     @classmethod
@@ -78,7 +81,13 @@ class Hardware(Value):
     def fingerprint(self) -> str:
         """Short hash of what decides speed and memory: device, driver, cores, versions; free memory and count don't."""
         usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
-        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=frozenset({"count", "has_cc", *usual}))
+        left_out = frozenset({"count", "network_gb_s", "has_cc", *usual})
+        return self.model_copy(update={"free_bytes": 0}).digest(leave_out=left_out)
+
+    def nodes_of(self, world_size: int) -> tuple[int, int]:
+        """Return on how many machines a training of `world_size` is, which it fills, and its devices on each."""
+        each = world_size if self.nodes == 1 else min(world_size, (self.count or world_size) // self.nodes)
+        return world_size // each, each
 
     @property
     def default_budget_bytes(self) -> int:

@@ -85,6 +85,7 @@ class Fleet(Value):
     engine: Engine = "local"
     workers: PositiveInt | None = None  # trials at once; None: one on this machine, one per device or node of a cluster
     devices: PositiveInt = 1  # GPUs of each trial
+    nodes: PositiveInt = 1  # nodes that these are on, equally many on each
     address: str | None = None  # address of the cluster; None: RAY_ADDRESS, or a new local one
     kind: str | None = None  # part of the device's name; None: the device that most nodes have
 

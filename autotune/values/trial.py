@@ -93,6 +93,15 @@ class Prediction(Value):
         return None if self.mfu is None else self.mfu * samples_per_second / self.samples_per_second
 
 
+class Rendezvous(Value):
+    """Where the ranks of a trial meet, by the names of torchrun's options."""
+
+    address: str
+    port: PositiveInt
+    nodes: PositiveInt = 1
+    node_rank: NonNegativeInt = 0  # of this machine
+
+
 class TrialRequest(Value):
     """All that a child process needs to run one trial."""
 
@@ -107,12 +116,17 @@ class TrialRequest(Value):
     task: CheckTask | None = None  # the task, if the trial is a check
     cold_compile: bool = False  # compile with an empty cache
     in_turn_with: tuple[NonNegativeInt, ...] = ()  # trials that are alive at once and compute in turn, this included
+    # Given to each of several nodes, which runs its own ranks; None: one machine runs all.
+    rendezvous: Rendezvous | None = Field(default=None, exclude_if=lambda found: found is None)
 
     @property
-    def ranks(self) -> int | None:
-        """Number of ranks that torchrun starts; None: a single process without torchrun."""
-        spread = self.config.parallelism
-        return None if spread.is_single else spread.world_size
+    def ranks(self) -> range | None:
+        """The ranks that torchrun starts on this machine; None: a single process without torchrun."""
+        spread, meeting = self.config.parallelism, self.rendezvous
+        if meeting is None:
+            return None if spread.is_single else range(spread.world_size)
+        here = spread.world_size // meeting.nodes
+        return range(meeting.node_rank * here, (meeting.node_rank + 1) * here)
 
 
 class Memory(Value):

@@ -16,8 +16,9 @@ from factories import make_gpu, make_hardware
 
 from autotune import __version__
 from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.execution.cluster import Cluster, joined
 from autotune.execution.places import kind_of
-from autotune.execution.ray_pool import Cluster, joined, scratch
+from autotune.execution.ray_pool import scratch
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 
@@ -85,7 +86,7 @@ def test_each_gpu_of_the_nodes_is_a_place(ray):
     ray.add("2", A.model_copy(update={"free_bytes": GIB}), gpus=1, cpus=0.5)
     cluster, allotment = allotted(ray)
     assert [n.slots for n in cluster.nodes()] == [2, 1]
-    assert [n.demand for n in cluster.nodes()] == [{"num_cpus": cpus, "num_gpus": 1.0} for cpus in (1.0, 0.5)]
+    assert [n.demand for n in cluster.nodes()] == [(1.0, 1.0), (0.5, 1.0)]
     assert allotment.hardware.free_bytes == GIB
     assert not allotment.is_shared
     assert "up to 3 trials at a time on 2 nodes of the cluster with NVIDIA A100" in allotment.notes[0]
@@ -96,8 +97,8 @@ def test_a_trial_of_several_gpus_has_them_on_one_node(ray):
     ray.add("2", A, gpus=1)
     cluster, allotment = allotted(ray, devices=2)
     assert [(n.id, n.slots) for n in cluster.nodes()] == [("1", 2)]
-    assert cluster.nodes()[0].demand == {"num_cpus": 2.0, "num_gpus": 2.0}
-    assert "1 node(s) of the cluster are not used: it has 1 GPU, fewer than --devices 2" in allotment.notes
+    assert cluster.nodes()[0].demand == (2.0, 2.0)
+    assert "1 node(s) of the cluster are not used: it has 1 GPU, fewer than the 2 of --devices" in allotment.notes
 
 
 def test_a_mixed_fleet_is_searched_on_the_kind_with_most_places_and_the_rest_is_told(ray):
@@ -134,7 +135,7 @@ def test_processors_run_a_trial_each(ray):
     for number in "12":
         ray.add(number, make_hardware(cores=8), cpus=8.0)
     cluster, allotment = allotted(ray, workers=3)
-    assert [(n.slots, n.demand) for n in cluster.nodes()] == [(1, {"num_cpus": 8.0})] * 2
+    assert [(n.slots, n.demand) for n in cluster.nodes()] == [(1, (8.0, 0.0))] * 2
     assert allotment.hardware.cores == 8
 
 
@@ -142,9 +143,9 @@ def test_nodes_that_come_are_used_as_far_as_workers_are_asked_for_and_those_that
     ray.add("1", A, gpus=1)
     cluster, _ = allotted(ray, workers=3)
     ray.add("2", *[A] * 4, gpus=4)
-    assert [(n.id, n.slots) for n in cluster.nodes()] == [("1", 1), ("2", 2)]
+    assert cluster.places(cluster.nodes()) == 3
     ray.there["1"]["Alive"] = False
-    assert [(n.id, n.slots) for n in cluster.nodes()] == [("2", 3)]
+    assert [(n.id, n.slots) for n in cluster.nodes()] == [("2", 4)]
 
 
 def test_a_node_that_does_not_answer_or_can_not_be_used_is_left_out_with_the_reason(ray):

@@ -26,7 +26,8 @@ from ray_makers import NOTES
 from running import process, wait_for
 
 from autotune.errors import InfrastructureError
-from autotune.execution.ray_pool import Cluster, RayPool, joined
+from autotune.execution.cluster import Cluster, joined
+from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import trial_directory
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
@@ -82,12 +83,6 @@ def make_pool(cluster, tmp_path):
         pool.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="module")
-def training_pool(cluster, tmp_path_factory) -> Iterator[RayPool]:
-    with RayPool(tmp_path_factory.mktemp("training"), cluster, maker="ray_makers:behaving") as made:
-        yield made
-
-
 def noting(folder: Path, number: int, name: str | None = None):
     folder.mkdir(exist_ok=True)
     arguments = {NOTES: str(folder)} | ({"misbehaviour": name} if name else {})
@@ -99,12 +94,13 @@ def test_workers_import_no_module_of_the_working_directory(cluster):
     assert str(Path.cwd()) not in paths
 
 
-def test_trials_are_measured_or_fail_as_on_this_machine(training_pool, bench):
+def test_trials_are_measured_or_fail_as_on_this_machine(make_pool, bench):
+    pool = make_pool("behaving")
     starved = {"config": {"per_device_train_batch_size": 256}, "limits": {"memory_bytes": 20 << 20}}
     hurried = {"workload": misbehaviour("ignore_sigterm"), "limits": {"timeout_s": 1}}
     for fields, status in ((starved, "out of memory"), (hurried, "timed out"), ({}, "completed")):
         request = bench.request(**fields)
-        result = training_pool.run(request)
+        result = pool.run(request)
         assert (result.request, result.status) == (request, status), result.outcome
     assert result.measurement.memory.peak_bytes <= request.limits.memory_bytes
 
@@ -196,7 +192,7 @@ def search(cluster: Cluster, directory: Path, when: dict[int, Any]):
 
 def runs_at(pool: RayPool, node: Any) -> bool:
     """Whether a trial runs at a node, or has ended there a moment ago."""
-    return any(running.node == node.node_id for running in pool._running.values())
+    return any(node.node_id in [n.id for n in place.nodes] and place not in pool._idle for place in pool._places)
 
 
 def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_path):
