@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, refusing_long_names
+from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
@@ -18,7 +19,7 @@ from autotune.planning.plan import SearchPlan, changed_files, differences, limit
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
-from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file
+from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file, with_network
 from autotune.search.run import preview as previewed
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
@@ -170,6 +171,9 @@ def planned(
     if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < 1 << 30:
         observer(Note(text=f"only {show_memory(free)} of disk are free where {directory.path} lies"))
     plan = subject.plan(start, ready)
+    if isinstance(backend.pool, RayPool) and plan.hardware.nodes > 1:
+        stopwatch.enter("measuring the network")
+        plan = with_network(plan, backend.pool)
     stopwatch.enter("planning")
     tell(plan.notes)
     return plan

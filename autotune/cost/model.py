@@ -194,13 +194,13 @@ class CostModel:
 
     def _step_cost(self, config: TrainConfig, profile: Profile) -> StepCost:
         world, host_bandwidth = config.parallelism.world_size, self.rates.host_bandwidth
-        (nodes, _), gb_s = self.hardware.nodes_of(world), self.hardware.network_gb_s
+        nodes, _ = self.hardware.nodes_of(world)
         return StepCost(
             profile,
             self.rates,
             config.optim,
             Spread.of(config),
-            self.network or network_of(self.hardware, world, host_bandwidth=host_bandwidth, nodes=nodes, gb_s=gb_s),
+            self.network or network_of(self.hardware, world, nodes=nodes, host_bandwidth=host_bandwidth),
             tf32=effective_tf32(config, self.hardware),
             compiled=config.torch_compile_backend == "inductor" and by_rule(config, profile),
             generated=config.generation_batch_size,

@@ -254,7 +254,7 @@ class Network:
     def channel(self, members: int, *, stride: int) -> tuple[float, float]:
         """Return bytes/s one way, and the least seconds, of `members` ranks whose numbers are `stride` apart."""
         if self.on_cpu:
-            return self.link, 200e-6
+            return self.link if members * stride <= self.devices_per_node else self.node, 200e-6
         # Seconds that a collective takes at the least: 14 hops of some 3 us over 8 devices of a node, and over 4 nodes
         # 68 us (32 KiB at 0.48 GB/s, https://github.com/stas00/ml-engineering/tree/master/network/benchmarks).
         if members * stride <= self.devices_per_node:
@@ -270,21 +270,22 @@ def network_of(
 ) -> Network:
     """Return the network of `world` devices like `hardware` on `nodes` nodes; the link is that of the GPU table.
 
-    `gb_s`: of a node's adapters together, one way; None: :data:`ADAPTER_GB_S` for each device. `host_bandwidth` in
-    bytes/s is for a device whose link isn't known.
+    `gb_s`: of a node's adapters together, one way; None: :data:`ADAPTER_GB_S` for each device. The hardware's measured
+    figure goes before both. `host_bandwidth` in bytes/s is for a device whose link isn't known.
     """
-    each = max(1, -(-world // nodes))
+    each, measured = max(1, -(-world // nodes)), hardware.network_gb_s
     if hardware.is_cpu:
         # Processes of one CPU exchange through gloo over the loopback device, with the cores that also compute: a fifth
         # of the bytes/s of copying memory is taken.
-        return Network(each, host_bandwidth * 0.2, host_bandwidth * 0.2, on_cpu=True)
+        link = host_bandwidth * 0.2
+        return Network(each, link, link if measured is None else measured * 1e9, on_cpu=True)
     gpu = gpu_of(hardware.name)
     if gpu is None:
         link = host_bandwidth * PCIE_SHARE
     else:
         link = gpu.link.gb_s * 1e9 * (PCIE_SHARE if gpu.link.kind.startswith("PCIe") else NVLINK_SHARE)
     adapters = ADAPTER_GB_S * each if gb_s is None else gb_s
-    return Network(each, link, adapters * 1e9 * NETWORK_SHARE)
+    return Network(each, link, (adapters * NETWORK_SHARE if measured is None else measured) * 1e9)
 
 
 def exposed_seconds(

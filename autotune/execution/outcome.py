@@ -17,7 +17,7 @@ import re
 import signal
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,14 +111,14 @@ def merged_outcome(directory: Path, ending: Ending, request: TrialRequest) -> Ou
     return failure.model_copy(update={"cause": f"rank {rank}: {failure.cause}"})
 
 
-def outcome_of_nodes(outcomes: Sequence[Outcome], request: TrialRequest) -> Outcome:
-    """Return the outcome of a trial on several nodes from that of each, in the order in which they ended.
+def outcome_of_nodes(outcomes: Mapping[int, Outcome], request: TrialRequest) -> Outcome:
+    """Return the outcome of a trial on several nodes from that of each, by its rank, in the order of their ends.
 
     Some may be missing: the nodes that would have waited for one that had failed.
     """
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
     if not failures:
-        return _merged([outcome for outcome in outcomes if isinstance(outcome, Measurement)], request)
+        return _merged([found for _, found in sorted(outcomes.items()) if isinstance(found, Measurement)], request)
     return next((failure for failure in failures if not _lost_peer(failure)), failures[0])
 
 

@@ -25,10 +25,12 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import InfrastructureError, one_line
 from autotune.execution.cluster import Cluster, Node
-from autotune.execution.outcome import outcome_of_nodes
+from autotune.execution.network import FILE, LIMIT_S, measure
+from autotune.execution.outcome import log_file, outcome_of_nodes, read_tail
 from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
 from autotune.value import write_value
 from autotune.values.hardware import detect
@@ -65,7 +67,7 @@ class Share:
     """An actor: runs one node's share of the trials of a place, by the runner that `maker` makes."""
 
     def __init__(self, search: str, place: str, maker: str) -> None:
-        self._search, self._place, self._maker = search, place, maker
+        self._own, self._maker = scratch(search) / place, maker
         self._runner: Runner | None = None
 
     def node(self) -> str:
@@ -79,20 +81,35 @@ class Share:
 
     def run(self, text: str) -> tuple[str, Files] | str:
         """Run a trial, or this node's ranks of one; return its result and files, or why the node can run none."""
+        request = TrialRequest.model_validate_json(text)
         try:
-            request, own = TrialRequest.model_validate_json(text), scratch(self._search) / self._place
-            if self._runner is None:
-                own.mkdir(mode=0o700, parents=True, exist_ok=True)
-                # Left when Ray ends this process, with which its launcher ends.
-                self._runner = pkgutil.resolve_name(self._maker)(own, request.device).__enter__()
-            result = self._runner.run(request)
+            result = self._runner_for(request).run(request)
         except Exception as error:  # a trial's own error is a result
             return one_line(error)
-        directory = trial_directory(own, request.number)
+        directory = trial_directory(self._own, request.number)
         left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
         files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
         shutil.rmtree(directory, ignore_errors=True)
         return result.model_dump_json(), files
+
+    def measure_network(self, text: str) -> float:
+        """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
+        request = TrialRequest.model_validate_json(text)
+        runner = self._runner_for(request)
+        assert isinstance(runner, LocalRunner)
+        directory = runner.ask("network", f"{measure.__module__}:measure", request, timeout_s=LIMIT_S, of=[request])
+        try:
+            return float((directory / FILE).read_text())
+        except OSError:
+            told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
+            raise InfrastructureError(f"the machines don't reach each other: {told}") from None
+
+    def _runner_for(self, request: TrialRequest) -> Runner:
+        if self._runner is None:
+            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Left when Ray ends this process, with which its launcher ends.
+            self._runner = pkgutil.resolve_name(self._maker)(self._own, request.device).__enter__()
+        return self._runner
 
 
 class _Unfit(Exception):
@@ -135,32 +152,41 @@ class _Place:
             self.nodes = [self._among[node] for node in self._ray.get(ready)]
         return not rest
 
-    def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
-        """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
+    def measured_network(self, request: TrialRequest) -> float:
+        """Return the least bytes/s that one of its nodes attains to the others; raises what an actor raises."""
+        return float(min(self._ray.get(list(self._call("measure_network", request, "network")))))
+
+    def _call(self, method: str, request: TrialRequest, name: str) -> dict[Any, int]:
+        """Call a method of the actors of as many nodes as a trial needs; return the calls and their nodes' ranks."""
         needed, _ = self.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
-        meeting = None
+        meeting, calls = None, {}
         if needed > 1:
             port = self._ray.get(self._actors[0].free_port.remote())
             meeting = Rendezvous(address=self.nodes[0].address, port=port, nodes=needed)
-        calls = {}
-        for rank, (actor, node) in enumerate(zip(self._actors[:needed], self.nodes, strict=False)):
+        for rank, actor in enumerate(self._actors[:needed]):
             own = meeting and meeting.model_copy(update={"node_rank": rank})
             text = request.model_copy(update={"rendezvous": own}).model_dump_json()
-            calls[actor.run.options(name=name).remote(text)] = node
-        self.is_at_rest, deadline, results, files = False, math.inf, [], Files()
+            calls[getattr(actor, method).options(name=name).remote(text)] = rank
+        return calls
+
+    def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
+        """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
+        calls = self._call("run", request, name)
+        self.is_at_rest, deadline, files = False, math.inf, Files()
+        results: dict[int, TrialResult] = {}  # of each node, in the order of their ends
         while calls and time.monotonic() < deadline:
             for call in self._ray.wait(list(calls), timeout=1.0)[0]:
-                node, answer = calls.pop(call), self._ray.get(call)
+                rank, answer = calls.pop(call), self._ray.get(call)
                 if isinstance(answer, str):
-                    raise _Unfit(node.id, answer)
-                results.append(TrialResult.model_validate_json(answer[0]))
+                    raise _Unfit(self.nodes[rank].id, answer)
+                results[rank] = TrialResult.model_validate_json(answer[0])
                 files |= answer[1]
-                if results[-1].measurement is None:  # the others may wait for it
+                if results[rank].measurement is None:  # the others may wait for it
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
         self.is_at_rest = not calls
-        outcome = outcome_of_nodes([result.outcome for result in results], request)
-        warnings = tuple(dict.fromkeys(line for result in results for line in result.warnings))
-        duration_s = max(result.duration_s for result in results)
+        outcome = outcome_of_nodes({rank: result.outcome for rank, result in results.items()}, request)
+        warnings = tuple(dict.fromkeys(line for result in results.values() for line in result.warnings))
+        duration_s = max(result.duration_s for result in results.values())
         return TrialResult(request=request, outcome=outcome, duration_s=duration_s, warnings=warnings), files
 
     def give_up(self) -> None:
@@ -222,6 +248,21 @@ class RayPool(Runner):
             self._give_up(place)
         self.begin(request)
         return self.wait()
+
+    def network_gb_s(self, request: TrialRequest) -> float:
+        """Return the GB/s that a node of a place attains to the others, among all devices of the request's trial.
+
+        InfrastructureError: they don't reach each other, or too few are left.
+        """
+        place = self._place()
+        try:
+            found = place.measured_network(request)
+        except Exception as error:  # of Ray, or of an actor
+            self._give_up(place)
+            raise InfrastructureError(one_line(getattr(error, "cause", None) or error)) from None
+        with self._lock:
+            self._idle.append(place)
+        return found / 1e9
 
     def _trial(self, request: TrialRequest) -> TrialResult:
         """Run a trial until it has a result, which is then on disk."""

@@ -255,15 +255,28 @@ class LocalRunner(Runner):
             raise getattr(errors, answer.error, errors.InputError)(answer.message)
         return answer
 
-    def ask(self, name: str, entry: str, request: Value, *, timeout_s: float, place: int = 0, devices: int = 1) -> Path:
-        """Have a child that trains nothing answer `request` by `entry` in the directory `name`; return that."""
+    def ask(
+        self,
+        name: str,
+        entry: str,
+        request: Value,
+        *,
+        timeout_s: float,
+        place: int = 0,
+        devices: int = 1,
+        of: Sequence[TrialRequest] = (),
+    ) -> Path:
+        """Have a child that trains nothing answer `request` by `entry` in the directory `name`; return that.
+
+        It is one process, or has the ranks `of` a trial.
+        """
         check_disk(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
         _make_empty(directory)
         write_value(request, directory / "request.json")
         limit_s = min(timeout_s, max(1.0, self.ends_at - time.perf_counter()))
-        self._send(place, [directory], entry, limit_s, devices=devices)
+        self._send(place, [directory], entry, limit_s, devices=devices, requests=of)
         self._wait_for((place,))
         return directory
 

@@ -39,6 +39,9 @@ DEFAULTS: dict[str, Any] = {
 
 _EXPANDABLE = "expandable_segments:True"
 
+# Stands for the address of one of several machines, in commands that each of them runs.
+_FIRST = "FIRST_MACHINE"
+
 # Knobs that are no TrainingArguments, and the code that sets them.
 _IN_CODE = {
     "attn_implementation": "model.set_attn_implementation({value!r})",
@@ -55,7 +58,10 @@ _IN_CODE = {
 
 
 def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
-    """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop."""
+    """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop.
+
+    Of several machines each runs them, with the address of one in place of FIRST_MACHINE.
+    """
     code, config = result.workload.own_code, result.best.config
     if (code is not None and not code.command) or (code is None and result.workload.model.source == "own"):
         return ()
@@ -64,8 +70,7 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
         return (f"{_variables(config)}{applied or f'python {SCRIPT}'}",)
     nodes, each = result.hardware.nodes_of(config.parallelism.world_size)
     what = f"--no-python {applied}" if applied else SCRIPT
-    # On each of several machines; whoever starts it says which the first is.
-    where = "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint $HEAD:29500"
+    where = "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {_FIRST}:29500"
     torchrun = f"{_rank_variables(result)} torchrun {where} --nproc_per_node {each} {what}"
     return (torchrun,) if applied or _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
@@ -73,7 +78,7 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
 def accelerate_command(result: ResultData) -> str:
     """Return the command line of accelerate's launcher, which starts a single process too."""
     nodes, _ = result.hardware.nodes_of(result.best.config.parallelism.world_size)
-    where = "--machine_rank $NODE_RANK --main_process_ip $HEAD --main_process_port 29500 " * (nodes > 1)
+    where = f"--machine_rank NUMBER --main_process_ip {_FIRST} --main_process_port 29500 " * (nodes > 1)
     return f"{_rank_variables(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {where}{SCRIPT}"
 
 

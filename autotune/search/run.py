@@ -16,12 +16,13 @@ from pydantic import Field
 from autotune.cost.model import CostModel
 from autotune.errors import InputError, MachineError, writing
 from autotune.execution.cluster import joined
+from autotune.execution.network import LIMIT_S
 from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, request_of
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model, program_tracer
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
@@ -32,12 +33,12 @@ from autotune.storage.writer import record_writer
 from autotune.units import show_memory
 from autotune.value import Value, check_savable
 from autotune.values.budget import Budget
-from autotune.values.config import TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Change, Fleet, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Prediction
+from autotune.values.trial import Prediction, Purpose
 
 
 class Backend(NamedTuple):
@@ -105,6 +106,20 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
         note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"
         notes = (note, *sharing_notes([device for place in places for device in place.devices]))
     return places, Allotment(hardware=planned or hardware, is_shared=hardware.is_cpu, notes=notes)
+
+
+def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
+    """Return the plan with the rate between its machines as measured; InfrastructureError: they reach none."""
+    most = Parallelism(world_size=plan.hardware.count or 1)
+    config = plan.baseline.model_copy(update={"parallelism": most})
+    gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=LIMIT_S))
+    note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
+    return plan.model_copy(
+        update={
+            "hardware": plan.hardware.model_copy(update={"network_gb_s": gb_s}),
+            "notes": (*plan.notes, note),
+        }
+    )
 
 
 def conduct(
