@@ -76,6 +76,7 @@ def find(
     check_loss: str | int | None = None,
     seed: str | int = 42,
     devices: str | int | Sequence[str | int] = (),
+    nodes: str | int | None = None,
     workers: str | int | None = None,
     engine: str = "local",
     address: str | None = None,
@@ -134,6 +135,7 @@ def find(
         check_loss: Steps whose losses must agree [20; quick 0].
         seed: Seed of weights, data and the search.
         devices: Spread each training over so many, or all; several to compare, the baseline's first [1].
+        nodes: Machines of a Ray cluster that --devices are on [1].
         workers: Trials at once, each on a device or cores [1].
         engine: What runs trials: local, or ray for a cluster.
         address: Address of the Ray cluster [RAY_ADDRESS, else one here].

@@ -11,7 +11,6 @@ from typing import Any
 
 from autotune.errors import InputError, refusing_long_names
 from autotune.execution.ray_pool import RayPool
-from autotune.execution.runner import LocalRunner
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
@@ -29,6 +28,7 @@ from autotune.units import show_memory
 from autotune.values.budget import Effort
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
+from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 
 
 @refusing_long_names()
@@ -79,7 +79,7 @@ def find(
     with model_on_cpu(trainer), observing(observer, quiet=quiet) as heard:
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
-        with directory, backend_of(asked.fleet, directory.path, device=asked.device) as backend:
+        with directory, backend_of(subject.options.fleet, directory.path, device=asked.device) as backend:
             plan = with_files(planned(subject, directory, backend, heard, stopwatch))
             directory.write_plan(plan)
             trust.remember(plan)
@@ -160,17 +160,19 @@ def planned(
             observer(Note(text=text))
             told.append(text)
 
-    def ready() -> LocalRunner:
+    def describe(request: DescribeRequest | ExamineRequest) -> Description:
         tell(start.notes)
         stopwatch.enter("launching")
         asker.start()
         stopwatch.enter("describing")
         observer(PhaseBegan(phase=Phase.LOOKING))
-        return asker
+        if isinstance(backend.pool, RayPool) and request.workload.own_code is not None:
+            return backend.pool.describe(request)  # it may need a device
+        return asker.describe(request)
 
     if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < 1 << 30:
         observer(Note(text=f"only {show_memory(free)} of disk are free where {directory.path} lies"))
-    plan = subject.plan(start, ready)
+    plan = subject.plan(start, describe)
     if isinstance(backend.pool, RayPool) and plan.hardware.nodes > 1:
         stopwatch.enter("measuring the network")
         plan = with_network(plan, backend.pool)

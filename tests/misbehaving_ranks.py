@@ -100,6 +100,10 @@ def be_killed() -> None:
     _in_a_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def sleep() -> None:
+    _in_a_step(lambda: time.sleep(FOR_EVER_S))
+
+
 def raise_an_error() -> None:
     _in_a_step(lambda: 1 / 0)
 

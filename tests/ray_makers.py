@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import benches
+import misbehaving_ranks
 from factories import make_measurement, make_result, separable_rate
 
 from autotune.errors import InfrastructureError
@@ -21,6 +23,22 @@ NOTES = "notes"
 def behaving(directory: Path, device: str) -> Runner:
     """Real trials, or misbehaving ones."""
     return LocalRunner(directory, detect(device), entry="misbehaving:behave")
+
+
+def _with_a_rank_that(what: str) -> Callable[[Path, str], Runner]:
+    """Real trials, of which rank 1 does what the function `what` of `misbehaving_ranks` does."""
+
+    def make(directory: Path, device: str) -> Runner:
+        misbehaving_ranks.plan(directory, 1, what)
+        return LocalRunner(directory, detect(device), entry="misbehaving_ranks:behave")
+
+    return make
+
+
+rank_1_has_less_memory = _with_a_rank_that("have_less_memory")
+rank_1_is_killed = _with_a_rank_that("be_killed")
+rank_1_raises_an_error = _with_a_rank_that("raise_an_error")
+rank_1_sleeps = _with_a_rank_that("sleep")
 
 
 def light(directory: Path, device: str) -> Runner:

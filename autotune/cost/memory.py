@@ -183,7 +183,7 @@ def communicators_bytes(hardware: Hardware, parallelism: Parallelism) -> float:
     if hardware.is_cpu or parallelism.world_size == 1:
         return 0.0
     degrees = (parallelism.tensor_parallel, parallelism.sequence_parallel)
-    return NCCL_BYTES * sum(degree > 1 for degree in (parallelism.sharding_ranks, *degrees))
+    return NCCL_BYTES * sum(degree > 1 for degree in (parallelism.sharding_ranks, parallelism.replicas, *degrees))
 
 
 def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> float:

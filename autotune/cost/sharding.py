@@ -302,10 +302,14 @@ def exposed_seconds(
     reduced = "backward" if way.engine == "deepspeed" and way.gradients else "last backward"
     exchanges += [(reduced, True, 1 if way.weights else 2)]
     exchanges += [("step", True, 1)] * (way.states and not way.weights)
+    # Neighbours, of which a replica of FSDP's consists, and the ranks of other replicas with the same shard.
+    near, far = (ranks, parallelism.tensor_parallel), (parallelism.replicas, ranks)
+    groups = [(*exchange, *near, 1) for exchange in exchanges] if ranks > 1 else []
+    groups += [("last backward", True, 2, *far, ranks)] if parallelism.replicas > 1 else []
     total = np.zeros_like(samples)
-    for when, trained, factor in exchanges if ranks > 1 else ():
-        bandwidth, latency_s = network.channel(ranks, stride=parallelism.tensor_parallel)
-        size = factor * total_bytes(profile.parameters, trained=trained) * (ranks - 1) / ranks
+    for when, trained, factor, members, stride, share in groups:
+        bandwidth, latency_s = network.channel(members, stride=stride)
+        size = factor * total_bytes(profile.parameters, trained=trained) / share * (members - 1) / members
         messages = profile.layers + 2  # the embeddings, and norm and head
         if way.engine == "ddp":
             cap = parallelism.ddp_bucket_cap_mb or 25  # by default (`bucket_cap_mb`)

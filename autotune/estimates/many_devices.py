@@ -44,6 +44,9 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     fields += [{"sharding": "fsdp_full" if devices > d else "none", "tensor_parallel": d} for d in degrees]
     # Beside sequence parallelism: where weights are whole, the loss can be worked out in chunks.
     fields += [{"sharding": s, "sequence_parallel": d} for d in degrees for s in ("zero_2", "zero_3")]
+    # A replica of FSDP's on each node, or as many as the user says.
+    copies = {devices // most, point.get(f"{PREFIX}replicas", 1)} - {1, devices}
+    fields += [{"sharding": s, "replicas": count} for count in copies for s in ("fsdp_full", "fsdp_grad_op")]
     every = [Parallelism(world_size=devices, **way) for way in fields]
     written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
     given = Parallelism.model_validate(written).model_dump(include=set(written))
@@ -54,9 +57,9 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
 
 
 def shown(way: Parallelism) -> str:
-    """Return the short name of a way: 'fsdp_full, TP 8', 'TP 8, DP 4', 'zero_3, weights on cpu'."""
+    """Return the short name of a way: 'fsdp_full, TP 8', 'fsdp_full, replicas 2', 'zero_3, weights on cpu'."""
     parts: list[str] = [] if way.sharding == "none" else [way.sharding]
-    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel}
+    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel, "replicas": way.replicas}
     parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if way.sharding == "none" and way.data_parallel > 1:
         parts.append(f"DP {way.data_parallel}" if parts else "ddp")

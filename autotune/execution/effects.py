@@ -350,8 +350,9 @@ def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
     layers = [layer for m in wrapper.modules() if isinstance(m, nn.ModuleList) for layer in m.modules()]
     told = f"units of {spread.wrapping} were asked for, but no layer is a unit of its own"
     _require(any(isinstance(layer, FSDPModule) for layer in layers), told)
-    _check_shards(wrapper, spread.data_parallel)
-    return f"FSDP2 over {spread.data_parallel}, {units} units{', offloaded' * offloads}"
+    _check_shards(wrapper, spread.sharding_ranks)
+    copies = f", {spread.replicas} replicas" * (spread.replicas > 1)
+    return f"FSDP2 over {spread.sharding_ranks}{copies}, {units} units{', offloaded' * offloads}"
 
 
 def _zero(spread: Parallelism, engine: Any) -> str:

@@ -15,101 +15,32 @@ import contextlib
 import hashlib
 import itertools
 import math
-import os
-import pkgutil
-import shutil
 import socket
-import stat
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InfrastructureError, one_line
+from autotune.errors import AutotuneError, InfrastructureError, one_line
 from autotune.execution.cluster import Cluster, Node
-from autotune.execution.network import FILE, LIMIT_S, measure
-from autotune.execution.outcome import log_file, outcome_of_nodes, read_tail
-from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
-from autotune.value import write_value
-from autotune.values.hardware import detect
-from autotune.values.trial import Failure, Rendezvous, TrialRequest, TrialResult, TrialStatus
+from autotune.execution.outcome import outcome_of_nodes
+from autotune.execution.runner import Runner, trial_directory
+from autotune.execution.share import DATA, Files, Share, clean
+from autotune.value import write_bytes, write_value
+from autotune.values.trial import (
+    DescribeRequest,
+    Description,
+    ExamineRequest,
+    Failure,
+    Rendezvous,
+    TrialRequest,
+    TrialResult,
+    TrialStatus,
+)
 
 _GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as when they lose a connection
-
-Files = dict[str, bytes]  # of a trial, by name
-
-
-def scratch(search: str) -> Path:
-    """Return the node's directory of a search, in one that nobody else can write to; otherwise InfrastructureError."""
-    own = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    found = own.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise InfrastructureError(f"{own}: not a directory of this user alone (mode 700); remove it, or set TMPDIR")
-    return own / search
-
-
-def clean(search: str) -> None:
-    """End and remove what a search, and its actors that were killed, have left on this node."""
-    for place in scratch(search).glob("*"):
-        end_left_behind(place)
-    shutil.rmtree(scratch(search), ignore_errors=True)
-
-
-def local_runner(directory: Path, device: str) -> Runner:
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the actor, which a user's training wouldn't have
-    return LocalRunner(directory, detect(device))
-
-
-class Share:
-    """An actor: runs one node's share of the trials of a place, by the runner that `maker` makes."""
-
-    def __init__(self, search: str, place: str, maker: str) -> None:
-        self._own, self._maker = scratch(search) / place, maker
-        self._runner: Runner | None = None
-
-    def node(self) -> str:
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
-    def free_port(self) -> int:
-        with socket.create_server(("", 0)) as listener:
-            return int(listener.getsockname()[1])
-
-    def run(self, text: str) -> tuple[str, Files] | str:
-        """Run a trial, or this node's ranks of one; return its result and files, or why the node can run none."""
-        request = TrialRequest.model_validate_json(text)
-        try:
-            result = self._runner_for(request).run(request)
-        except Exception as error:  # a trial's own error is a result
-            return one_line(error)
-        directory = trial_directory(self._own, request.number)
-        left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
-        files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
-        shutil.rmtree(directory, ignore_errors=True)
-        return result.model_dump_json(), files
-
-    def measure_network(self, text: str) -> float:
-        """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
-        request = TrialRequest.model_validate_json(text)
-        runner = self._runner_for(request)
-        assert isinstance(runner, LocalRunner)
-        directory = runner.ask("network", f"{measure.__module__}:measure", request, timeout_s=LIMIT_S, of=[request])
-        try:
-            return float((directory / FILE).read_text())
-        except OSError:
-            told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
-            raise InfrastructureError(f"the machines don't reach each other: {told}") from None
-
-    def _runner_for(self, request: TrialRequest) -> Runner:
-        if self._runner is None:
-            self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Left when Ray ends this process, with which its launcher ends.
-            self._runner = pkgutil.resolve_name(self._maker)(self._own, request.device).__enter__()
-        return self._runner
 
 
 class _Unfit(Exception):
@@ -119,7 +50,9 @@ class _Unfit(Exception):
 class _Place:
     """A placement group among `nodes`, with an actor on each of its own."""
 
-    def __init__(self, cluster: Cluster, nodes: list[Node], number: int, search: str, maker: str) -> None:
+    def __init__(
+        self, cluster: Cluster, nodes: list[Node], number: int, files: Files, *, search: str, maker: str
+    ) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -131,17 +64,23 @@ class _Place:
         self._group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=[label] * count)
         made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
         bundles = [PlacementGroupSchedulingStrategy(self._group, index) for index in range(count)]
+        arguments = maker, nodes[0].hardware.device
         self._actors = [
-            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", maker)
+            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", *arguments)
             for index, own in enumerate(bundles)
         ]
-        self._starting = [actor.node.remote() for actor in self._actors]
+        self._starting = self.keep(files)
         self.nodes: list[Node] = []  # once it has been reserved
         self.is_at_rest = True
 
     @property
     def shown(self) -> str:
         return " + ".join(f"{node.address} ({node.id[:6]})" for node in self.nodes)
+
+    def keep(self, files: Files) -> list[Any]:
+        """Have its actors keep files of the search; return the calls, which return the nodes' ids."""
+        kept = self._ray.put(files)
+        return [actor.keep.remote(kept) for actor in self._actors]
 
     def is_among(self, nodes: list[Node]) -> bool:
         return list(self._among.values()) == nodes
@@ -155,6 +94,12 @@ class _Place:
     def measured_network(self, request: TrialRequest) -> float:
         """Return the least bytes/s that one of its nodes attains to the others; raises what an actor raises."""
         return float(min(self._ray.get(list(self._call("measure_network", request, "network")))))
+
+    def described(self, request: DescribeRequest | ExamineRequest) -> tuple[Description, Files]:
+        """Return the description of a workload, and files that all actors now keep of it; raises as above."""
+        found, files = self._ray.get(self._actors[0].describe.remote(request.model_dump_json()))
+        self._ray.get(self.keep(files))
+        return Description.model_validate_json(found), files
 
     def _call(self, method: str, request: TrialRequest, name: str) -> dict[Any, int]:
         """Call a method of the actors of as many nodes as a trial needs; return the calls and their nodes' ranks."""
@@ -203,7 +148,9 @@ class _Place:
 class RayPool(Runner):
     """The places of a cluster, as a pool; `maker` names the function that makes a runner on a node."""
 
-    def __init__(self, run_directory: Path, cluster: Cluster, *, maker: str = f"{__name__}:local_runner") -> None:
+    def __init__(
+        self, run_directory: Path, cluster: Cluster, *, maker: str = "autotune.execution.share:local_runner"
+    ) -> None:
         self._directory, self._cluster, self._ray, self._maker = run_directory.resolve(), cluster, cluster.ray, maker
         # The search that goes on with this one finds the same directories on the nodes.
         self._search = hashlib.sha256(f"{socket.gethostname()} {self._directory}".encode()).hexdigest()[:12]
@@ -254,15 +201,29 @@ class RayPool(Runner):
 
         InfrastructureError: they don't reach each other, or too few are left.
         """
+        with self._before_trials() as place:
+            return place.measured_network(request) / 1e9
+
+    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+        """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
+        with self._before_trials() as place:
+            found, files = place.described(request)
+        (self._directory / DATA).mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_bytes(content, self._directory / DATA / name)
+        return found
+
+    @contextlib.contextmanager
+    def _before_trials(self) -> Iterator[_Place]:
         place = self._place()
         try:
-            found = place.measured_network(request)
+            yield place
         except Exception as error:  # of Ray, or of an actor
             self._give_up(place)
-            raise InfrastructureError(one_line(getattr(error, "cause", None) or error)) from None
+            cause = getattr(error, "cause", None) or error
+            raise cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause)) from None
         with self._lock:
             self._idle.append(place)
-        return found / 1e9
 
     def _trial(self, request: TrialRequest) -> TrialResult:
         """Run a trial until it has a result, which is then on disk."""
@@ -312,6 +273,7 @@ class RayPool(Runner):
         from ray import exceptions
 
         new: _Place | None = None
+        lost = 0
         while True:
             with self._lock:
                 nodes = self._present()
@@ -327,7 +289,8 @@ class RayPool(Runner):
                 if new is None and len(self._places) < most:
                     taken = {place.number for place in self._places}
                     number = next(number for number in itertools.count() if number not in taken)
-                    new = _Place(self._cluster, nodes, number, self._search, self._maker)
+                    files = {path.name: path.read_bytes() for path in (self._directory / DATA).glob("own-*")}
+                    new = _Place(self._cluster, nodes, number, files, search=self._search, maker=self._maker)
                     self._places.append(new)
             if new is None:
                 time.sleep(0.1)
@@ -335,9 +298,11 @@ class RayPool(Runner):
             try:
                 if new.is_reserved(wait_s=1.0):
                     return new
-            except exceptions.RayError:  # a node was lost before any trial began there
+            except exceptions.RayError as error:  # a node was lost before any trial began there
                 self._give_up(new)
-                new = None
+                new, lost = None, lost + 1
+                if lost > 3 or isinstance(error, exceptions.RayTaskError):
+                    raise InfrastructureError(one_line(getattr(error, "cause", None) or error)) from None
 
     def _present(self) -> list[Node]:
         with self._lock:

@@ -75,6 +75,11 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     return (torchrun,) if applied or _launcher_starts_one(result) else (torchrun, accelerate_command(result))
 
 
+def on_each_machine(result: ResultData) -> str:
+    nodes, _ = result.hardware.nodes_of(result.best.config.parallelism.world_size)
+    return f" on each of {nodes} machines" * (nodes > 1)
+
+
 def accelerate_command(result: ResultData) -> str:
     """Return the command line of accelerate's launcher, which starts a single process too."""
     nodes, _ = result.hardware.nodes_of(result.best.config.parallelism.world_size)
@@ -196,7 +201,7 @@ def user_launch(result: ResultData, answer: str) -> list[str]:
     words, missing = flags(result)
     given, gain = shlex.join(words), gain_of_flags(result)
     left_out = f" (which leave out: {'; '.join(missing)}{'; ' * bool(gain)}{gain})" if missing else ""
-    train = f"train with it: {launch_commands(result, answer)[0]}"
+    train = f"train with it{on_each_machine(result)}: {launch_commands(result, answer)[0]}"
     if not given and not missing:
         return [train]
     as_flags = f"as flags of the script, if it reads TrainingArguments from its command line: {given or 'none'}"

@@ -67,9 +67,8 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
             to_paste.append(f"train with it: {' && '.join(targets.to_train(result, answer_path))}")
         else:
             commands = " or ".join(launch_files.launch_commands(result))
-            nodes, _ = result.hardware.nodes_of(result.best.config.parallelism.world_size)
-            on = f" on each of {nodes} machines" * (nodes > 1)
-            to_paste.append(f"launch{on}: {commands} (files: autotune export {answer_path} --output DIR)")
+            files = f"(files: autotune export {answer_path} --output DIR)"
+            to_paste.append(f"launch{launch_files.on_each_machine(result)}: {commands} {files}")
     if run_dir is not None:
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_dir} --max-time TIME")

@@ -12,7 +12,6 @@ from typing import Any
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of, spread
-from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
 from autotune.planning.workload import check_recipe, searched_workload
@@ -27,8 +26,10 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware, why_untuned
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment, Objective
-from autotune.values.trial import DescribeRequest, Description
+from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import Workload
+
+Describe = Callable[[DescribeRequest | ExamineRequest], Description]  # has a child process answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,15 @@ class Start:
         return self.hardware.model_copy(update={"count": self.devices[0]})
 
     def space(self) -> SpaceFile:
-        """Return the search space, which has the numbers of devices if they are several."""
+        """Return the search space, with the numbers of devices if they are several, and a replica for each machine."""
         found = load_space(self.options.space or default_space(self.hardware))
-        if len(self.devices) == 1:
-            return found
-        parameters = {"parallelism.world_size": Parameter(choices=self.devices), **found.parameters}
-        return found.model_copy(update={"parameters": parameters})
+        own: dict[str, Parameter] = {}
+        if len(self.devices) > 1:
+            own["parallelism.world_size"] = Parameter(choices=self.devices)
+        if (nodes := self.hardware.nodes) > 1 and "parallelism.sharding" in found.parameters:
+            when = {"parallelism.sharding": ("fsdp_full", "fsdp_grad_op")}
+            own["parallelism.replicas"] = Parameter(choices=(1, nodes), when=when)
+        return found.model_copy(update={"parameters": {**found.parameters, **own}})
 
 
 class Subject:
@@ -76,11 +80,11 @@ class Subject:
             (run_directory / "data").mkdir(exist_ok=True)
             write_bytes(content, run_directory / "data" / name)
 
-    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
-        """Return the plan; `ready` waits until the runner can look at the model or the code, and returns it."""
+    def plan(self, start: Start, describe: Describe) -> SearchPlan:
+        """Return the plan, after a child process has looked at the model or the code."""
         workload = searched_workload(self.options, start.of_baseline, start.arguments, start.notes)
         space = start.space()
-        return plan_from(start, workload, description_of(start, workload, ready), space)
+        return plan_from(start, workload, description_of(start, workload, describe), space)
 
 
 def start_of(options: SearchOptions, allotment: Allotment) -> Start:
@@ -138,10 +142,10 @@ def default_space(hardware: Hardware) -> str:
     return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
 
 
-def description_of(start: Start, workload: Workload, ready: Callable[[], LocalRunner]) -> Description:
+def description_of(start: Start, workload: Workload, describe: Describe) -> Description:
     given = start.arguments
     own = {} if given is None else {"arguments": {**given.searched, **given.fixed}, "source": given.source}
-    return ready().describe(DescribeRequest(workload=workload, **own))
+    return describe(DescribeRequest(workload=workload, **own))
 
 
 def plan_from(

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError, suggestion
-from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Start, Subject, default_space, description_of, plan_from
+from autotune.planning.planner import Describe, Start, Subject, default_space, description_of, plan_from
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
 from autotune.space.knobs import MICRO_BATCH, problem
@@ -54,9 +53,7 @@ DECIDED_BY_CODE: dict[str, str] = {
     ),
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
-    **dict.fromkeys(
-        ("workers", "engine", "address", "kind"), "a {given} is tuned on this machine, one trial at a time"
-    ),
+    "workers": "a {given} is tuned one trial at a time",
 }
 
 
@@ -74,8 +71,9 @@ class UserTrainer(Subject):
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)
-            if value not in (None, "", False, "local") and (name, value) != ("workers", 1):
+            if value not in (None, "", False) and (name, value) != ("workers", 1):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
+        options = options.model_copy(update={"workers": 1})
         if script is not None:
             self.code = code_of(script)
             super().__init__(options, self.code.name)
@@ -89,7 +87,7 @@ class UserTrainer(Subject):
         self.code = OwnCode(kind="pickle", shown=shown, directory=here, sha256=sha256_of(content))
         super().__init__(options, self.code.name, {CODE_FILE: content})
 
-    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
+    def plan(self, start: Start, describe: Describe) -> SearchPlan:
         """Return the plan of the workload found in the code, whose arguments are the baseline.
 
         Knobs that the code decides stay as in the baseline. The trials aren't recorded, since the code may change.
@@ -100,7 +98,7 @@ class UserTrainer(Subject):
             model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=options.seed, own_code=self.code
         )
         space = start.space()
-        about = ready().describe(DescribeRequest(workload=workload))
+        about = describe(DescribeRequest(workload=workload))
         found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")
@@ -186,7 +184,7 @@ class UserLoop(Subject):
                 raise InputError(f"{option} can't be used with a step of your own: {reason}")
         if options.task and not options.model:
             raise InputError("task can't be used with a step of your own, unless its model is named too")
-        if options.engine != "local":
+        if options.fleet.engine != "local":
             raise InputError("engine: a step of your own runs on this machine; leave engine out")
         if options.devices not in ((), (1,)):
             raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
@@ -202,7 +200,7 @@ class UserLoop(Subject):
         )
         super().__init__(options, options.model or name, {STEP_FILE: content})
 
-    def plan(self, start: Start, ready: Callable[[], LocalRunner]) -> SearchPlan:
+    def plan(self, start: Start, describe: Describe) -> SearchPlan:
         """Return the plan, without checks and without the record, since a loop can only be timed.
 
         If the user names no model, facts that allow all knobs of the space stand for its own. A step of the baseline
@@ -215,7 +213,7 @@ class UserLoop(Subject):
         workload = workload.model_copy(update={"own_step": self.own})
         usual = default_space(start.hardware)
         space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
-        found = description_of(start, workload, ready) if options.model else Description(facts=facts_for(space))
+        found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
         honoured = ", ".join(space.parameters)
         start.notes.append(
             f"your own loop: that your function honours {honoured} is taken on trust; other fields of a configuration "
@@ -232,7 +230,7 @@ class UserLoop(Subject):
         others = [size for size in sizes if isinstance(size, int) and size != mine]
         other = max((size for size in others if size < mine), default=min(others, default=None))
         asked = ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
-        seen = ready().describe(asked)
+        seen = describe(asked)
         return plan.model_copy(update={"facts": seen.facts, "notes": (*plan.notes, *seen.notes)})
 
 

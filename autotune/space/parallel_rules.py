@@ -47,6 +47,10 @@ def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hard
         yield "DDP learns a static graph in the first backward pass, and forgets it where gradients accumulate"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         yield "wrapping is FSDP's"
+    if spread.replicas > 1 and (spread.sharding not in FSDP_KINDS or spread.tensor_parallel > 1):
+        yield "replicas are FSDP's, without tensor parallel"
+    elif spread.replicas > 1 and (spread.data_parallel % spread.replicas or spread.data_parallel == spread.replicas):
+        yield f"{spread.replicas} replicas don't share {spread.data_parallel} devices equally, with several for each"
     if spread.offload != "none" and spread.sharding == "none":
         yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":

@@ -205,12 +205,14 @@ def routing_fields(experts_per_token: int | None, expert_capacity: int | None) -
 
 
 def parallel_variables(config: TrainConfig) -> dict[str, str]:
-    """Return the variables by which accelerate's `ParallelismConfig` shares a sample's tokens among ranks, if any."""
-    spread = config.parallelism
+    """Return the variables of accelerate's `ParallelismConfig`, for tokens that ranks share and FSDP's replicas."""
+    spread, used = config.parallelism, {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+    if spread.replicas > 1:
+        degrees = {"REPLICATE": spread.replicas, "SHARD": spread.sharding_ranks}
+        return used | {f"PARALLELISM_CONFIG_DP_{name}_SIZE": str(degree) for name, degree in degrees.items()}
     if spread.sequence_parallel == 1:
         return {}
-    return {
-        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    return used | {
         "PARALLELISM_CONFIG_SP_SIZE": str(spread.sequence_parallel),
         "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(spread.data_parallel),
         "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": str(config.attn_implementation),

@@ -167,6 +167,11 @@ class Parallelism(Value):
         exclude_if=lambda degree: degree == 1,
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
     )
+    replicas: PositiveInt = Field(
+        default=1,
+        exclude_if=lambda count: count == 1,
+        description="copies of the model that FSDP keeps, each dealt out to neighbouring devices (HYBRID_SHARD)",
+    )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none", description="kept in the host's memory; parameters includes the optimizer states"
     )
@@ -184,7 +189,7 @@ class Parallelism(Value):
     @property
     def sharding_ranks(self) -> int:
         """Number of ranks that weights, gradients and states are dealt out to: those that share a sample as well."""
-        return self.data_parallel * self.sequence_parallel
+        return max(1, self.data_parallel * self.sequence_parallel // self.replicas)
 
     @property
     def is_single(self) -> bool:
@@ -345,6 +350,7 @@ _KNOBS = {
     "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
     "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),
     "parallelism.sequence_parallel": Knob(_of_layout, "sequence-parallel"),
+    "parallelism.replicas": Knob("exact", "fsdp-replicas"),
     "parallelism.offload": Knob("exact", "offload"),
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),

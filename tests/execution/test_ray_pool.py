@@ -1,7 +1,6 @@
 """Trials on a Ray cluster of two nodes, both of them this machine: what arrives, what dies, what is refused."""
 
 import contextlib
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from factories import (
 )
 from misbehaving import MISBEHAVIOURS
 from ray_makers import NOTES
-from running import process, wait_for
+from running import wait_for
 
 from autotune.errors import InfrastructureError
 from autotune.execution.cluster import Cluster, joined
@@ -36,30 +35,6 @@ from autotune.values.problem import Fleet, TrialEnded
 from autotune.values.trial import Purpose, TrialResult, TrialStatus
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def _environment() -> Iterator[None]:
-    """Token authentication as by default, with a token of the test's own; workers find the tests' modules."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        environment.setenv("PYTHONPATH", process()["env"]["PYTHONPATH"])
-        pytest.importorskip("ray")  # it reads these when it is imported
-        yield
-
-
-@pytest.fixture(scope="module")
-def machines(_environment) -> Iterator[Any]:
-    """A head that runs nothing, and two nodes."""
-    from ray.cluster_utils import Cluster as Nodes
-
-    made = Nodes(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    made.add_node(num_cpus=1)
-    yield made
-    made.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,133 @@
+"""One training over two nodes of a Ray cluster, both of them this machine: what is measured, what fails, what dies."""
+
+import contextlib
+import json
+import time
+
+import psutil
+import pytest
+
+from autotune.execution.cluster import Cluster, joined
+from autotune.execution.environment import shared_files
+from autotune.execution.ray_pool import RayPool
+from autotune.execution.runner import trial_directory
+from autotune.training.resolve import resolve
+from autotune.values.budget import LossTask
+from autotune.values.config import Parallelism
+from autotune.values.problem import Fleet
+from autotune.values.trial import Measurement, Purpose, TrialStatus
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+TWO = {"parallelism": Parallelism(world_size=2)}
+GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+
+@pytest.fixture(scope="module")
+def pair(machines, tmp_path_factory) -> Cluster:
+    """A cluster whose trials have two devices, on two nodes."""
+    with contextlib.chdir(tmp_path_factory.mktemp("project")), joined(machines.address) as made:
+        made.allotment(Fleet(engine="ray", devices=2, nodes=2), "cpu", None)
+        yield made
+
+
+@pytest.fixture
+def make_pool(pair, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def make(maker: str) -> RayPool:
+            (directory := tmp_path / f"run of {maker}").mkdir()
+            return stack.enter_context(RayPool(directory, pair, maker=f"ray_makers:{maker}"))
+
+        yield make
+
+
+def test_a_trial_of_two_nodes_has_a_rank_on_each(make_pool, pair, bench, tmp_path):
+    """Short, so that every run of the tests has it: what the other tests show holds for as long as this does."""
+    pool = make_pool("behaving")
+    assert pool.free() == 1
+    request = bench.request(config=TWO, workload={"global_batch_size": 8}, limits={"measure_steps": 3})
+    assert pool.network_gb_s(request) > 0.01
+    result = pool.run(request)
+    assert isinstance(result.outcome, Measurement), result.outcome
+    assert result.outcome.effects["parallelism"].startswith("DDP over 2")
+    assert result.place == " + ".join(f"{node.address} ({node.id[:6]})" for node in pool._places[0].nodes)
+    assert len({node.id for node in pool._places[0].nodes}) == 2
+    directory = trial_directory(tmp_path / "run of behaving", request.number)
+    ranks = [Measurement.model_validate_json((directory / f"rank-{n}.json").read_bytes()) for n in (0, 1)]
+    assert result.outcome.step_times_s == max((rank.step_times_s for rank in ranks), key=sum)
+    assert {"log.txt", "log-1.txt"} <= {file.name for file in directory.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_loss_run_of_two_nodes_tells_the_losses_of_one_process(make_pool, bench, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    task = LossTask(steps=10, pass_steps=2, seed=1)
+    workload = {"model": resolve(str(tmp_path)), "global_batch_size": 8}
+    limits = {"measure_steps": 10, "relative_interval": 1e-12}
+    alone = bench.checked(task, workload=workload, limits=limits).curve
+    request = bench.request(config=TWO, workload=workload, limits=limits)
+    request = request.model_copy(update={"task": task, "purpose": Purpose.LOSS_CHECK})
+    both = make_pool("behaving").run(request).measurement.curve
+    assert both.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert max(alone.losses) - min(alone.losses) > 100 * 1e-5 * alone.losses[0]  # something was learnt
+
+
+@pytest.mark.slow
+def test_a_training_that_one_node_is_enough_for_runs_on_one(make_pool, bench):
+    result = make_pool("behaving").run(bench.request())
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert result.measurement.effects["parallelism"] == "one device"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "status", "cause"),
+    [
+        ("rank_1_has_less_memory", "out of memory", "rank 1: "),
+        ("rank_1_is_killed", "crashed", "rank 1: killed by SIGKILL"),
+        ("rank_1_raises_an_error", "crashed", "rank 1: ZeroDivisionError: division by zero"),
+        ("rank_1_sleeps", "timed out", "no result within 20 s"),
+    ],
+)
+def test_the_node_that_fails_ends_the_trial_with_its_cause_on_both(make_pool, bench, what, status, cause):
+    before, pool = shared_files(), make_pool(what)
+    config = {**TWO, "per_device_train_batch_size": 256}
+    limits = {"measure_steps": 10, "relative_interval": 1e-12, "memory_bytes": 640 << 20}
+    request = bench.request(config=config, limits={**limits, "timeout_s": 20 if "sleeps" in what else 3600})
+    result = pool.run(request)
+    assert result.status == status, result.outcome
+    assert result.outcome.cause.startswith(cause)
+    assert not [p for p in psutil.process_iter() if is_of_a_trial(p)]
+    assert shared_files() <= before
+    assert pool.free() == 1
+
+
+def is_of_a_trial(process: psutil.Process) -> bool:
+    """Whether it trains: a child of a launcher that Ray's processes have started."""
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        above = parent.parent() if parent is not None else None
+        return above is not None and above.name().startswith("ray::")
+    return False
+
+
+@pytest.mark.slow
+def test_a_trial_whose_node_dies_while_it_is_measured_runs_again_on_others_and_a_node_alone_is_too_few(
+    make_pool, machines, bench
+):
+    third, pool = machines.add_node(num_cpus=1), make_pool("behaving")
+    usual = pool.run(bench.request(config=TWO))
+    assert usual.status is TrialStatus.COMPLETED, usual.outcome
+    killed = pool._places[0].nodes[1].id
+    nodes = {node.node_id: node for node in (*machines.worker_nodes, third)}
+    request = bench.request(config=TWO, limits={"least_time_s": 3.0, "measure_steps": 2})
+    pool.begin(request)
+    while not any(map(is_of_a_trial, psutil.process_iter())):
+        time.sleep(0.1)
+    nodes[killed].kill_raylet()  # as a power cut does
+    result = pool.wait()
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert "it ran again" in result.warnings[0]
+    assert killed[:6] in result.warnings[0]
+    assert killed[:6] not in result.place
