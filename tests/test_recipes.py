@@ -14,7 +14,9 @@ from autotune.errors import InputError, MachineError, NothingFitsError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BATCH = EXAMPLES / "slurm" / "find.sbatch"
+MACHINES = EXAMPLES / "slurm" / "machines.sbatch"
 MANIFEST = EXAMPLES / "kubernetes" / "find.yaml"
+RAY_JOB = yaml.safe_load((EXAMPLES / "kubernetes" / "rayjob.yaml").read_text())["spec"]
 
 
 def manifests() -> dict[str, dict]:
@@ -31,13 +33,17 @@ def script() -> str:
     return text
 
 
-@pytest.mark.parametrize("text", [BATCH.read_text, script], ids=["slurm", "kubernetes"])
+@pytest.mark.parametrize(
+    "text",
+    [BATCH.read_text, MACHINES.read_text, script, lambda: RAY_JOB["entrypoint"]],
+    ids=["find.sbatch", "machines.sbatch", "find.yaml", "rayjob.yaml"],
+)
 def test_the_shell_can_read_it_the_options_exist_and_what_is_needed_is_given(text):
     checked = subprocess.run(["bash", "-n"], input=text(), capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
     known = typer.main.get_command(app).commands
     called = autotune_calls(text())
-    assert [words[0] for words in called] == ["resume", "find"]
+    assert [words[0] for words in called] in (["resume", "find"], ["find"])
     for name, *words in called:
         parameters = known[name].get_params(known[name].make_context(name, [], resilient_parsing=True))
         options = {option for parameter in parameters for option in parameter.opts if option.startswith("--")}
@@ -46,9 +52,10 @@ def test_the_shell_can_read_it_the_options_exist_and_what_is_needed_is_given(tex
         assert given >= {p.opts[0] for p in parameters if p.required and p.param_type_name == "option"}
 
 
-def test_every_option_of_slurm_comes_before_the_first_command():
+@pytest.mark.parametrize("batch", [BATCH, MACHINES], ids=lambda path: path.name)
+def test_every_option_of_slurm_comes_before_the_first_command(batch):
     """sbatch reads no further."""
-    lines = BATCH.read_text().splitlines()
+    lines = batch.read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     options = [n for n, line in enumerate(lines) if line.startswith("#SBATCH ")]
     assert options
@@ -81,6 +88,30 @@ def test_a_batch_job_goes_on_where_it_was(tmp_path):
     (tmp_path / "runs" / "google-t5-t5-3b-7").mkdir(parents=True)
     (tmp_path / "runs" / "google-t5-t5-3b-7" / "search.json").touch()
     assert run().startswith(f"sqlite:////data/record.db: autotune resume {tmp_path}/runs/google-t5-t5-3b-7")
+
+
+def test_a_batch_job_of_several_nodes_goes_on_where_it_was(tmp_path):
+    """The script itself runs, with stand-ins that say what they were to run."""
+    for name, says in {"srun": 'echo "$RAY_ADDRESS: $*"', "scontrol": "echo n1; echo n2"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NNODES": "2", "GPUS_PER_NODE": "8"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | {f"SLURM_{name}": value for name, value in slurm.items()}
+
+    def run() -> str:
+        return subprocess.run(["bash", MACHINES], env=environment, capture_output=True, text=True, check=True).stdout
+
+    begun = "n1:6379: ray symmetric-run --address n1:6379 --min-nodes 2 -- autotune "
+    assert run().startswith(f"{begun}find --model meta-llama/Meta-Llama-3-8B --devices 16 --nodes 2 ")
+    (directory := tmp_path / "runs" / "meta-llama-Meta-Llama-3-8B-7").mkdir(parents=True)
+    (directory / "search.json").touch()
+    assert run() == f"{begun}resume {directory}\n"
+
+
+def test_the_workers_of_a_ray_job_have_the_gpus_of_its_search():
+    (workers,) = RAY_JOB["rayClusterSpec"]["workerGroupSpecs"]
+    gpus = workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert f"--devices {workers['replicas'] * gpus} --nodes {workers['replicas']}" in RAY_JOB["entrypoint"]
 
 
 def test_what_another_pod_would_find_again_is_not_tried_again():

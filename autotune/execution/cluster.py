@@ -47,6 +47,7 @@ def joined(address: str | None) -> Iterator[Cluster]:
         yield Cluster(ray)
         return
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
+    named = None if named in ("auto", "local") else named  # as Ray has them
     if named is not None and not re.fullmatch(r"[^/]+:\d+", named):
         raise InputError(f"--address {named}: expected auto, or host:port of a cluster that this machine belongs to")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -21,7 +21,6 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "examples/README.md": "examples/index.md",
-    "examples/ray-cluster.md": "examples/ray-cluster.md",
     "benchmarks/README.md": "benchmarks/index.md",
     "benchmarks/gpu-checks.md": "benchmarks/gpu-checks.md",
     "benchmarks/log.md": "benchmarks/log.md",
