@@ -19,7 +19,7 @@ class Looked(NamedTuple):
     facts: ModelFacts | None = None
     found: Description | None = None
 
-    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+    def __call__(self, request: DescribeRequest | ExamineRequest) -> Description:
         if isinstance(request, ExamineRequest):
             return Description(facts=request.facts)
         return self.found or Description(facts=self.facts or make_facts(task=request.workload.task))
@@ -36,4 +36,4 @@ def started(**options) -> Start:
 
 def planned(facts=None, **options) -> SearchPlan:
     start = started(**options)
-    return Subject(start.options, start.options.model).plan(start, lambda: Looked(facts))
+    return Subject(start.options, start.options.model).plan(start, Looked(facts))

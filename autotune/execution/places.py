@@ -165,7 +165,7 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
         if each > hardware.cores:
             raise MachineError(f"--devices {count}: on the CPU each is a process, and there are {hardware.cores} cores")
         shared = f"{several} processes, which share {hardware.cores} cores{where}"
-        notes = [f"each training is spread over {shared}; each process has the memory budget to itself"]
+        notes = [f"each training is spread over {shared}; each has the memory budget to itself"]
         return hardware.model_copy(update={"count": count, "free_bytes": hardware.free_bytes // each}), notes
     if count > there:
         raise MachineError(f"--devices {count}: there are {there} x {hardware.name} in the machine that may be used")

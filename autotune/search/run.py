@@ -56,12 +56,12 @@ def check_fleet(options: SearchOptions) -> None:
             raise InputError(f"{option} {value}: this is about a cluster; add --engine ray")
     if fleet.is_single:
         return
-    if fleet.devices % fleet.nodes:
-        why = "say how many devices all of them have together" if fleet.devices == 1 else "they aren't shared equally"
-        raise InputError(f"--nodes {fleet.nodes} --devices {fleet.devices}: {why}")
     given = "--engine ray" if fleet.engine == "ray" else f"--workers {fleet.workers}"
     if "all" in options.devices:
         raise InputError(f"--devices all: with {given} say how many devices each trial has")
+    if fleet.devices % fleet.nodes:
+        why = "say how many devices all of them have together" if fleet.devices == 1 else "they aren't shared equally"
+        raise InputError(f"--nodes {fleet.nodes} --devices {fleet.devices}: {why}")
     if options.device.startswith("cuda:"):
         raise InputError(f"--device {options.device}: names one device alone; with {given} say --device cuda")
 

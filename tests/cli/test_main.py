@@ -30,7 +30,7 @@ FIND_OPTIONS = {
     },
     "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss"},
-    "Where it runs": {"--device", "--devices", "--workers", "--engine", "--address", "--kind"},
+    "Where it runs": {"--device", "--devices", "--nodes", "--workers", "--engine", "--address", "--kind"},
     "Output": {
         "--record", "--report-to", "--output", "--run-dir", "--dry-run", "--quiet", "--verbose", "--json", "--debug",
         "--help",

@@ -205,6 +205,14 @@ def test_a_step_sends_so_many_times_the_weights(sharding, times):
     assert two == pytest.approx(times * PSI / 2, rel=1e-3)  # a ring sends the less the fewer devices there are
 
 
+def test_a_replica_on_each_node_gathers_weights_inside_and_sends_its_share_of_the_gradients_outside():
+    inside, outside = NVLINK.link, NVLINK.node / 8  # eight groups of two share a node's adapters
+    expected = 3 * PSI * 7 / 8 / inside + 2 * PSI / 8 / 2 / outside
+    found = seconds("fsdp_full", world=16, replicas=2)
+    assert found == pytest.approx(expected, abs=4 * 12 * 70e-6)  # and the messages' own time
+    assert found < seconds("fsdp_full", world=16)
+
+
 @pytest.mark.parametrize("sharding", WAYS)
 def test_the_network_is_slower_than_a_node(sharding):
     assert seconds(sharding, world=16) > seconds(sharding, world=8)
@@ -263,6 +271,14 @@ H100 = hypothetical(gpu_named("h100-80gb"))
 def test_a_group_has_the_slowest_link_between_its_ranks(members, stride, gb_s, expected):
     network = network_of(H100, 64, nodes=8, gb_s=gb_s, host_bandwidth=5e10)
     assert network.channel(members, stride=stride)[0] == pytest.approx(expected)
+
+
+def test_a_measured_network_goes_before_what_was_said_also_between_processors():
+    measured = H100.model_copy(update={"network_gb_s": 7.0})
+    assert network_of(measured, 16, nodes=2, gb_s=50, host_bandwidth=5e10).channel(16, stride=1)[0] == 7e9
+    cores = network_of(make_hardware(network_gb_s=0.1), 4, nodes=2, host_bandwidth=1e10)
+    assert cores.channel(4, stride=1)[0] == cores.channel(2, stride=2)[0] == 1e8
+    assert cores.channel(2, stride=1)[0] > 1e8
 
 
 def test_a_device_that_the_table_lacks_has_the_link_to_its_host_and_a_cpu_its_cores():

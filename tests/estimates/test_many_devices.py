@@ -181,7 +181,7 @@ def ways_of(devices: int = 64, per_node: int = 8, facts=FACTS, **point) -> tuple
 
 def test_degrees_multiply_to_the_devices_and_no_way_comes_twice():
     found = ways_of()
-    assert {way.sharding_ranks * way.tensor_parallel for way in found} == {64}
+    assert {way.sharding_ranks * way.tensor_parallel * way.replicas for way in found} == {64}
     assert len(set(found)) == len(found)
     assert {way.sharding for way in found} == {"none", "zero_1", "zero_2", "zero_3", "fsdp_grad_op", "fsdp_full"}
     assert {(w.sharding, w.offload) for w in found if w.offload != "none"} >= {("zero_2", "optimizer")}
@@ -200,6 +200,12 @@ def test_degrees_multiply_to_the_devices_and_no_way_comes_twice():
 )
 def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads(options, degrees):
     assert {way.tensor_parallel for way in ways_of(**options)} == degrees
+
+
+def test_fsdp_may_keep_a_replica_on_each_node_or_as_many_as_are_given():
+    assert {(w.sharding, w.replicas) for w in ways_of() if w.replicas > 1} == {("fsdp_full", 8), ("fsdp_grad_op", 8)}
+    assert {w.replicas for w in ways_of(devices=8, per_node=8)} == {1}
+    assert {w.replicas for w in ways_of(devices=8, per_node=8, replicas=2)} == {2}
 
 
 def test_given_knobs_are_kept_and_sequence_parallel_stays_inside_a_node_and_beside_zero():

@@ -14,6 +14,7 @@ from factories import make_config, make_request
 
 from autotune.execution import environment
 from autotune.values.config import Parallelism
+from autotune.values.trial import Rendezvous
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,9 @@ def test_new_files_of_the_libraries_in_shared_memory_are_removed_once_nobody_use
     assert environment.shared_files(tmp_path / "none") == set()
 
 
+MEETING = Rendezvous(address="127.0.0.1", port=29500)
+
+
 @pytest.fixture
 def _no_rank(monkeypatch):
     for name in (*environment.FOREIGN, "OMP_NUM_THREADS"):
@@ -135,9 +139,14 @@ def test_a_plain_process_is_alone_and_a_rank_knows_itself_by_its_environment(mon
     assert environment.own_rank() == environment.Rank(0, 1, is_launched=False)
     assert (environment.agree(True), environment.agree(False)) == (True, False)
     environment.wait_for_all(None)  # for nobody
-    for name, value in environment.rank_environment(2, 4, 29500).items():
-        monkeypatch.setenv(name, value)
-    assert environment.own_rank() == environment.Rank(2, 4, is_launched=True)
+    machines = Rendezvous(address="10.0.0.1", port=29500, nodes=2, node_rank=1)
+    for here, meeting, rank in ((4, MEETING, (2, 4, True, 2)), (2, machines, (2, 4, True, 0))):
+        found = environment.rank_environment(2, here, meeting)
+        for name, value in found.items():
+            monkeypatch.setenv(name, value)
+        assert environment.own_rank() == environment.Rank(*rank)
+        assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (str(meeting.node_rank), str(meeting.nodes))
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (meeting.address, "29500")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +163,7 @@ def test_each_rank_has_its_device_of_those_that_the_trial_sees(monkeypatch):
     made = environment.launcher_environment("cuda:2", {}, present, others=("cuda:0", "cuda:3"))
     assert made["CUDA_VISIBLE_DEVICES"] == "5,3,6"
     for rank in (0, 1):
-        for name, value in environment.rank_environment(rank, 2, 1234).items():
+        for name, value in environment.rank_environment(rank, 2, MEETING).items():
             monkeypatch.setenv(name, value)
         assert environment.trial_device("cuda:2") == f"cuda:{rank}"
         assert environment.trial_device("cpu") == "cpu"

@@ -165,6 +165,18 @@ def test_where_several_trials_run_at_a_time_their_places_have_the_devices():
     assert spread_over(2, place, engine="ray")[0] == place
 
 
+def test_a_training_over_machines_fills_them_one_by_one():
+    eight = make_gpu(count=8, nodes=2)
+    hardware, notes = spread_over((4, 8), eight, engine="ray")
+    assert hardware == eight
+    assert notes == ["each training is spread over 4 or 8 devices, on up to 2 machines"]
+    assert [hardware.nodes_of(world) for world in (1, 2, 4, 8)] == [(1, 1), (1, 2), (1, 4), (2, 4)]
+    with pytest.raises(InputError, match="--devices 6: whole machines of 4 devices"):
+        spread_over((8, 6), eight, engine="ray")
+    processes, _ = spread_over(8, make_hardware(cores=4, free_bytes=12 * GIB, count=8, nodes=2), engine="ray")
+    assert (processes.count, processes.free_bytes) == (8, 3 * GIB)
+
+
 def test_on_the_cpu_devices_are_processes_that_share_what_is_there():
     cpu = make_hardware(cores=4, free_bytes=12 * GIB, count=1)
     hardware, notes = spread_over(3, cpu)

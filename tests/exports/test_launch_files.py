@@ -73,6 +73,16 @@ def test_ranks_are_started_by_torchrun_with_the_threads_that_trials_gave_them():
     assert second == "OMP_NUM_THREADS=2 accelerate launch --config_file accelerate.yaml train.py"
     one = launch_files.launch_commands(measured(1, sharding="zero_2", offload="optimizer"))[0]
     assert one.endswith("torchrun --standalone --nproc_per_node 1 train.py")
+    several = measured(4, hardware=GPU.model_copy(update={"count": 4, "nodes": 2}))
+    assert launch_files.launch_commands(several) == (
+        "OMP_NUM_THREADS=4 torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint FIRST_MACHINE:29500 "
+        "--nproc_per_node 2 train.py",
+        "OMP_NUM_THREADS=4 accelerate launch --config_file accelerate.yaml --machine_rank NUMBER "
+        "--main_process_ip FIRST_MACHINE --main_process_port 29500 train.py",
+    )
+    assert launch_files.on_each_machine(several) == " on each of 2 machines"
+    assert launch_files.on_each_machine(measured(4)) == ""
+    assert yaml.safe_load(launch_files.text_of(ACCELERATE, several))["num_machines"] == 2
     # On a CPU accelerate would start one process.
     assert len(launch_files.launch_commands(measured(2, hardware=make_hardware()))) == 1
 

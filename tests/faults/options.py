@@ -55,6 +55,7 @@ FIND = {
     "--train-steps": ("0", "-1", "9" * 30, "x"),
     "--train-tokens": ("0", "-1", "1e400", "many"),
     "--devices": ("0", "-1", "some"),
+    "--nodes": ("0", "-1", "some", "2"),
     "--workers": ("0", "-1", "some"),
     "--report-to": ("carrier pigeon",),
     "--engine": ("steam",),

@@ -7,11 +7,13 @@ from plans import begun, planned, started
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
+from autotune.planning.planner import start_of
 from autotune.space.knobs import make_point
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance, Parallelism
+from autotune.values.problem import Allotment
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,16 @@ def test_numbers_of_devices_are_searched_and_the_first_is_the_baselines(eight_co
     assert "each training is spread over 2 or 1 or 4 processes" in " ".join(plan.notes)
     with pytest.raises(InputError, match="--devices 3: they can't share the global batch of 8 evenly"):
         planned(devices=[2, 3], global_batch=8)
+
+
+def test_over_several_machines_fsdp_may_keep_a_replica_on_each_whatever_the_effort():
+    machines = make_gpu(count=8, nodes=2)
+    options = SearchOptions(model="gpt2", devices=8, nodes=2, effort="quick", global_batch=64)
+    space = start_of(options, Allotment(hardware=machines)).space()
+    plan = make_plan(hardware=machines, baseline=make_config(1, parallelism={"world_size": 8}), space=space)
+    ways = {(config.parallelism.sharding, config.parallelism.replicas) for config in plan.search_space.legal}
+    assert {("fsdp_full", 1), ("fsdp_full", 2), ("none", 1)} <= ways
+    assert ("none", 2) not in ways
 
 
 def test_over_several_devices_the_baseline_is_what_torchrun_makes_of_the_trainer(eight_cores):

@@ -68,7 +68,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
 
 DECIDED = {
     "data": "x.jsonl", "baseline": "a.json", "model": "gpt2", "images": 1, "seq_len": 1, "global_batch": 1,
-    "trust_remote_code": True, "workers": 2, "engine": "ray",
+    "trust_remote_code": True, "workers": 2,
 }  # fmt: skip
 
 
@@ -77,6 +77,9 @@ def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
     with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
         subject_of(SearchOptions(**{"model": "", name: DECIDED[name]}), script=SCRIPT)
     assert UserTrainer(SearchOptions(model="", devices=2, workers=1), script=SCRIPT)
+    several = UserTrainer(SearchOptions(model="", devices=16, nodes=2, address="head:6379"), script=SCRIPT)
+    fleet = several.options.fleet
+    assert (fleet.engine, fleet.devices, fleet.nodes, fleet.workers) == ("ray", 16, 2, 1)
 
 
 def test_two_trainings_at_once_are_refused():
@@ -103,7 +106,7 @@ def plan_of_script(fix=(), **fields):
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
     start = dataclasses.replace(begun(options), hardware=make_hardware())
-    return UserTrainer(options, script=SCRIPT).plan(start, lambda: Looked(found=description))
+    return UserTrainer(options, script=SCRIPT).plan(start, Looked(found=description))
 
 
 def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_held():
@@ -231,7 +234,7 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
 def plan_of(hardware=None, knobs=KNOBS, **options):
     given = SearchOptions(model="", device="cpu", global_batch=16, **options)
     start = dataclasses.replace(begun(given), hardware=hardware or make_hardware())
-    return UserLoop(given, make_step, knobs).plan(start, lambda: Looked())
+    return UserLoop(given, make_step, knobs).plan(start, Looked())
 
 
 def test_every_knob_that_was_named_is_varied_and_no_other():
@@ -275,14 +278,14 @@ def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
 
 def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held():
     class Seen(Looked):
-        def describe(self, request):
+        def __call__(self, request):
             others.append(request.other)
-            return super().describe(request)
+            return super().__call__(request)
 
     others = []
     for batch in (16, "any"):
         given = SearchOptions(model="", device="cpu", global_batch=batch)
-        UserLoop(given, make_step, KNOBS).plan(begun(given), lambda: Seen())
+        UserLoop(given, make_step, KNOBS).plan(begun(given), Seen())
     assert others == [4, None]
 
 

@@ -43,6 +43,9 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
     [
         ({"address": "auto"}, "--address auto: this is about a cluster; add --engine ray"),
         ({"kind": "H100"}, "--kind H100: this is about a cluster; add --engine ray"),
+        ({"nodes": 2}, "--nodes 2 --devices 1: say how many devices all of them have together"),
+        ({"nodes": 2, "devices": 3}, "--nodes 2 --devices 3: they aren't shared equally"),
+        ({"nodes": 2, "devices": "all"}, "--devices all: with --engine ray say how many"),
         ({"workers": 2, "devices": "all"}, "--devices all: with --workers 2 say how many"),
         ({"workers": 2, "device": "cuda:1"}, "--device cuda:1: names one device alone; with --workers 2 say --device"),
     ],

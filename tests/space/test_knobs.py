@@ -64,6 +64,7 @@ CLASSES = [  # of a change, for a model with these facts
         {"torch_compile_mode": "max-autotune"}, {"optim": "adamw_torch"}, TWO,
         *({"parallelism": Parallelism(**{degree: 2})} for degree in ("tensor_parallel", "sequence_parallel")),
         {"parallelism": Parallelism(sharding="zero_3", offload="parameters")},
+        {"parallelism": Parallelism(sharding="fsdp_full", replicas=2)},
         {"parallelism": Parallelism(wrapping="size", ddp_bucket_cap_mb=100, ddp_static_graph=True)},
     ]),
     ("exact", RANDOM, [

@@ -9,6 +9,7 @@ from autotune.values.config import Parallelism
 VERSIONS = {**make_gpu().versions, "deepspeed": "0.19.8", "galore-torch": "1.0", "lomo-optim": "0.1"}
 GPUS, OLD = (make_gpu(versions={**VERSIONS, "transformers": v}, count=8) for v in ("5.23.0", "5.17.2"))
 CPU = make_hardware(versions={**make_hardware().versions, "deepspeed": "0.19.8"}, count=8)
+MACHINES = GPUS.model_copy(update={"nodes": 2})  # of four devices each
 SEQUENCE = {"sequence_parallel": 2, "sharding": "zero_3"}
 SEQUENCE_AND_TENSOR = {"world_size": 4, "sequence_parallel": 2, "tensor_parallel": 2, "sharding": "zero_2"}
 FACTS = make_facts(tensor_parallel_heads=8, layers=4, parameters=1_000_000_000)
@@ -38,6 +39,8 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         {"sharding": "zero_1", "offload": "optimizer"},
         {"sharding": "zero_3", "offload": "parameters"},
         {"world_size": 1, "sharding": "zero_2", "offload": "optimizer"},
+        {"world_size": 8, "replicas": 4, "sharding": "fsdp_grad_op"},
+        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full", "hardware": MACHINES},
         {"tensor_parallel": 2},
         {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full"},
         SEQUENCE,
@@ -60,6 +63,11 @@ REFUSED = [
     ({"world_size": 1, "ddp_static_graph": True}, "are DDP's"),
     ({"ddp_static_graph": True}, "and forgets it where gradients accumulate"),
     ({"wrapping": "size"}, "wrapping is FSDP's"),
+    ({"replicas": 2}, "replicas are FSDP's"),
+    ({"world_size": 8, "replicas": 2, "sharding": "zero_3"}, "replicas are FSDP's"),
+    ({"world_size": 4, "replicas": 4, "sharding": "fsdp_full"}, "4 replicas don't share 4 devices equally"),
+    ({"world_size": 8, "replicas": 3, "sharding": "fsdp_full"}, "3 replicas don't share 8 devices equally"),
+    ({"world_size": 8, "tensor_parallel": 8, "hardware": MACHINES}, "and does not divide its 4 devices"),
     ({"offload": "optimizer"}, "offload of optimizer is FSDP's and DeepSpeed's"),
     ({"world_size": 1, "sharding": "fsdp_full"}, "fsdp_full has nothing to split"),
     ({"sharding": "fsdp_full", "hardware": CPU}, "the Trainer would silently run DDP"),
