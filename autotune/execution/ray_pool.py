@@ -71,7 +71,7 @@ class _Place:
         ]
         self._starting = self.keep(files)
         self.nodes: list[Node] = []  # once it has been reserved
-        self.is_at_rest = True
+        self.is_at_rest = True  # nothing runs there, and nothing was lost
 
     @property
     def shown(self) -> str:
@@ -116,9 +116,9 @@ class _Place:
 
     def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
         """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
-        calls = self._call("run", request, name)
         self.is_at_rest, deadline, files = False, math.inf, Files()
         results: dict[int, TrialResult] = {}  # of each node, in the order of their ends
+        calls = self._call("run", request, name)
         while calls and time.monotonic() < deadline:
             for call in self._ray.wait(list(calls), timeout=1.0)[0]:
                 rank, answer = calls.pop(call), self._ray.get(call)

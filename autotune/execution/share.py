@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from autotune.errors import InfrastructureError, one_line
-from autotune.execution.network import FILE, LIMIT_S, measure
+from autotune.execution import network
 from autotune.execution.outcome import log_file, read_tail
 from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
 from autotune.values.hardware import detect
@@ -83,9 +83,10 @@ class Share:
         """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
         request, runner = TrialRequest.model_validate_json(text), self._started()
         assert isinstance(runner, LocalRunner)
-        directory = runner.ask("network", f"{measure.__module__}:measure", request, timeout_s=LIMIT_S, of=[request])
+        entry = f"{network.__name__}:measure"
+        directory = runner.ask("network", entry, request, timeout_s=network.LIMIT_S, of=[request])
         try:
-            return float((directory / FILE).read_text())
+            return float((directory / network.FILE).read_text())
         except OSError:
             told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
             raise InfrastructureError(f"the machines don't reach each other: {told}") from None

@@ -180,7 +180,7 @@ def _spread(report: reports.SpreadReport) -> list[RenderableType]:
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
         f"host; {memory}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
         "micro x steps: samples of a micro-batch, micro-batches of a step; TP, SP, DP: tensor, sequence and "
-        "data parallel",
+        "data parallel; replicas: copies that FSDP splits among neighbours",
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
         *_run_lines(report.run),
     ]

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from autotune.cost.model import CostModel
 from autotune.errors import InputError, MachineError, writing
+from autotune.execution import network
 from autotune.execution.cluster import joined
-from autotune.execution.network import LIMIT_S
 from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner, Runner
@@ -112,7 +112,7 @@ def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
     """Return the plan with the rate between its machines as measured; InfrastructureError: they reach none."""
     most = Parallelism(world_size=plan.hardware.count or 1)
     config = plan.baseline.model_copy(update={"parallelism": most})
-    gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=LIMIT_S))
+    gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=network.LIMIT_S))
     note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
     return plan.model_copy(
         update={
