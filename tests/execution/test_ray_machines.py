@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+import autotune
 from autotune.execution.cluster import Cluster, joined
 from autotune.execution.environment import shared_files
 from autotune.execution.ray_pool import RayPool
@@ -131,3 +132,30 @@ def test_a_trial_whose_node_dies_while_it_is_measured_runs_again_on_others_and_a
     assert "it ran again" in result.warnings[0]
     assert killed[:6] in result.warnings[0]
     assert killed[:6] not in result.place
+
+
+SCRIPT = """
+import sys
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+model = LlamaForCausalLM(LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                     num_attention_heads=2))
+rows = [{"input_ids": list(range(n, n + 16)), "labels": list(range(n, n + 16))} for n in range(64)]
+arguments = TrainingArguments("out", per_device_train_batch_size=4, use_cpu=True, report_to=[])
+Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_is_searched_over_two_nodes_looked_at_on_one_and_launched_on_each(machines, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    limits = {"max_trials": 1, "effort": "quick", "quiet": True, "run_dir": tmp_path / "run"}
+    several = {"devices": 2, "nodes": 2, "device": "cpu", "address": machines.address}
+    result = autotune.find(script=["python", "train.py"], **several, **limits)
+    assert result.workload.global_batch_size == 8
+    assert (result.hardware.count, result.hardware.nodes) == (2, 2)
+    assert result.hardware.network_gb_s > 0.01
+    assert result.baseline.measurement.effects["parallelism"].startswith("DDP over 2")
+    assert "--nnodes 2 " in result.launch_commands[0]
+    assert (tmp_path / "run" / "data" / "own-lengths.npy").exists()
