@@ -114,9 +114,7 @@ def is_of_a_trial(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-def test_a_trial_whose_node_dies_while_it_is_measured_runs_again_on_others_and_a_node_alone_is_too_few(
-    make_pool, machines, bench
-):
+def test_a_trial_whose_node_dies_while_it_is_measured_runs_again_on_others(make_pool, machines, bench):
     third, pool = machines.add_node(num_cpus=1), make_pool("behaving")
     usual = pool.run(bench.request(config=TWO))
     assert usual.status is TrialStatus.COMPLETED, usual.outcome
