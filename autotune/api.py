@@ -105,14 +105,14 @@ def preview(
         InputError, MachineError, InfrastructureError: As in :func:`find`.
     """
     asked = _options(model, options)
+    subject = subject_of(asked, script=script)
     folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
     try:
         with (
             observing(observer, quiet=False) as heard,
             RunDirectory.create(folder / "run") as directory,
-            backend_of(asked.fleet, directory.path, device=asked.device) as backend,
+            backend_of(subject.options.fleet, directory.path, device=asked.device) as backend,
         ):
-            subject = subject_of(asked, script=script)
             plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
             # It is to be looked at soon; a search traces for longer.
@@ -170,7 +170,7 @@ def planned(
             return backend.pool.describe(request)  # it may need a device
         return asker.describe(request)
 
-    if options.engine == "local" and (free := shutil.disk_usage(directory.path).free) < 1 << 30:
+    if options.fleet.engine == "local" and (free := shutil.disk_usage(directory.path).free) < 1 << 30:
         observer(Note(text=f"only {show_memory(free)} of disk are free where {directory.path} lies"))
     plan = subject.plan(start, describe)
     if isinstance(backend.pool, RayPool) and plan.hardware.nodes > 1:

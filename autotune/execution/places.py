@@ -159,7 +159,7 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
             notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
         return hardware.model_copy(update={"count": 1}), notes
     each, where = count // nodes, f" of each of {nodes} machines" * (nodes > 1)
-    if (odd := next((n for n in numbers if n % each), None)) is not None and nodes > 1 and odd > each:
+    if odd := next((n for n in numbers if n > each and n % each), None):
         raise InputError(f"--devices {odd}: whole machines of {each} devices (--nodes {nodes}), or a part of one")
     if hardware.is_cpu:
         if each > hardware.cores:

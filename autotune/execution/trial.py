@@ -67,6 +67,7 @@ class Trial:
             host_values.install()
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
+        os.environ.update(parallel_variables(request.config))  # which accelerate reads, in the user's own code too
         config, limits, task = request.config, request.limits, request.task
         # All ranks together run a step; each reads every n-th of their batches.
         all_ranks = config.per_device_train_batch_size * config.parallelism.data_parallel
@@ -226,7 +227,6 @@ def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any
     """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
     trial.stopwatch.enter("trainer_s")
     config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)  # losses are compared
-    os.environ.update(parallel_variables(config))
     if "deepspeed" in mapping.tuned:
         remove_unused_locks()
         if trial.device == "cpu" and own_rank().is_launched:  # TrainingArguments leaves it out, and ZeRO-3 asks for it

@@ -125,8 +125,8 @@ def _of_precision(change: Difference) -> AllowanceName:
 def _of_sharding(change: Difference) -> AllowanceName:
     # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
     # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
-    # (`set_mixed_precision`); DeepSpeed trains 16-bit weights with fp32 masters.
-    libraries = {sharding.partition("_")[0] for sharding in (change.before, change.after)}
+    # (`set_mixed_precision`); replicas add up in two stages; DeepSpeed trains 16-bit weights with fp32 masters.
+    libraries = {str(sharding).partition("_")[0] for sharding in (change.before, change.after)}
     return "numerics" if change.precision in ("bf16", "fp16") and len(libraries) > 1 else "exact"
 
 
@@ -350,7 +350,7 @@ _KNOBS = {
     "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
     "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),
     "parallelism.sequence_parallel": Knob(_of_layout, "sequence-parallel"),
-    "parallelism.replicas": Knob("exact", "fsdp-replicas"),
+    "parallelism.replicas": Knob(_of_sharding, "fsdp-replicas"),
     "parallelism.offload": Knob("exact", "offload"),
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),

@@ -172,7 +172,7 @@ def test_a_training_over_machines_fills_them_one_by_one():
     assert notes == ["each training is spread over 4 or 8 devices, on up to 2 machines"]
     assert [hardware.nodes_of(world) for world in (1, 2, 4, 8)] == [(1, 1), (1, 2), (1, 4), (2, 4)]
     with pytest.raises(InputError, match="--devices 6: whole machines of 4 devices"):
-        spread_over((8, 6), eight, engine="ray")
+        spread_over((8, 2, 6), eight, engine="ray")
     processes, _ = spread_over(8, make_hardware(cores=4, free_bytes=12 * GIB, count=8, nodes=2), engine="ray")
     assert (processes.count, processes.free_bytes) == (8, 3 * GIB)
 

@@ -125,15 +125,17 @@ def test_compiling_changes_the_numerics_where_it_switches_tf32_on(hardware, befo
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_each_library_of_sharding_rounds_16_bits_its_own_way(precision):
-    def spread(sharding):
-        return make_config(precision=precision, parallelism=Parallelism(world_size=2, sharding=sharding))
+def test_each_library_of_sharding_rounds_16_bits_its_own_way_and_so_do_replicas(precision):
+    def spread(sharding, **fields):
+        return make_config(precision=precision, parallelism=Parallelism(world_size=4, sharding=sharding, **fields))
 
     in_16_bits = "exact" if precision == "fp32" else "numerics"
     for before, after in (("none", "fsdp_full"), ("none", "zero_1"), ("fsdp_full", "zero_3")):
         assert allowance_of(spread(after), compared(spread(before), RANDOM)) == in_16_bits
     for before, after in (("fsdp_full", "fsdp_grad_op"), ("zero_1", "zero_3")):
         assert allowance_of(spread(after), compared(spread(before), RANDOM)) == "exact"
+    replicas = spread("fsdp_full", replicas=2)
+    assert allowance_of(replicas, compared(spread("fsdp_full"), RANDOM)) == in_16_bits
 
 
 def test_changes_are_told_in_the_order_of_the_fields_and_the_deepest_decides():
