@@ -19,7 +19,7 @@ from autotune.version import __version__ as __version__
 
 __all__ = [
     "Allowance", "AutotuneCallback", "AutotuneError", "BitfitAdapter", "Budget", "CostEstimate", "DoraAdapter",
-    "Effort", "Ia3Adapter", "LohaAdapter", "LokrAdapter", "LoraAdapter", "PTuningAdapter", "Precision",
+    "Effort", "Ia3Adapter", "LohaAdapter", "LokrAdapter", "LoraAdapter", "OwnKnob", "PTuningAdapter", "Precision",
     "PrefixAdapter", "PromptAdapter", "RsloraAdapter", "TrainConfig", "TuningResult", "VeraAdapter", "Workload",
     "estimate", "find", "load", "normalize_loss", "preview", "rehearse", "resume",
 ]  # fmt: skip
@@ -31,7 +31,7 @@ _HOMES = {
     **dict.fromkeys(("Budget", "Effort"), "values.budget"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Adapter")), "values.techniques"),
     **dict.fromkeys(("Precision", "TrainConfig"), "values.config"),
-    "Workload": "values.workload",
+    **dict.fromkeys(("OwnKnob", "Workload"), "values.workload"),
     "AutotuneCallback": "integrations.callback",
     "AutotuneError": "errors",
     "rehearse": "rehearsal",

@@ -30,6 +30,7 @@ from autotune.values.techniques import PrefixAdapter as PrefixAdapter
 from autotune.values.techniques import PromptAdapter as PromptAdapter
 from autotune.values.techniques import RsloraAdapter as RsloraAdapter
 from autotune.values.techniques import VeraAdapter as VeraAdapter
+from autotune.values.workload import OwnKnob as OwnKnob
 from autotune.values.workload import Workload as Workload
 from autotune.version import __version__ as __version__
 

@@ -95,6 +95,15 @@ def test_own_loop_is_tuned_in_the_knobs_that_it_knows(tmp_path):
     assert line_with("  precision: ", lines).endswith(("fp32", "bf16"))
 
 
+def test_a_pipeline_is_tuned_in_a_knob_of_its_own(tmp_path):
+    lines = run_example("pipeline_loop.py", "--width", 32, *SHORT, cwd=tmp_path)
+    assert lines[-2].removeprefix("  schedule ") in ("gpipe", "1f1b", "interleaved")
+    (run,) = (tmp_path / "runs").iterdir()
+    found = autotune.load(run / "best-config.json")
+    assert {trial.config.own.schedule for trial in found.trials if trial.samples_per_second} >= {"gpipe", "1f1b"}
+    assert {trial.config.parallelism.data_parallel for trial in found.trials} == {1}
+
+
 def test_every_target_is_exported_or_says_why_not(answer, tmp_path):
     lines = run_example("export_everywhere.py", answer, "exported", cwd=tmp_path)
     told = [line.removeprefix("left out: ").split(":")[0] for line in lines if not line.startswith(" ")]

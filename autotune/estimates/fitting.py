@@ -22,9 +22,8 @@ from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, 
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Rates
-from autotune.values.workload import Scalar
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 

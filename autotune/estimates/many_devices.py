@@ -14,11 +14,11 @@ from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, larger_device, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
-from autotune.space.knobs import Scalar, in_words
+from autotune.space.knobs import in_words
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_of
-from autotune.values.config import Allowance, Parallelism
+from autotune.values.config import Allowance, Parallelism, Scalar
 from autotune.values.model import ModelFacts
 
 PREFIX = "parallelism."

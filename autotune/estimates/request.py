@@ -25,7 +25,7 @@ from autotune.planning.options import (
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import baseline_of
 from autotune.space.file import load_space
-from autotune.space.knobs import Scalar, fixed_values, make_config, make_point, refused
+from autotune.space.knobs import fixed_values, make_config, make_point, refused
 from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
@@ -33,7 +33,7 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
-from autotune.values.config import LARGEST_BATCH, Allowance, TrainConfig
+from autotune.values.config import LARGEST_BATCH, Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import detect
 from autotune.values.model import FLASH_PACKAGES, ModelFacts

@@ -21,8 +21,9 @@ from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_tf32_available
 
 from autotune.errors import AutotuneError, InputError, one_line
-from autotune.execution import user_code
+from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
+from autotune.execution.runner import DESCRIBE_LIMIT_S
 from autotune.execution.user_code import CodeError, harness, overlaid, own_values, run_until_training
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
@@ -47,8 +48,10 @@ def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; data and pickled code of trials are in the directory `data` beside it."""
     requests: TypeAdapter[DescribeRequest | ExamineRequest] = TypeAdapter(DescribeRequest | ExamineRequest)
     request = requests.validate_json((directory / "request.json").read_bytes())
+    environment.meet("cuda" if torch.cuda.is_available() else "cpu", timeout_s=DESCRIBE_LIMIT_S)  # ranks of a loop
     try:
         answer: Description | Refusal = _described(request, directory, directory.parent / "data")
+        environment.gathered(None)  # one that refuses ends at once, and the others with it
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / "description.json")

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from autotune.stand_in.device import is_rehearsal
@@ -35,6 +35,8 @@ from autotune.training.arguments import ZERO_STAGES
 from autotune.value import read_value
 from autotune.values.hardware import MMAP_THRESHOLD, OWN_MMAP_THRESHOLD
 from autotune.values.trial import Rendezvous, TrialRequest
+
+T = TypeVar("T")
 
 # Variables: the listening socket of the first rank, open in its process, and the threads of each rank.
 _LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
@@ -291,6 +293,17 @@ def agree(decision: bool) -> bool:
     flag = torch.tensor([int(decision)])
     distributed.broadcast(flag, src=0)
     return bool(flag.item())
+
+
+def gathered(mine: T) -> list[T]:
+    """Return the objects of all ranks in their order, once all have come here."""
+    if not own_rank().is_launched:
+        return [mine]
+    from torch import distributed
+
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, mine)
+    return found
 
 
 def wait_for_all(tensor: Any) -> None:

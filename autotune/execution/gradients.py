@@ -17,7 +17,7 @@ import dataclasses
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import set_seed
 
 from autotune.errors import InputError
+from autotune.execution.environment import gathered, own_rank
 from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.user_code import loss_and_samples, step_of
 from autotune.execution.user_data import first_batch, rows_of, view
@@ -208,7 +209,8 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
 class _Step:  # of a loop, as it was seen
     micro_batch: int
     samples: Counter[int] = dataclasses.field(default_factory=Counter)  # that were given to each outermost model
-    rows: Counter[bytes] = dataclasses.field(default_factory=Counter)  # that models were given, by their first values
+    # That models were given, by their first values, without those that another model, or a stage of one, has made.
+    rows: set[bytes] = dataclasses.field(default_factory=set)
     gradients: list[Gradient] = dataclasses.field(default_factory=list)  # of each optimizer of torch's that stepped
     weights: list[torch.Tensor] = dataclasses.field(default_factory=list)  # the first ones of each of its parameters
     is_short: bool = False  # some weights or products have less than 32 bits
@@ -219,7 +221,7 @@ class _Step:  # of a loop, as it was seen
 
     def is_like(self, other: _Step) -> bool:  # both begin from the same weights and are given the same samples
         is_same = len(self.weights) == len(other.weights) and all(map(torch.equal, self.weights, other.weights))
-        return is_same and self.rows == other.rows
+        return is_same and self.rows == other.rows and (bool(self.rows) or not self.samples)
 
 
 def split_of_loop(request: ExamineRequest, file: Path) -> Split:
@@ -261,19 +263,37 @@ def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[
             step = step_of(own, config, steps, file)
             set_seed(seeds[1])
             said = loss_and_samples(step())[1]
+            if config.parallelism.model_parallel > 1:  # torch's pipelines first run a micro-batch more, for its shapes
+                rows = set(found.rows)
+                found.samples.clear()
+                step()
+                found.rows = rows
     except Exception as error:  # whatever the user's code raises: the trial of the baseline tells of it, too
+        if own_rank().is_launched:  # with it the others end, which may wait for this one
+            raise
         traceback.print_exc()
         return f"with a micro-batch of {found.micro_batch} the step failed ({type(error).__name__}: {error})"
     counts = dict.fromkeys(found.samples.values() if said is None else [said])
-    expected = request.workload.samples_per_step(config)
+    expected = steps * found.micro_batch  # by each rank, of its own samples or those that it shares
     if not counts or expected in counts:
-        return found
+        return _together(gathered(found))
     remedy = "run" if own.takes_accumulation else f"have {own.name} take {ACCUMULATION}, and run"
     raise InputError(
         f"step: with a micro-batch of {found.micro_batch} a step of {own.name} consumed "
         f"{' or '.join(map(str, counts))} samples, and {expected} are a step ({steps} x {found.micro_batch}): {remedy} "
         f"{ACCUMULATION} micro-batches in each step; a step that can't be counted from outside returns (loss, samples)"
     )
+
+
+def _together(ranks: Sequence[_Step]) -> _Step:
+    """Return what all ranks saw, so that they come to the same decisions."""
+    whole = ranks[0]
+    for other in ranks[1:]:
+        whole.rows.update(other.rows)
+        whole.gradients += other.gradients
+        whole.weights += other.weights
+        whole.is_short |= other.is_short
+    return whole
 
 
 @contextmanager
@@ -293,7 +313,7 @@ def _watched(found: _Step) -> Iterator[None]:
                 found.samples[id(module)] += rows_of({"": given}, found.micro_batch) or found.micro_batch
                 # A row is known by its first values, which padding on the right leaves alone.
                 values = given.detach().reshape(len(given), -1)[:, :8].double().cpu()
-                found.rows.update(row.numpy().tobytes() for row in values)
+                found.rows.update(row.numpy().tobytes() for row in values if not given.requires_grad)
         found.is_short |= any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         depth += 1
         try:

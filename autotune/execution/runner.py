@@ -33,6 +33,7 @@ from autotune.values.trial import (
     Measurement,
     Outcome,
     Refusal,
+    Rendezvous,
     TrialRequest,
     TrialResult,
     TrialStatus,
@@ -40,6 +41,7 @@ from autotune.values.trial import (
 
 LAUNCHER_GRACE_S = END_LIMIT_S + 40.0  # to kill and reap after the trial's own time limit
 IDLE_LIMIT_S = 10.0
+DESCRIBE_LIMIT_S = 600.0
 
 # Of the monotonic clock, in seconds since 1970: by it trials of a search keep their order when the clock is set.
 _EPOCH_S = time.time() - time.monotonic()
@@ -168,7 +170,10 @@ class LocalRunner(Runner):
                 self.ask("operators", COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
                 if (self._run_directory / "operators" / COMPILED_FILE).exists():
                     self._compiled.update(needed)
-        self._send(place, directories, self._entry, timeout_s, requests=requests, again=again)
+        self._send(
+            place, directories, self._entry, timeout_s, requests=requests, again=again,
+            ranks=requests[0].ranks, rendezvous=requests[0].rendezvous,
+        )  # fmt: skip
 
     def _ended(self) -> list[TrialResult]:
         """Wait for a job; run its trials again, once, if one finds the device filled by others, or failed."""
@@ -237,7 +242,9 @@ class LocalRunner(Runner):
     def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
         """Return what a child finds out about a workload, or raise what it raised; InfrastructureError: no answer."""
         name = "describe" if isinstance(request, DescribeRequest) else "examine"
-        directory = self.ask(name, "autotune.execution.describe:run_describe", request, timeout_s=600.0)
+        ranks = request.config.parallelism.ranks if isinstance(request, ExamineRequest) else None
+        entry = "autotune.execution.describe:run_describe"
+        directory = self.ask(name, entry, request, timeout_s=DESCRIBE_LIMIT_S, ranks=ranks)
         try:
             answers: TypeAdapter[Description | Refusal] = TypeAdapter(Description | Refusal)
             answer = answers.validate_json((directory / "description.json").read_bytes())
@@ -264,11 +271,12 @@ class LocalRunner(Runner):
         timeout_s: float,
         place: int = 0,
         devices: int = 1,
-        of: Sequence[TrialRequest] = (),
+        ranks: range | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> Path:
-        """Have a child that trains nothing answer `request` by `entry` in the directory `name`; return that.
+        """Have a child that trains nothing, or `ranks` as a trial's, answer `request` by `entry`; return its directory.
 
-        It is one process, or has the ranks `of` a trial.
+        That is `name` in the run directory.
         """
         check_disk(self._run_directory)
         self.check_time()
@@ -276,7 +284,7 @@ class LocalRunner(Runner):
         _make_empty(directory)
         write_value(request, directory / "request.json")
         limit_s = min(timeout_s, max(1.0, self.ends_at - time.perf_counter()))
-        self._send(place, [directory], entry, limit_s, devices=devices, requests=of)
+        self._send(place, [directory], entry, limit_s, devices=devices, ranks=ranks, rendezvous=rendezvous)
         self._wait_for((place,))
         return directory
 
@@ -318,13 +326,14 @@ class LocalRunner(Runner):
         requests: Sequence[TrialRequest] = (),
         again: str = "",
         devices: int = 1,
+        ranks: range | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
-        ranks, launcher = requests[0].ranks if requests else None, self.start()
-        where = self._places[place]
+        launcher, where = self.start(), self._places[place]
         where = where.model_copy(update={"devices": where.devices[: devices if ranks is None else len(ranks)]})
         job = Job(
             place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s,
-            ranks=None if ranks is None else len(ranks), rendezvous=requests[0].rendezvous if requests else None,
+            ranks=None if ranks is None else len(ranks), rendezvous=rendezvous,
             visible=visible(where.devices), cores=where.cores,
         )  # fmt: skip
         try:

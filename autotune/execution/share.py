@@ -83,8 +83,8 @@ class Share:
         """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
         request, runner = TrialRequest.model_validate_json(text), self._started()
         assert isinstance(runner, LocalRunner)
-        entry = f"{network.__name__}:measure"
-        directory = runner.ask("network", entry, request, timeout_s=network.LIMIT_S, of=[request])
+        entry, ranks, meeting = f"{network.__name__}:measure", request.ranks, request.rendezvous
+        directory = runner.ask("network", entry, request, timeout_s=network.LIMIT_S, ranks=ranks, rendezvous=meeting)
         try:
             return float((directory / network.FILE).read_text())
         except OSError:

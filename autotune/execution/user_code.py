@@ -187,7 +187,8 @@ def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pa
         os.chdir(own.directory)
     make = unpickled(file, own.sha256, own.name)
     try:
-        step = make(config, **({ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}))
+        accumulation = {ACCUMULATION: accumulation_steps} if own.takes_accumulation else {}
+        step = make(config, **accumulation, **config.own.model_dump())
     except (ValueError, NotImplementedError) as error:  # by which it says that it can't do this
         if is_out_of_memory(error):
             raise

@@ -54,9 +54,9 @@ class Start:
         """The hardware of a trial of the baseline, whose `count` of devices may be less than the most."""
         return self.hardware.model_copy(update={"count": self.devices[0]})
 
-    def space(self) -> SpaceFile:
+    def space(self, given: SpaceFile | None = None) -> SpaceFile:
         """Return the search space, with the numbers of devices if they are several, and a replica for each machine."""
-        found = load_space(self.options.space or default_space(self.hardware))
+        found = given or load_space(self.options.space or default_space(self.hardware))
         own: dict[str, Parameter] = {}
         if len(self.devices) > 1:
             own["parallelism.world_size"] = Parameter(choices=self.devices)

@@ -3,10 +3,10 @@
 A Trainer or a script is first run up to the beginning of its training (`execution.describe`). Its own arguments are the
 baseline; knobs that the code itself decides stay.
 
-A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that it is said to honour. The function is
-pickled into the run directory and called in the process of each trial (`execution.trial`). Before that, a step is run
-at two micro-batches, to check that it consumes the global batch, and whether its gradient depends on the split
-(`execution.gradients`). The cost model is used only if the model is named as well.
+A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that it is said to honour, and by those that
+it declares. The function is pickled into the run directory and called in each process of a trial (`execution.trial`).
+Before that, a step is run at two micro-batches, to check that it consumes the global batch, and whether its gradient
+depends on the split (`execution.gradients`). The cost model is used only if the model is named as well.
 """
 
 import inspect
@@ -19,14 +19,22 @@ from typing import Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Describe, Start, Subject, default_space, description_of, plan_from
+from autotune.planning.planner import (
+    Describe,
+    Start,
+    Subject,
+    baseline_of,
+    default_space,
+    description_of,
+    plan_from,
+)
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
-from autotune.space.knobs import MICRO_BATCH, problem
+from autotune.space.knobs import MICRO_BATCH, OWN, make_config, make_point, problem
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import OwnValues, Precision, TrainConfig
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import (
@@ -36,6 +44,7 @@ from autotune.values.workload import (
     Choices,
     Held,
     OwnCode,
+    OwnKnob,
     OwnStep,
     Traits,
     Workload,
@@ -144,10 +153,13 @@ def code_of(command: Sequence[str]) -> OwnCode:
     return OwnCode(kind="script", shown=shown, command=tuple(words), is_module=is_module, directory=str(Path.cwd()))
 
 
-Knobs = Sequence[str] | Mapping[str, Sequence[Any] | None]
+Knobs = Sequence[str] | Mapping[str, Sequence[Any] | OwnKnob | None]
+
+# The one knob of `Parallelism` that a loop can honour, by its last name.
+_SHARED = "parallelism.model_parallel"
 
 _NOT_HONOURED = {
-    "parallelism": "a trial of your own loop is one process on one device",
+    "parallelism": "--devices has the numbers of devices, and model_parallel how many share a sample",
     **dict.fromkeys(("packing", "train_sampling_strategy"), "your function makes the batches"),
     **dict.fromkeys(
         ("experts_implementation", "experts_per_token", "expert_capacity"),
@@ -167,8 +179,9 @@ _NOT_WITH_STEP: dict[str, str] = {
 class UserLoop(Subject):
     """The user's own training loop: a function that sets it up for a configuration and returns its step.
 
-    `step` takes a configuration, and `accumulation_steps` if it has an argument of that name; `knobs` names the fields
-    of TrainConfig that it honours, or maps them to their choices.
+    `step` takes a configuration, `accumulation_steps` if it has an argument of that name, and the value of each knob of
+    its own; `knobs` names the fields of TrainConfig that it honours, or maps them to their choices, and others to an
+    `OwnKnob`.
     """
 
     def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:
@@ -185,15 +198,16 @@ class UserLoop(Subject):
         if options.task and not options.model:
             raise InputError("task can't be used with a step of your own, unless its model is named too")
         if options.fleet.engine != "local":
-            raise InputError("engine: a step of your own runs on this machine; leave engine out")
-        if options.devices not in ((), (1,)):
-            raise InputError(f"devices: {_NOT_HONOURED['parallelism']}; leave devices out")
+            raise InputError("engine: a step of your own runs on this machine; leave engine and nodes out")
         name = getattr(step, "__qualname__", type(step).__name__)
-        content = pickled(step, f"step: {name}")
+        content, (honoured, own) = pickled(step, f"step: {name}"), _checked(knobs or {})
+        if options.model and (own or options.devices not in ((), (1,))):
+            raise InputError("model: steps on several devices, or by knobs of your own, aren't predicted; leave it out")
         self.own = OwnStep(
             name=name,
-            takes_accumulation=_takes_accumulation(step, name),
-            knobs=_checked(knobs or {}),
+            takes_accumulation=_takes_accumulation(step, name, own),
+            knobs=honoured,
+            own=own,
             directory=str(Path.cwd()),
             search_path=tuple(str(Path(entry).absolute()) for entry in sys.path),
             sha256=sha256_of(content),
@@ -209,10 +223,10 @@ class UserLoop(Subject):
         options, name, kind = self.options, self.own.name, "your own loop"
         unknown = ModelSpec(reference=name, name=name, source="own", model_type=kind, kind="own", config={})
         model = None if options.model else (unknown, Task.OWN)
-        workload = searched_workload(options, start.hardware, start.arguments, start.notes, model)
+        workload = searched_workload(options, start.of_baseline, start.arguments, start.notes, model)
         workload = workload.model_copy(update={"own_step": self.own})
-        usual = default_space(start.hardware)
-        space = space_of(self.own, usual) if self.own.knobs else load_space(options.space or usual)
+        usual = default_space(start.hardware.model_copy(update={"count": 1}))
+        space = start.space(load_space(options.space) if options.space else space_of(self.own, usual))
         found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
         honoured = ", ".join(space.parameters)
         start.notes.append(
@@ -222,7 +236,12 @@ class UserLoop(Subject):
         start.notes.append(
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
         )
-        plan = plan_from(start, workload, found, space, soak=False, loss_steps=0, record=False, options=None)
+        baseline = make_point(baseline_of(workload, found.facts, start.of_baseline, start.arguments))
+        first = {n: p.choices[0] for n, p in space.parameters.items() if n == _SHARED or n.startswith(OWN)}
+        plan = plan_from(
+            start, workload, found, space, soak=False, loss_steps=0, record=False, options=None,
+            baseline=make_config({**baseline, **first}),
+        )  # fmt: skip
         # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
         # free global batch each micro-batch is another batch, and gradients can't be compared.
         mine, free = plan.baseline.per_device_train_batch_size, plan.workload.global_batch_size is None
@@ -242,7 +261,7 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, "default", "full")):
         known |= {name: p for name, p in load_space(space).parameters.items() if name not in known}
-    named = dict(own.knobs)
+    named = {**own.knobs, **{f"{OWN}{name}": knob.choices for name, knob in own.own.items()}}
     if "adapter" in named:  # who honours adapters honours their fields
         named = {**{n: None for n in known if n.startswith("adapter.")}, **named}
     parameters = {}
@@ -259,27 +278,34 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
     return SpaceFile(name="knobs", description=f"what {own.name} honours", parameters=parameters)
 
 
-def _takes_accumulation(step: Callable[..., Any], name: str) -> bool:
+def _takes_accumulation(step: Callable[..., Any], name: str, own: Mapping[str, OwnKnob]) -> bool:
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
         return False
     takes = ACCUMULATION in signature.parameters
     try:
-        signature.bind(None, **({ACCUMULATION: 1} if takes else {}))
+        signature.bind(None, **({ACCUMULATION: 1} if takes else {}), **own)
     except TypeError as error:
-        call = f"{name}{signature} can't be called with a configuration (and {ACCUMULATION})"
+        call = f"{name}{signature} can't be called with a configuration ({', '.join((ACCUMULATION, *own))})"
         raise InputError(f"step: {call}: {error}") from None
     return takes
 
 
-def _checked(knobs: Knobs) -> dict[str, Choices | None]:
+def _checked(knobs: Knobs) -> tuple[dict[str, Choices | None], dict[str, OwnKnob]]:
+    """Return the fields of TrainConfig with their choices, and the knobs of the function's own."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
     named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)
-    for name, choices in named.items():
-        if name not in TrainConfig.model_fields and not name.startswith("adapter."):
-            near = suggestion(str(name), TrainConfig.model_fields)
+    own = {str(name): knob for name, knob in named.items() if isinstance(knob, OwnKnob)}
+    for name in own:
+        if name in TrainConfig.model_fields or hasattr(OwnValues, name):
+            raise InputError(f"knobs: {name} means something else already; give your own knob another name")
+    given = {name: choices for name, choices in named.items() if not isinstance(choices, OwnKnob)}
+    honoured = {_SHARED if name == _SHARED.partition(".")[2] else name: values for name, values in given.items()}
+    for name, choices in honoured.items():
+        if name not in (*TrainConfig.model_fields, _SHARED) and not name.startswith("adapter."):
+            near = suggestion(str(name), TrainConfig.model_fields) or "; declare one of your own by OwnKnob"
             raise InputError(f"knobs: {name!r} is no field of TrainConfig{near}")
         if name in _NOT_HONOURED:
             raise InputError(f"knobs: {name}: {_NOT_HONOURED[name]}")
@@ -288,4 +314,4 @@ def _checked(knobs: Knobs) -> dict[str, Choices | None]:
         for value in choices or ():
             if (found := problem(name, value)) is not None:
                 raise InputError(f"knobs: {name}: {found}")
-    return {name: None if choices is None else tuple(dict.fromkeys(choices)) for name, choices in named.items()}
+    return {n: None if choices is None else tuple(dict.fromkeys(choices)) for n, choices in honoured.items()}, own

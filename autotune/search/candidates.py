@@ -22,11 +22,11 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Profile, Vector
 from autotune.planning.plan import SearchPlan, micro_steps
-from autotune.space.knobs import MICRO_BATCH, Scalar, changes, make_point, shown_changes
+from autotune.space.knobs import MICRO_BATCH, changes, make_point, shown_changes
 from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
-from autotune.values.config import KNOBS, TrainConfig, knob_values
+from autotune.values.config import KNOBS, Scalar, TrainConfig, knob_values
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left

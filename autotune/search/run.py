@@ -27,13 +27,13 @@ from autotune.search.cost_model import check_fits, cost_model, learn, measured_m
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.space.knobs import Scalar, changes, knobs, make_point
+from autotune.space.knobs import changes, knobs, make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import record_writer
 from autotune.units import show_memory
 from autotune.value import Value, check_savable
 from autotune.values.budget import Budget
-from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.config import Parallelism, Scalar, TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Change, Fleet, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData

@@ -27,10 +27,11 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from autotune.errors import SearchSpaceError, complaint, one_line, suggestion
-from autotune.space.knobs import ATTENTION, MICRO_BATCH, PARAMETERS, Scalar, has_field, problem
+from autotune.space.knobs import ATTENTION, MICRO_BATCH, PARAMETERS, has_field, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import Value, read_named
 from autotune.values.budget import Effort
+from autotune.values.config import Scalar
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, Task
 
 

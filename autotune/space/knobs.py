@@ -16,11 +16,20 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
-from autotune.values.config import KNOBS, Allowance, Difference, Parallelism, TrainConfig, deepest_class, knob_values
+from autotune.values.config import (
+    KNOBS,
+    Allowance,
+    Difference,
+    OwnValues,
+    Parallelism,
+    Scalar,
+    TrainConfig,
+    deepest_class,
+    knob_values,
+)
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
-from autotune.values.workload import Scalar as Scalar
 
 MICRO_BATCH = "per_device_train_batch_size"
 
@@ -28,13 +37,17 @@ ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_at
 
 _ADAPTER = "adapter."
 _PARALLEL = "parallelism."
+OWN = "own."
 
-# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter.
+# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter; a loop
+# of the user's own adds 'own.NAME'.
 _OF_ADAPTERS = dict.fromkeys(f"{_ADAPTER}{f}" for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
 PARAMETERS = frozenset((*KNOBS, *_OF_ADAPTERS))
 
-# Parameters that together make the value of one field.
-NESTED = frozenset(name for name in PARAMETERS if name == "adapter" or "." in name)
+
+def is_nested(parameter: str) -> bool:
+    """Return whether the parameter makes the value of a field together with others."""
+    return parameter == "adapter" or "." in parameter
 
 
 def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
@@ -43,7 +56,9 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
     def nested(prefix: str) -> dict[str, Scalar]:
         return {name.removeprefix(prefix): value for name, value in point.items() if name.startswith(prefix)}
 
-    fields: dict[str, Any] = {name: value for name, value in point.items() if name not in NESTED}
+    fields: dict[str, Any] = {name: value for name, value in point.items() if not is_nested(name)}
+    if own := nested(OWN):
+        fields["own"] = OwnValues(**own)
     if parallel := nested(_PARALLEL):
         fields["parallelism"] = Parallelism.model_validate(parallel)
     if (kind := point.get("adapter")) is not None:
@@ -67,6 +82,8 @@ def make_point(config: TrainConfig) -> dict[str, Scalar]:
                 point |= {f"{_ADAPTER}{field}": v for field, v in value.model_dump(exclude={"kind"}).items()}
         elif name == "parallelism":
             point |= {f"{_PARALLEL}{field}": getattr(value, field) for field in Parallelism.model_fields}
+        elif name == "own":
+            point |= {f"{OWN}{knob}": v for knob, v in value.model_dump().items()}
         else:
             point[name] = str(value) if name == "precision" else value
     return point
@@ -147,6 +164,10 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, config.is_adapted, rounds)
             yield name, before, after, Allowance(knob.allowance(change) if callable(knob.allowance) else knob.allowance)
+    step = problem.workload.own_step
+    for name, declared in step.own.items() if step is not None else ():
+        if (before := getattr(baseline.own, name)) != (after := getattr(config.own, name)):
+            yield f"{OWN}{name}", before, after, declared.allowance
 
 
 def shown_changes(changed: Iterable[Change]) -> str:

@@ -18,18 +18,17 @@ from autotune.space import rules
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import (
     MICRO_BATCH,
-    NESTED,
-    Scalar,
     allowance_of,
     fitting,
     has_field,
+    is_nested,
     make_config,
     make_point,
     valid,
 )
 from autotune.space.parallel_rules import Rule
 from autotune.values.budget import Effort
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.problem import Objective, Problem
 from autotune.values.trial import TrialResult, TrialStatus
 
@@ -136,10 +135,10 @@ class SearchSpace:
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""
-        nested = tuple(item for item in point.items() if item[0] in NESTED)
+        nested = tuple(item for item in point.items() if is_nested(item[0]))
         if nested not in self._nested:
             self._nested[nested] = make_config(fitting(dict(nested), self._origin))
-        plain = {name: valid(name, value) for name, value in point.items() if name not in NESTED}
+        plain = {name: valid(name, value) for name, value in point.items() if not is_nested(name)}
         return self._nested[nested].model_copy(update=plain)
 
     def complete(self, point: Point) -> Point:

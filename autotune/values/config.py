@@ -1,7 +1,7 @@
 """A training configuration, one point of the search space, and the metadata of its knobs.
 
-Each field of `TrainConfig` and `Parallelism` has a :class:`Knob` in a table. Code that exports, names, predicts or
-shows knobs reads this metadata instead of listing fields.
+Each field of `TrainConfig` and `Parallelism` has a :class:`Knob` in a table; a loop of one's own declares further ones.
+Code that exports, names, predicts or shows knobs reads this metadata instead of listing fields.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from enum import StrEnum
 from operator import attrgetter, not_
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from autotune.value import Value
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import AnyAdapter, BackendName, Checkpointing, Mode, why_not
+
+# A value of a knob, as in a search space.
+Scalar = bool | int | float | str | None
 
 
 class Allowance(StrEnum):
@@ -153,7 +156,7 @@ Sharding = Literal["none", "fsdp_full", "fsdp_grad_op", "zero_1", "zero_2", "zer
 
 
 class Parallelism(Value):
-    """How one training is spread over devices: world size = data x tensor x sequence parallel."""
+    """How one training is spread over devices: world size = data x tensor x sequence x model parallel."""
 
     world_size: PositiveInt = Field(default=1, description="number of processes, one per device")
     sharding: Sharding = Field(
@@ -166,6 +169,11 @@ class Parallelism(Value):
         default=1,
         exclude_if=lambda degree: degree == 1,
         description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
+    )
+    model_parallel: PositiveInt = Field(
+        default=1,
+        exclude_if=lambda degree: degree == 1,
+        description="devices that share each sample in a loop of one's own, by stages of a pipeline or in another way",
     )
     replicas: PositiveInt = Field(
         default=1,
@@ -184,7 +192,17 @@ class Parallelism(Value):
     @property
     def data_parallel(self) -> int:
         """Number of ranks that see different samples; degrees that don't divide the world size are refused by rule."""
-        return max(1, self.world_size // (self.tensor_parallel * self.sequence_parallel))
+        return max(1, self.world_size // self.shared_by)
+
+    @property
+    def shared_by(self) -> int:
+        """Number of ranks that work on the same samples."""
+        return self.tensor_parallel * self.sequence_parallel * self.model_parallel
+
+    @property
+    def ranks(self) -> range | None:
+        """The ranks that torchrun starts; None: a single process without torchrun."""
+        return None if self.is_single else range(self.world_size)
 
     @property
     def sharding_ranks(self) -> int:
@@ -197,6 +215,13 @@ class Parallelism(Value):
 
 
 ONE_DEVICE = Parallelism()
+
+
+class OwnValues(Value):
+    """Values of the knobs that a loop of one's own declares, as attributes: `config.own.schedule`."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
 
 
 class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made by pydantic
@@ -257,6 +282,11 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         default=False, exclude_if=not_, description="torch's CUDA allocator enlarges its segments in place"
     )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
+    own: OwnValues = Field(
+        default=OwnValues(),
+        exclude_if=lambda own: not own.model_extra,
+        description="values of the knobs that a loop of one's own declares",
+    )
 
     @field_validator("adapter", mode="before")
     @classmethod
@@ -350,6 +380,7 @@ _KNOBS = {
     "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
     "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),
     "parallelism.sequence_parallel": Knob(_of_layout, "sequence-parallel"),
+    "parallelism.model_parallel": Knob(_of_layout, "model-parallel"),
     "parallelism.replicas": Knob(_of_sharding, "fsdp-replicas"),
     "parallelism.offload": Knob("exact", "offload"),
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
@@ -357,7 +388,7 @@ _KNOBS = {
     "parallelism.ddp_static_graph": Knob("exact", "ddp-static-graph"),
 }  # fmt: skip
 
-_FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name != "parallelism"}
+_FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name not in ("parallelism", "own")}
 _FIELDS |= {f"parallelism.{name}": field for name, field in Parallelism.model_fields.items()}
 assert set(_FIELDS) == set(_KNOBS), "a field without its Knob, or the other way round"
 

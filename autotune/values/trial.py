@@ -124,7 +124,7 @@ class TrialRequest(Value):
         """The ranks that torchrun starts on this machine; None: a single process without torchrun."""
         spread, meeting = self.config.parallelism, self.rendezvous
         if meeting is None:
-            return None if spread.is_single else range(spread.world_size)
+            return spread.ranks
         here = spread.world_size // meeting.nodes
         return range(meeting.node_rank * here, (meeting.node_rank + 1) * here)
 

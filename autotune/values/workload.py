@@ -5,13 +5,14 @@ folder `data` of the run directory, from which every trial of the search and of 
 """
 
 import shlex
+from operator import not_
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
 from autotune.value import Value
-from autotune.values.config import Quantization, TrainConfig
+from autotune.values.config import Allowance, Quantization, Scalar, TrainConfig
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import OwnAdapter
 
@@ -23,9 +24,20 @@ LENGTHS_FILE = "own-lengths.npy"  # lengths of the samples in tokens
 # Optional argument of the user's function: the micro-batches of an optimizer step.
 ACCUMULATION = "accumulation_steps"
 
-# A value of a knob, and the values to try, as in a search space.
-Scalar = bool | int | float | str | None
+# The values to try of a knob.
 Choices = tuple[Scalar, ...]
+
+
+class OwnKnob(Value):
+    """A knob that autotune doesn't know: an argument of the function that makes a step of one's own.
+
+    Examples:
+        >>> OwnKnob(choices=("1f1b", "gpipe"), allowance="exact").allowance
+        <Allowance.EXACT: 'exact'>
+    """
+
+    choices: Choices = Field(min_length=1, description="values to try, the baseline's first")
+    allowance: Allowance = Field(description="class of a change: how much another value changes of the training")
 
 
 class OwnStep(Value):
@@ -36,6 +48,7 @@ class OwnStep(Value):
     # Fields of TrainConfig that the function honours, with values to try (None: the usual ones); empty: those of the
     # search space.
     knobs: dict[str, Choices | None]
+    own: dict[str, OwnKnob] = Field(default_factory=dict, exclude_if=not_)  # knobs of its own: further arguments
     directory: str  # working directory that the function expects
     sha256: str = ""  # digest of `STEP_FILE`; a file with another digest is not loaded
     search_path: tuple[str, ...]  # entries of sys.path from which its modules are imported

@@ -1,6 +1,7 @@
 """A user's own loop: one step is looked at before the search, and its trials are real processes as any trial's."""
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,10 @@ from own_trainings import planted
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from autotune.errors import InputError
 from autotune.execution.describe import run_describe
 from autotune.value import sha256_of, write_value
+from autotune.values.config import Parallelism
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest, Refusal, TrialResult, TrialStatus
 from autotune.values.workload import STEP_FILE, OwnStep
@@ -125,6 +128,83 @@ def test_a_function_that_makes_no_training_is_told(run_own, make, said):
     result = run_own(make)
     assert result.status == ("crashed" if said.startswith("KeyError") else "invalid")
     assert result.outcome.cause.startswith(said)
+
+
+TWO = {"parallelism": Parallelism(world_size=2)}
+PIPELINE = {"parallelism": Parallelism(world_size=2, model_parallel=2)}
+
+
+def pipeline(*, divides=True, short=0, fails=False):
+    """Return a loop whose two ranks each have a stage; the schedule is a knob of its own."""
+
+    def make(config, accumulation_steps, schedule="gpipe"):
+        from torch import distributed
+        from torch.distributed import pipelining
+
+        rank, size = distributed.get_rank(), config.per_device_train_batch_size
+        if fails and rank:
+            raise KeyError("shapes")
+        stage = pipelining.PipelineStage(nn.Linear(16, 16), rank, 2, torch.device("cpu"))
+        kind = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}[schedule]
+        steps = accumulation_steps - short
+        run = kind(stage, n_microbatches=steps, loss_fn=mse_loss, scale_grads=divides)
+        optimizer = torch.optim.AdamW(stage.submod.parameters())
+        batch = ROWS[: size * steps]
+        print(type(run).__name__, "of", steps)
+
+        def step():
+            losses = []
+            run.step(*([] if rank else [batch]), **({"target": batch, "losses": losses} if rank else {}))
+            optimizer.step()
+            optimizer.zero_grad()
+            return float(torch.stack(losses).mean()) if losses else None
+
+        return step
+
+    return make
+
+
+def test_the_ranks_of_a_loop_share_the_global_batch_or_each_of_its_samples(bench, run_own):
+    shared = run_own(loop(), takes_accumulation=True, config=TWO)
+    assert shared.outcome.accumulation_steps == 2
+    assert "accumulating 2 times 2" in (bench.directory(shared) / "log-1.txt").read_text()
+    knobs = {**PIPELINE, "own": {"schedule": "1f1b"}}
+    staged = run_own(pipeline(), takes_accumulation=True, config=knobs)
+    assert staged.status is TrialStatus.COMPLETED, staged.outcome
+    assert "Schedule1F1B of 4" in bench.log(staged)
+    times = staged.outcome.step_times_s
+    assert staged.outcome.samples_per_second == pytest.approx(8 * len(times) / sum(times))
+    assert staged.outcome.loss > 0  # the last stage's
+
+
+def test_a_rank_that_a_loop_fails_on_ends_the_trial_with_its_cause(run_own):
+    failed = run_own(pipeline(fails=True), takes_accumulation=True, config=PIPELINE)
+    assert failed.outcome.cause == "rank 1: KeyError: 'shapes'"
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "said"),
+    [
+        (loop(), TWO, ()),
+        (pipeline(), PIPELINE, ()),
+        (loop(micro_steps=1), TWO, "consumed 4 samples, and 8 are a step (2 x 4)"),
+        (pipeline(short=1), PIPELINE, "consumed 12 samples, and 16 are a step (4 x 4)"),
+        (pipeline(divides=False), PIPELINE, "50% apart"),
+        (pipeline(fails=True), PIPELINE, "could not be looked at"),
+    ],
+    ids=["data parallel", "pipeline", "short", "short pipeline", "not divided", "fails"],
+)
+def test_a_step_of_several_ranks_is_examined_by_all_of_them(bench, tmp_path, make, config, said):
+    own = written(make, bench.run_directory, tmp_path, True)
+    workload = make_workload(global_batch_size=16).model_copy(update={"own_step": own})
+    request = ExamineRequest(workload=workload, facts=make_facts(), config=make_config(4, **config), other=2)
+    if not said:
+        assert bench.runner.describe(request) == Description(facts=make_facts())
+    elif "consumed" in said:
+        with pytest.raises(InputError, match=re.escape(said)):
+            bench.runner.describe(request)
+    else:
+        assert said in bench.runner.describe(request).notes[0]
 
 
 def test_a_loop_with_accelerate(run_own):

@@ -1,6 +1,7 @@
 """A user's own code: which Trainer, script or loop can be tuned, and what its plan is."""
 
 import dataclasses
+import itertools
 import shutil
 import sys
 import threading
@@ -18,11 +19,13 @@ from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
 from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of
+from autotune.space.knobs import changes, shown_changes
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.model import Task
 from autotune.values.trial import Description, Purpose
 from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound, Workload
+from autotune.verification.attribution import put_back
 
 SCRIPT = ["python", "train.py"]
 
@@ -157,6 +160,7 @@ def test_what_the_code_decides_can_not_be_fixed_at_another_value():
 
 
 KNOBS = ["per_device_train_batch_size", "precision"]
+FACTOR = autotune.OwnKnob(choices=(4, 2), allowance="exact")
 
 
 def make_step(config, accumulation_steps):
@@ -164,7 +168,7 @@ def make_step(config, accumulation_steps):
 
 
 def asked(step=make_step, knobs=KNOBS, **options):
-    return UserLoop(SearchOptions(model="", device="cpu", **options), step, knobs).own
+    return UserLoop(SearchOptions(**{"model": "", "device": "cpu", **options}), step, knobs).own
 
 
 def test_a_step_may_take_the_accumulation_and_the_workload_that_has_it_survives_being_written():
@@ -188,7 +192,7 @@ def test_a_step_may_take_the_accumulation_and_the_workload_that_has_it_survives_
         ({"knobs": "precision"}, "expected a list of names"),
         ({"knobs": ["precison"]}, "'precison' is no field of TrainConfig.*did you mean 'precision'"),
         ({"knobs": ["packing"]}, "your function makes the batches"),
-        ({"knobs": ["parallelism"]}, "one process on one device"),
+        ({"knobs": ["parallelism"]}, "parallelism: --devices has the numbers of devices, and model_parallel"),
         ({"knobs": {"precision": ["fp23"]}}, "knobs: precision: 'fp23' is no value for it"),
         ({"knobs": {"precision": "fp32"}}, "knobs: precision: expected a list of values"),
         ({"knobs": {"precision": []}}, "knobs: precision: expected a list of values"),
@@ -196,7 +200,11 @@ def test_a_step_may_take_the_accumulation_and_the_workload_that_has_it_survives_
         ({"data": "x"}, "data can't be used with a step"),
         ({"check_loss": 20}, "check_loss can't be used with a step"),
         ({"engine": "ray"}, "engine: a step of your own runs on this machine"),
-        ({"devices": 2}, "devices: a trial of your own loop is one process on one device"),
+        ({"devices": 2, "model": "gpt2"}, "model: steps on several devices, or by knobs of your own, aren't predicted"),
+        ({"knobs": {"optim": FACTOR}}, "knobs: optim means something else already; give your own knob another name"),
+        ({"knobs": {"copy": FACTOR}}, "knobs: copy means something else already"),
+        ({"knobs": {"factor": [2, 4]}}, "'factor' is no field of TrainConfig; declare one of your own by OwnKnob"),
+        ({"knobs": {"factor": FACTOR}}, "can't be called with a configuration .accumulation_steps, factor.: got an"),
         ({"task": "causal-lm"}, "task can't be used with a step"),
         ({"images": 1}, "images can't be used with a step"),
         ({"recipe": "sft"}, "recipe can't be used with a step"),
@@ -263,6 +271,37 @@ def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone():
 def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value):
     with pytest.raises(InputError, match=f"--{option} optim: your function isn't said to honour it"):
         plan_of(**{option: value})
+
+
+def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_class_is_allowed():
+    def plan(allow):
+        given = SearchOptions(model="", device="cpu", global_batch=16, allow=allow)
+        step = lambda config, factor, order: make_step(config)  # noqa: E731
+        knobs = {"factor": FACTOR, "order": autotune.OwnKnob(choices=("as written", "random"), allowance="method")}
+        return UserLoop(given, step, knobs).plan(begun(given), Looked())
+
+    free, strict = plan("method"), plan("numerics")
+    assert free.baseline.own.model_dump() == {"factor": 4, "order": "as written"}
+    assert {(c.own.factor, c.own.order) for c in free.every_config()} == set(
+        itertools.product((4, 2), ("as written", "random"))
+    )
+    assert {(c.own.factor, c.own.order) for c in strict.every_config()} == {(4, "as written"), (2, "as written")}
+    other = next(c for c in free.every_config() if c.own.factor == 2 and c.own.order == "as written")
+    assert shown_changes(changes(other, free)) == "own.factor 2"
+    assert put_back(other, free.baseline, ["own.factor"]) == free.baseline
+    assert TrainConfig.model_validate_json(other.model_dump_json()) == other != free.baseline
+
+
+def test_a_loop_is_searched_on_several_devices_which_may_share_a_sample():
+    def shapes(**options):
+        given = SearchOptions(model="", device="cpu", global_batch=16, **options)
+        knobs = {"model_parallel": [1, 2]} if options["devices"] != "1" else {"optim": None}
+        spread = (c.parallelism for c in UserLoop(given, make_step, knobs).plan(begun(given), Looked()).every_config())
+        return {(s.world_size, s.model_parallel, s.data_parallel) for s in spread}
+
+    assert shapes(devices="1") == {(1, 1, 1)}
+    assert shapes(devices="2") == {(2, 1, 2), (2, 2, 1)}
+    assert shapes(devices="1,2") == {(1, 1, 1), (2, 1, 2), (2, 2, 1)}
 
 
 def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():

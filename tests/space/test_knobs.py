@@ -29,7 +29,7 @@ OPTIONS = {knob.parameter: knob.option for knob in knobs()}
 def test_every_field_of_a_configuration_and_of_its_adapter_is_a_knob():
     adapter = {f"adapter.{f}" for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind"}
     devices = {f"parallelism.{f}" for f in Parallelism.model_fields}
-    assert OPTIONS.keys() == set(TrainConfig.model_fields) - {"parallelism"} | adapter | devices
+    assert OPTIONS.keys() == set(TrainConfig.model_fields) - {"parallelism", "own"} | adapter | devices
 
 
 def test_options_are_the_fields_or_shorter():
@@ -65,6 +65,7 @@ CLASSES = [  # of a change, for a model with these facts
         *({"parallelism": Parallelism(**{degree: 2})} for degree in ("tensor_parallel", "sequence_parallel")),
         {"parallelism": Parallelism(sharding="zero_3", offload="parameters")},
         {"parallelism": Parallelism(sharding="fsdp_full", replicas=2)},
+        {"parallelism": Parallelism(model_parallel=2)},
         {"parallelism": Parallelism(wrapping="size", ddp_bucket_cap_mb=100, ddp_static_graph=True)},
     ]),
     ("exact", RANDOM, [
@@ -104,7 +105,7 @@ def test_frozen_weights_in_bf16_round_otherwise_and_trained_ones_learn_otherwise
 def test_every_knob_has_a_case():
     changed = {c.knob for *_, cases in CLASSES for one in cases for c in changes(make_config(**one), compared())}
     of_devices = {f"parallelism.{field}" for field in Parallelism.model_fields}
-    assert changed == set(TrainConfig.model_fields) - {"parallelism"} | of_devices
+    assert changed == set(TrainConfig.model_fields) - {"parallelism", "own"} | of_devices
 
 
 @pytest.mark.parametrize(
