@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--max-time", help="of the search, such as 2m; by default what the effort stands for")
     options = parser.parse_args()
 
-    def make_step(config: autotune.TrainConfig, accumulation_steps: int, schedule: str) -> Callable[[], float | None]:
+    def make_step(config: autotune.TrainConfig, accumulation_steps: int, schedule: str) -> Callable[[], torch.Tensor | None]:
         if not distributed.is_initialized():  # it is, in autotune's processes
             distributed.init_process_group()
         rank, world = distributed.get_rank(), distributed.get_world_size()
@@ -44,13 +44,17 @@ def main() -> None:
             raise ValueError(f"{LAYERS} layers make no {count} equal stages")
         if schedule == "1f1b" and accumulation_steps < count:
             raise ValueError(f"1F1B fills {count} stages with as many micro-batches at least")
+        micro_batch = torch.empty(
+            config.per_device_train_batch_size, 64, options.width, device="meta", requires_grad=True
+        )
+        shapes = {"input_args": (micro_batch,), "output_args": (micro_batch,)}  # otherwise found out in the first step
         stages = []
         for index in range(rank, count, world):
             layers = [
                 nn.TransformerEncoderLayer(options.width, 4, 4 * options.width, dropout=0.0, batch_first=True)
                 for _ in range(LAYERS // count)
             ]
-            stages.append(pipelining.PipelineStage(nn.Sequential(*layers).to(device), index, count, device))
+            stages.append(pipelining.PipelineStage(nn.Sequential(*layers).to(device), index, count, device, **shapes))
         is_first, is_last = rank == 0, rank == world - 1
         pipeline = kind(
             stages if of_each > 1 else stages[0],
@@ -60,13 +64,13 @@ def main() -> None:
         optimizer = torch.optim.AdamW([p for stage in stages for p in stage.submod.parameters()])
         samples = torch.randn(GLOBAL_BATCH, 64, options.width, device=device)
 
-        def step() -> float | None:
+        def step() -> torch.Tensor | None:
             losses: list[torch.Tensor] = []
             given = {"target": samples, "losses": losses} if is_last else {}
             pipeline.step(*([samples] if is_first else []), **given)
             optimizer.step()
             optimizer.zero_grad()
-            return float(torch.stack(losses).mean()) if losses else None
+            return torch.stack(losses).mean() if losses else None
 
         return step
 
