@@ -19,7 +19,7 @@ from autotune.execution.outcome import outcome_file
 from autotune.value import write_value
 from autotune.values.trial import Failure, TrialStatus
 
-PLAN_FILE = "misbehaviour.json"
+PLAN_FILE, PAUSED_FILE = "misbehaviour.json", "paused"
 BAD_STEP = 2  # micro-steps that go well before
 
 
@@ -84,11 +84,11 @@ def behave(directory: Path) -> None:
 
     planned = json.loads((directory.parent.parent / PLAN_FILE).read_text())
     if own_rank().number == planned["rank"]:
-        globals()[planned["what"]]()
+        globals()[planned["what"]](directory)
     run_trial(directory)
 
 
-def have_less_memory() -> None:
+def have_less_memory(directory: Path) -> None:
     """The budget is a thirty-second part of the others'."""
     from autotune.execution import launch
 
@@ -96,19 +96,46 @@ def have_less_memory() -> None:
     launch.memory_guard = lambda device, budget_bytes: guard(device, budget_bytes // 32)
 
 
-def be_killed() -> None:
+def be_killed(directory: Path) -> None:
     _in_a_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def sleep() -> None:
+def sleep(directory: Path) -> None:
     _in_a_step(lambda: time.sleep(FOR_EVER_S))
 
 
-def raise_an_error() -> None:
+def raise_an_error(directory: Path) -> None:
     _in_a_step(lambda: 1 / 0)
 
 
-def _in_a_step(do) -> None:
+def pause_in_the_first_step(directory: Path) -> None:
+    _in_a_step(lambda: _pause(directory), after=0)
+
+
+def pause_in_a_measured_step(directory: Path) -> None:
+    _in_a_step(lambda: _pause(directory), after=5)
+
+
+def pause_in_saving(directory: Path) -> None:
+    from transformers import Trainer
+
+    original = Trainer._save_checkpoint
+
+    def save(self, *args, **kwargs):
+        _pause(directory)
+        return original(self, *args, **kwargs)
+
+    Trainer._save_checkpoint = save
+
+
+def _pause(directory: Path) -> None:
+    """Wait once, for whoever waits for the file to do something bad."""
+    if not (directory / PAUSED_FILE).exists():
+        (directory / PAUSED_FILE).touch()
+        time.sleep(5.0)
+
+
+def _in_a_step(do, after: int = BAD_STEP) -> None:
     """Do something bad in the Trainer's micro-step, when some have gone well."""
     from transformers import Trainer
 
@@ -116,7 +143,7 @@ def _in_a_step(do) -> None:
 
     def training_step(self, *args, **kwargs):
         taken.append(1)
-        if len(taken) > BAD_STEP:
+        if len(taken) > after:
             do()
         return original(self, *args, **kwargs)
 

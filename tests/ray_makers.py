@@ -1,5 +1,6 @@
 """Runs trials on the nodes of a test's Ray cluster: makers (`module:function`) for `autotune.execution.ray_pool`."""
 
+import contextlib
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import benches
 import misbehaving_ranks
+import psutil
 from factories import make_measurement, make_result, separable_rate
 
 from autotune.errors import InfrastructureError
@@ -18,6 +20,15 @@ from autotune.values.trial import TrialRequest, TrialResult
 
 # Where trials leave word of themselves for the test, by the workload's arguments.
 NOTES = "notes"
+
+
+def is_of_a_trial(process: psutil.Process) -> bool:
+    """Whether it trains: a child of a launcher that Ray's processes have started."""
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        above = parent.parent() if parent is not None else None
+        return above is not None and above.name().startswith("ray::")
+    return False
 
 
 def behaving(directory: Path, device: str) -> Runner:
@@ -39,6 +50,9 @@ rank_1_has_less_memory = _with_a_rank_that("have_less_memory")
 rank_1_is_killed = _with_a_rank_that("be_killed")
 rank_1_raises_an_error = _with_a_rank_that("raise_an_error")
 rank_1_sleeps = _with_a_rank_that("sleep")
+rank_1_pauses_in_the_first_step = _with_a_rank_that("pause_in_the_first_step")
+rank_1_pauses_in_a_measured_step = _with_a_rank_that("pause_in_a_measured_step")
+rank_1_pauses_in_saving = _with_a_rank_that("pause_in_saving")
 
 
 def light(directory: Path, device: str) -> Runner:

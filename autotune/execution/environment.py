@@ -22,6 +22,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import struct
 import sys
 import time
@@ -29,6 +30,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
+
+import psutil
 
 from autotune.stand_in.device import is_rehearsal
 from autotune.training.arguments import ZERO_STAGES
@@ -38,8 +41,8 @@ from autotune.values.trial import Rendezvous, TrialRequest
 
 T = TypeVar("T")
 
-# Variables: the listening socket of the first rank, open in its process, and the threads of each rank.
-_LISTENER, _THREADS = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS"
+# Variables: the listening socket of the first rank, open in its process; the threads of each rank; gloo's network.
+_LISTENER, _THREADS, _INTERFACE = "AUTOTUNE_RANK_LISTENER", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"
 ADDRESS = "127.0.0.1"
 
 # Variables of other launchers, by which libraries would take a trial for one of their processes.
@@ -225,7 +228,20 @@ def rank_environment(number: int, here: int, meeting: Rendezvous, listener: int 
         **{"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)},
         _THREADS: str(threads_of_rank(len(os.sched_getaffinity(0)), here)),
         **({_LISTENER: str(listener)} if listener is not None else {}),
+        **({_INTERFACE: os.environ.get(_INTERFACE) or interface_to(meeting.address)} if meeting.nodes > 1 else {}),
     }
+
+
+def interface_to(address: str) -> str:
+    """Return the network interface by which an address is reached; empty: it isn't known.
+
+    Gloo takes the one of the host's own name, which on many machines is the loopback (Debian's /etc/hosts).
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # which sends nothing
+        own = probe.getsockname()[0]
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if own in (a.address for a in addresses)), "")
 
 
 def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.environ) -> int:

@@ -2,18 +2,24 @@
 
 import contextlib
 import json
+import subprocess
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
+from misbehaving_ranks import PAUSED_FILE
+from ray_makers import is_of_a_trial
+from running import process
 
 import autotune
 from autotune.execution.cluster import Cluster, joined
 from autotune.execution.environment import shared_files
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import trial_directory
+from autotune.execution.share import scratch
 from autotune.training.resolve import resolve
-from autotune.values.budget import LossTask
+from autotune.values.budget import LossTask, SoakTask
 from autotune.values.config import Parallelism
 from autotune.values.problem import Fleet
 from autotune.values.trial import Measurement, Purpose, TrialStatus
@@ -104,32 +110,51 @@ def test_the_node_that_fails_ends_the_trial_with_its_cause_on_both(make_pool, be
     assert pool.free() == 1
 
 
-def is_of_a_trial(process: psutil.Process) -> bool:
-    """Whether it trains: a child of a launcher that Ray's processes have started."""
-    with contextlib.suppress(psutil.Error):
-        parent = process.parent()
-        above = parent.parent() if parent is not None else None
-        return above is not None and above.name().startswith("ray::")
-    return False
-
-
 @pytest.mark.slow
-def test_a_trial_whose_node_dies_while_it_is_measured_runs_again_on_others(make_pool, machines, bench):
-    third, pool = machines.add_node(num_cpus=1), make_pool("behaving")
-    usual = pool.run(bench.request(config=TWO))
-    assert usual.status is TrialStatus.COMPLETED, usual.outcome
+@pytest.mark.parametrize("where", ["the_first_step", "a_measured_step", "saving"])
+def test_a_trial_whose_node_dies_runs_again_on_others(make_pool, machines, bench, where):
+    pool, third = make_pool(f"rank_1_pauses_in_{where}"), machines.add_node(num_cpus=1)
+    task = SoakTask(eval_batch_sizes=(8,)) if where == "saving" else None
+    request = bench.request(config=TWO, limits={"measure_steps": 20, "relative_interval": 1e-12})
+    pool.begin(request.model_copy(update={"task": task, "purpose": Purpose.SOAK if task else Purpose.SEARCH}))
+    trials = f"trials/{request.number:04d}"
+    until(lambda: [*scratch(pool._search).glob(f"*/{trials}/{PAUSED_FILE}")])
     killed = pool._places[0].nodes[1].id
-    nodes = {node.node_id: node for node in (*machines.worker_nodes, third)}
-    request = bench.request(config=TWO, limits={"least_time_s": 3.0, "measure_steps": 2})
-    pool.begin(request)
-    while not any(map(is_of_a_trial, psutil.process_iter())):
-        time.sleep(0.1)
-    nodes[killed].kill_raylet()  # as a power cut does
+    (node,) = (node for node in {*machines.worker_nodes, third} if node.node_id == killed)
+    node.kill_raylet()  # as a power cut does
     result = pool.wait()
+    machines.remove_node(node)
+    machines.add_node(num_cpus=1)  # for the next
     assert result.status is TrialStatus.COMPLETED, result.outcome
+    assert bool(result.measurement.soaked) == (where == "saving")
     assert "it ran again" in result.warnings[0]
     assert killed[:6] in result.warnings[0]
     assert killed[:6] not in result.place
+
+
+@pytest.mark.slow
+def test_a_search_over_two_nodes_that_was_killed_leaves_nothing_and_goes_on(machines, tiny_llama, tmp_path):
+    options = ["--device", "cpu", "--devices", 2, "--nodes", 2, "--address", machines.address, "--effort", "quick"]
+    command = ("-m", "autotune", "find", "--model", tiny_llama, *options, "--max-trials", 2, "--run-dir", "run")
+    with (tmp_path / "log.txt").open("w") as log:
+        search = subprocess.Popen(**process(*command, cwd=tmp_path), stdout=log, stderr=log)
+    until(lambda: [*tmp_path.glob("run/trials/*/result.json")] and any(map(is_of_a_trial, psutil.process_iter())))
+    search.kill()
+    search.wait()
+    until(lambda: not any(map(is_of_a_trial, psutil.process_iter())), limit_s=60)
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/trials/*/result.json")}
+    result = autotune.resume(tmp_path / "run", quiet=True)
+    assert before.items() <= {path: path.read_bytes() for path in tmp_path.glob("run/trials/*/result.json")}.items()
+    numbers = [trial.number for trial in result.trials if trial.number is not None]
+    assert sorted(numbers) == list(range(len(numbers)))
+    assert result.best.measurement is not None
+
+
+def until(holds: Callable[[], object], limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
 
 
 SCRIPT = """
