@@ -203,12 +203,14 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     # Stage 3 leaves a billion elements gathered at the most, by default (`max_live_parameters`).
     gathered = min(whole, max(2 * layer, 1e9 * whole / max(1, elements))) if gathers else 0
     gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
+    # Stage 3 makes a place for a rank's gradients at the start (`grad_partitions_flat_buffer`).
+    placed, gradients = (gradients, 0.0) if gathers else (0.0, gradients)
     found = Share(
         weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
-        states=states + partition,
+        states=states + partition + placed,
         paged=paged,
         gradients=gradients,
-        gradient_share=1 / ranks if way.gradients else 1.0,
+        gradient_share=0.0 if gathers else 1 / ranks if way.gradients else 1.0,
         accumulated=gradients,
         stepping=stepping,
         forward_buffers=gathered + (bucket if gathers else 0.0),
