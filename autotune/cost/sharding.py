@@ -195,24 +195,27 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     (master,) = stepped(profile, spread)  # in addition to the 16-bit weights
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
-    stepping = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu") + partition
+    temporaries = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu")
     # In stages 1 and 2 there are two messages, one that is filled while the other is sent (`overlap_comm`).
     bucket = (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
     whole, layer = total_bytes(profile.parameters), total_bytes(profile.layer or profile.parameters)
     elements = sum(g.count * g.elements for g in profile.parameters)
     # Stage 3 leaves a billion elements gathered at the most, by default (`max_live_parameters`).
     gathered = min(whole, max(2 * layer, 1e9 * whole / max(1, elements))) if gathers else 0
-    gradients = profile.gradients_bytes / (ranks if way.gradients else 1)
-    # Stage 3 makes a place for a rank's gradients at the start (`grad_partitions_flat_buffer`).
-    placed, gradients = (gradients, 0.0) if gathers else (0.0, gradients)
+    # Stage 3 makes a place for a rank's gradients at the start (`grad_partitions_flat_buffer`). The others copy them at
+    # the step, in 16 bits twice: into a flat tensor, and that to fp32.
+    reduced = profile.gradients_bytes / ranks
+    # Stage 2 keeps gradients until the message that they go into is sent.
+    share = min(1.0, 1 / ranks + bucket / max(1.0, float(profile.gradients_bytes))) if way.gradients else 1.0
+    updating = temporaries if gathers else max(reduced if width < 4 else 0.0, temporaries)
     found = Share(
         weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
-        states=states + partition + placed,
+        states=states + partition + (reduced if gathers else 0.0),
         paged=paged,
-        gradients=gradients,
-        gradient_share=0.0 if gathers else 1 / ranks if way.gradients else 1.0,
-        accumulated=gradients,
-        stepping=stepping,
+        gradients=0.0 if gathers else reduced,
+        gradient_share=0.0 if gathers else share,
+        accumulated=0.0 if gathers else reduced if way.gradients else profile.gradients_bytes,
+        stepping=partition + updating,
         forward_buffers=gathered + (bucket if gathers else 0.0),
         backward_buffers=gathered + bucket,
         step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced

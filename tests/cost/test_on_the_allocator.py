@@ -98,6 +98,35 @@ def test_the_prediction_of_ddp_is_allocated(device, tmp_path):
         check(runner, device, named("t5-small", 128, 32, target_length=128), config)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "length", "spread"),
+    [
+        ("meta-llama/Llama-3.2-1B", 1024, {"sharding": "zero_1"}),  # peaks at the step
+        ("meta-llama/Llama-3.2-1B", 1024, {"sharding": "zero_2"}),
+        ("meta-llama/Llama-3.2-1B", 1024, {"sharding": "zero_3"}),
+        ("Qwen/Qwen3-0.6B", 16384, {"sharding": "zero_3", "sequence_parallel": 2}),
+        ("meta-llama/Llama-3.2-1B", 32768, {"sharding": "zero_3", "sequence_parallel": 2}),
+    ],
+)
+def test_the_prediction_of_zero_is_allocated_also_where_devices_share_the_tokens(
+    device, tmp_path, model, length, spread
+):
+    """Reserved memory is more, which nothing predicts: DeepSpeed makes and frees large blocks before it trains."""
+    pytest.importorskip("deepspeed")
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    config = TrainConfig(
+        per_device_train_batch_size=1,
+        precision="bf16",
+        attn_implementation="sdpa",
+        checkpointing="full" if length > 1024 else "none",
+        parallelism=Parallelism(world_size=2, **spread),
+    )
+    with LocalRunner(tmp_path, device, entry="unchecked_ranks:run_trial") as runner:
+        check(runner, device, named(model, length, config.parallelism.data_parallel), config, reserved=0.2)
+
+
 # The others compute from values on the device how images are cut, and on the stand-in those are zero.
 @pytest.mark.parametrize("name", ["llava", "paligemma", "internvl", "gemma3"])
 def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_path, name):
@@ -110,7 +139,7 @@ def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_pat
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
 
 
-def check(runner, device, workload, config, evaluation=None):
+def check(runner, device, workload, config, evaluation=None, reserved=0.1):
     """Hold the prediction for a configuration against a trial of it, or against a soak that evaluates."""
     request = make_request(
         config=config,
@@ -127,4 +156,4 @@ def check(runner, device, workload, config, evaluation=None):
     expected = model.breakdown(config, traced)
     memory = result.measurement.memory
     assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
-    assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)  # t5-small: 8 %
+    assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=reserved)  # t5-small: 8 %

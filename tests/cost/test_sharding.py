@@ -54,8 +54,8 @@ def share(model, *args, optim: str = "adamw_torch_fused", accumulated: bool = Fa
 
 
 def states(share: Share) -> float:
-    """Bytes of weights, gradients and optimizer states: what ZeRO's authors call model states."""
-    return share.weights + share.gradients + share.states
+    """Bytes of weights, gradients and optimizer states between micro-batches: model states, as ZeRO's authors say."""
+    return share.weights + share.accumulated + share.states
 
 
 @pytest.mark.parametrize(("sharding", "published"), [("zero_1", 31.4), ("zero_2", 16.6), ("zero_3", 1.9)])
