@@ -1,4 +1,4 @@
-"""A search over the schedule and the micro-batches of a pipeline: does it find the best of all configurations?
+"""Holds a search over the schedule and the micro-batches of a pipeline against all of its configurations.
 
     python benchmarks/pipelines.py [--micro-batch 32] [--rounds 3]
 
@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         baseline, run, every = Path(scratch, "baseline.json"), Path(scratch, "run"), Path(scratch, "every")
         baseline.write_text(json.dumps({"per_device_train_batch_size": options.micro_batch}))
-        asked = {"device": "cpu", "devices": 2, "effort": "quick", "global_batch": GLOBAL_BATCH, "baseline": baseline}
+        asked = {"device": "cpu", "devices": 2, "effort": "quick", "baseline": baseline}
         result = autotune.find(step=pipeline(128), knobs=knobs(2), run_dir=run, **asked)
         plan = read_plan(run)
         shutil.copytree(run / "data", every / "data")

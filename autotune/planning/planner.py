@@ -166,7 +166,7 @@ def plan_from(
     workload = workload.model_copy(update={"lengths": found.lengths})
     start.notes.extend(found.notes)
     for number in start.devices:
-        if (workload.global_batch_size or 0) % number:
+        if (workload.global_batch_size or 0) % number and workload.own_step is None:
             batch = f"the global batch of {workload.global_batch_size}"
             raise InputError(f"--devices {number}: they can't share {batch} evenly; leave it out, or use another batch")
     objective = Objective()

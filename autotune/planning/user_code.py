@@ -223,10 +223,14 @@ class UserLoop(Subject):
         options, name, kind = self.options, self.own.name, "your own loop"
         unknown = ModelSpec(reference=name, name=name, source="own", model_type=kind, kind="own", config={})
         model = None if options.model else (unknown, Task.OWN)
-        workload = searched_workload(options, start.of_baseline, start.arguments, start.notes, model)
-        workload = workload.model_copy(update={"own_step": self.own})
         usual = default_space(start.hardware.model_copy(update={"count": 1}))
         space = start.space(load_space(options.space) if options.space else space_of(self.own, usual))
+        first = {n: p.choices[0] for n, p in space.parameters.items() if n == _SHARED or n.startswith(OWN)}
+        first["parallelism.world_size"] = start.devices[0]
+        groups = start.devices[0] // int(first.get(_SHARED) or 1)  # that read samples of their own
+        readers = start.hardware.model_copy(update={"count": max(1, groups)})
+        workload = searched_workload(options, readers, start.arguments, start.notes, model)
+        workload = workload.model_copy(update={"own_step": self.own})
         found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
         honoured = ", ".join(space.parameters)
         start.notes.append(
@@ -236,8 +240,7 @@ class UserLoop(Subject):
         start.notes.append(
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
         )
-        baseline = make_point(baseline_of(workload, found.facts, start.of_baseline, start.arguments))
-        first = {n: p.choices[0] for n, p in space.parameters.items() if n == _SHARED or n.startswith(OWN)}
+        baseline = make_point(baseline_of(workload, found.facts, readers, start.arguments))
         plan = plan_from(
             start, workload, found, space, soak=False, loss_steps=0, record=False, options=None,
             baseline=make_config({**baseline, **first}),

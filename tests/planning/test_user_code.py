@@ -21,7 +21,7 @@ from autotune.planning.plan import request_of
 from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.run_directory import RunDirectory
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.model import Task
 from autotune.values.trial import Description, Purpose
 from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound, Workload
@@ -302,6 +302,15 @@ def test_a_loop_is_searched_on_several_devices_which_may_share_a_sample():
     assert shapes(devices="1") == {(1, 1, 1)}
     assert shapes(devices="2") == {(2, 1, 2), (2, 2, 1)}
     assert shapes(devices="1,2") == {(1, 1, 1), (2, 1, 2), (2, 2, 1)}
+
+
+def test_devices_that_share_each_sample_count_once_in_the_global_batch(tmp_path):
+    (tmp_path / "mine.json").write_text('{"per_device_train_batch_size": 3, "gradient_accumulation_steps": 5}')
+    given = SearchOptions(model="", device="cpu", devices=2, baseline="mine.json")
+    plan = UserLoop(given, make_step, {"model_parallel": [2]}).plan(begun(given), Looked())
+    assert plan.workload.global_batch_size == 15
+    assert plan.workload.accumulation_steps(plan.baseline) == 5
+    assert plan.baseline.parallelism == Parallelism(world_size=2, model_parallel=2)
 
 
 def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
