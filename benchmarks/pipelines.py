@@ -1,6 +1,6 @@
 """Holds a search over the schedule and the micro-batches of a pipeline against all of its configurations.
 
-    python benchmarks/pipelines.py [--micro-batch 32] [--rounds 3]
+    python benchmarks/pipelines.py [--effort quick] [--micro-batch 32] [--rounds 3]
 
 Runs the search of `examples/pipeline_loop.py` on two processes of the CPU, from a baseline of one micro-batch, which
 leaves each of them idle half the time. Then every configuration of its space is measured, one after another, in rounds,
@@ -33,11 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--micro-batch", type=int, default=GLOBAL_BATCH, help="of the baseline (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of measuring all configurations (default: %(default)s)")
+    parser.add_argument("--effort", default="quick", help="of the search (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         baseline, run, every = Path(scratch, "baseline.json"), Path(scratch, "run"), Path(scratch, "every")
         baseline.write_text(json.dumps({"per_device_train_batch_size": options.micro_batch}))
-        asked = {"device": "cpu", "devices": 2, "effort": "quick", "baseline": baseline}
+        asked = {"device": "cpu", "devices": 2, "effort": options.effort, "baseline": baseline}
         result = autotune.find(step=pipeline(128), knobs=knobs(2), run_dir=run, **asked)
         plan = read_plan(run)
         shutil.copytree(run / "data", every / "data")
@@ -61,7 +62,7 @@ def main() -> None:
         "baseline_over_best": means[before] / means[best],
         "samples_per_second": rates,
     }
-    keep("pipelines", result.hardware, found)
+    keep(f"pipelines-{options.effort}", result.hardware, found)
 
 
 def shown(config: autotune.TrainConfig) -> str:

@@ -165,6 +165,8 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         yield f"{named}: DeepSpeed has its groups beside data parallelism alone"
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
         yield f"{named}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+    if not facts.counts_keys:
+        yield f"{named}: DeepSpeed reads num_key_value_heads, which configs of {workload.model.model_type} don't have"
     if heads is None or heads % degree:
         yield f"{named} does not divide the heads of a layer ({heads or 'unknown'})"
     if workload.sequence_length % degree:

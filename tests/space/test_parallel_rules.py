@@ -90,6 +90,7 @@ REFUSED = [
     (SEQUENCE_AND_TENSOR, "tensor parallel by transformers' plan goes with FSDP"),
     ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "exchanges heads around sdpa or flash attention, not"),
     ({**SEQUENCE, "facts": NINE_HEADS}, "does not divide the heads of a layer (9)"),
+    ({**SEQUENCE, "facts": make_facts(counts_keys=False, tensor_parallel_heads=8)}, "DeepSpeed reads num_key_value_h"),
     ({**SEQUENCE, "sharding": "zero_2"}, "makes gradients 2 times as large"),
     ({**SEQUENCE, "world_size": 4, "hardware": CPU}, "over gloo torch can't gather losses"),
     ({**SEQUENCE, "dataset": "texts.jsonl"}, "weighs micro-batches alike"),

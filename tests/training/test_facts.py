@@ -130,6 +130,11 @@ def facts_of_config(model_type: str, config: dict, task: Task, kind: str = "deco
     return describe(make_spec(model_type=model_type, config=config, kind=kind), task)
 
 
+def test_a_config_without_a_number_of_key_heads_is_told_from_one_that_leaves_the_class_to_say_it():
+    assert facts_of_config("llama", LLAMA, Task.CAUSAL_LM).counts_keys
+    assert not facts_of_config("gpt_neox", LLAMA, Task.CAUSAL_LM).counts_keys
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_decoder_is_split_by_fsdp_and_t5_has_its_embedding_in_several_units_tied_or_not(tied):
     assert facts_of_config("llama", {**LLAMA, "tie_word_embeddings": tied}, Task.CAUSAL_LM).not_fsdp is None
