@@ -59,7 +59,8 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
 def shown(way: Parallelism) -> str:
     """Return the short name of a way: 'fsdp_full, TP 8', 'fsdp_full, replicas 2', 'zero_3, weights on cpu'."""
     parts: list[str] = [] if way.sharding == "none" else [way.sharding]
-    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel, "replicas": way.replicas}
+    degrees = {"TP": way.tensor_parallel, "SP": way.sequence_parallel, "MP": way.model_parallel}
+    degrees["replicas"] = way.replicas
     parts += [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if way.sharding == "none" and way.data_parallel > 1:
         parts.append(f"DP {way.data_parallel}" if parts else "ddp")

@@ -37,7 +37,7 @@ def show_config(config: TrainConfig) -> str:
             parts[-1] += word
         else:
             parts.append(word)
-    return ", ".join(parts)
+    return ", ".join((*parts, *(f"{name} {value}" for name, value in config.own.model_dump().items())))
 
 
 def result_table(result: ResultData, answer_path: str | None = None, run_dir: str | None = None) -> RenderableType:

@@ -8,8 +8,9 @@ from answers import ADAFACTOR, BASE, BF16, BIG, answer, drawn, noisy, report_of
 from factories import make_config, make_contribution, make_failure, make_measurement, make_workload
 
 from autotune.output.report import html_report
-from autotune.output.table import contribution_rows, remarks, result_table, verdict_line
+from autotune.output.table import contribution_rows, remarks, result_table, show_config, verdict_line
 from autotune.values.budget import Soaked
+from autotune.values.config import Parallelism
 from autotune.values.result import Explanation, ResultData
 from autotune.values.trial import Interval, TrialStatus
 from autotune.values.workload import OwnCode
@@ -50,6 +51,13 @@ def test_samples_that_come_in_an_order_of_their_own_are_not_said_to_be_the_longe
     result = answer(SEARCHED).model_copy(update={"workload": workload, "soaked": soaked})
     (line,) = [line for line in shown(result) if line.startswith("checked on")]
     assert line.startswith(f"checked on {samples}")
+
+
+def test_a_configuration_of_a_pipeline_is_told_in_a_line():
+    config = make_config(8, parallelism=Parallelism(world_size=4, model_parallel=2), own={"schedule": "1f1b"})
+    assert (
+        show_config(config) == "4 x MP 2, DP 2, micro-batch 8, fp32, adamw_torch_fused, sdpa attention, schedule 1f1b"
+    )
 
 
 def test_padding_of_the_baseline_is_told():
