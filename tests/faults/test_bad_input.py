@@ -74,7 +74,7 @@ def run(words: list[str], folder: Path, files: Mapping[str, Any], environment: M
     return Done(done.exit_code, done.stdout, said, time.process_time() - started)
 
 
-def _asked(runner: Any, name: str, entry: str, request: Value, *, timeout_s: float) -> Path:
+def _asked(runner: Any, name: str, entry: str, request: Value, *, timeout_s: float, ranks: None) -> Path:
     """Answer as the child would."""
     if not entry.endswith(":run_describe"):
         raise TrialBegan

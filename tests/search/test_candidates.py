@@ -253,7 +253,7 @@ def test_configurations_of_several_devices_are_predicted_and_refused_like_others
     several = [p.model_copy(update={"family": p.family.model_copy(update={"clones_outputs": True})}) for p in PROFILES]
     model = make_model_of([*PROFILES, *several])
     search = Search(model)
-    sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_3", "none"))
+    sharded, whole = (over_two(sharding=sharding) for sharding in ("zero_2", "none"))
     memory = {c: search.candidates.prediction(c).peak_bytes for c in (sharded, whole)}
     assert memory[sharded] < memory[whole]
     small = Search(model, memory_bytes=memory[sharded] // 10)
