@@ -233,13 +233,15 @@ def rank_environment(number: int, here: int, meeting: Rendezvous, listener: int 
 
 
 def interface_to(address: str) -> str:
-    """Return the network interface by which an address is reached; empty: it isn't known.
+    """Return the network interface by which an address is reached; empty: none is known.
 
     Gloo takes the one of the host's own name, which on many machines is the loopback (Debian's /etc/hosts).
     """
+    own = None
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # which sends nothing
-        own = probe.getsockname()[0]
+        with contextlib.suppress(OSError):  # no route leads there
+            probe.connect((address, 9))  # which sends nothing
+            own = probe.getsockname()[0]
     found = psutil.net_if_addrs().items()
     return next((name for name, addresses in found if own in (a.address for a in addresses)), "")
 

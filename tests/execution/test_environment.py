@@ -149,6 +149,16 @@ def test_a_plain_process_is_alone_and_a_rank_knows_itself_by_its_environment(mon
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (meeting.address, "29500")
 
 
+def test_gloo_takes_the_network_that_leads_to_the_other_machines_unless_the_user_names_one(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    machines = Rendezvous(address="127.0.0.1", port=29500, nodes=2, node_rank=1)
+    assert environment.rank_environment(1, 1, machines)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment.rank_environment(1, 2, MEETING)
+    assert environment.interface_to("no address") == ""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert environment.rank_environment(1, 1, machines)["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
 @pytest.mark.parametrize(
     ("cores", "ranks", "asked", "threads"),
     [(8, 2, None, 4), (2, 2, None, 1), (2, 4, None, 1), (7, 2, None, 3), (8, 2, "1", 1), (8, 2, "6", 4), (8, 2, "", 4)],
