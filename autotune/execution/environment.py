@@ -237,11 +237,10 @@ def interface_to(address: str) -> str:
 
     Gloo takes the one of the host's own name, which on many machines is the loopback (Debian's /etc/hosts).
     """
-    own = None
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        with contextlib.suppress(OSError):  # no route leads there
-            probe.connect((address, 9))  # which sends nothing
-            own = probe.getsockname()[0]
+    own, family = "", socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # no route leads there
+        probe.connect((address, 9))  # which sends nothing
+        own = probe.getsockname()[0]
     found = psutil.net_if_addrs().items()
     return next((name for name, addresses in found if own in (a.address for a in addresses)), "")
 
