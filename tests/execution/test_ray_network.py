@@ -40,6 +40,7 @@ def line() -> Iterator[None]:
         ip("netns", "add", SPACE)
         ip("link", "add", LINE, "type", "veth", "peer", "name", FAR_END, "netns", SPACE)
     except subprocess.CalledProcessError as error:
+        subprocess.run(["ip", "netns", "del", SPACE], capture_output=True)
         pytest.skip(f"needs network namespaces: {error.stderr!r}")
     try:
         ip("addr", "add", f"{HERE}/24", "dev", LINE)
@@ -48,7 +49,8 @@ def line() -> Iterator[None]:
             ip(*words, "up")
         yield
     finally:
-        ip("netns", "del", SPACE)  # and with it the line
+        ip("link", "del", LINE)
+        ip("netns", "del", SPACE)
 
 
 @pytest.fixture
