@@ -97,6 +97,7 @@ def find(
             step, and may return its loss. It raises ValueError where it can't run. With `model`, too, it is predicted.
         knobs: The fields of :class:`TrainConfig` that `step` honours, optionally with the values to try:
             ``["per_device_train_batch_size"]`` or ``{"precision": ["fp32", "bf16"]}``; or give a `space` instead.
+            ``model_parallel`` says how many devices share a sample; an :class:`OwnKnob` is an argument of `step`.
         trainer: A `transformers.Trainer` of your own, with its model, data, loss and arguments, which are the baseline.
             Each trial works on a copy.
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.

@@ -227,8 +227,12 @@ class UserLoop(Subject):
         space = start.space(load_space(options.space) if options.space else space_of(self.own, usual))
         first = {n: p.choices[0] for n, p in space.parameters.items() if n == _SHARED or n.startswith(OWN)}
         first["parallelism.world_size"] = start.devices[0]
-        groups = start.devices[0] // int(first.get(_SHARED) or 1)  # that read samples of their own
-        readers = start.hardware.model_copy(update={"count": max(1, groups)})
+        groups, rest = divmod(start.devices[0], shared := int(first.get(_SHARED) or 1))  # that read their own samples
+        if rest:
+            raise InputError(
+                f"knobs: model_parallel {shared} does not divide the {start.devices[0]} devices (devices=N)"
+            )
+        readers = start.hardware.model_copy(update={"count": groups})
         workload = searched_workload(options, readers, start.arguments, start.notes, model)
         workload = workload.model_copy(update={"own_step": self.own})
         found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
@@ -264,7 +268,7 @@ def space_of(own: OwnStep, usual: str) -> SpaceFile:
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, "default", "full")):
         known |= {name: p for name, p in load_space(space).parameters.items() if name not in known}
-    named = {**own.knobs, **{f"{OWN}{name}": knob.choices for name, knob in own.own.items()}}
+    named = {**own.knobs, **{f"{OWN}{name}": tuple(dict.fromkeys(knob.choices)) for name, knob in own.own.items()}}
     if "adapter" in named:  # who honours adapters honours their fields
         named = {**{n: None for n in known if n.startswith("adapter.")}, **named}
     parameters = {}

@@ -24,12 +24,12 @@ _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", 
 
 def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
+    if spread.model_parallel > 1 and workload.own_step is None:
+        yield "model parallel is for a loop of your own (find(step=...)), which shares a sample in its own way"
     if spread.world_size % spread.shared_by:
         degrees = ((name, getattr(spread, f"{name}_parallel")) for name in ("tensor", "sequence", "model"))
         together = " x ".join(f"{name} parallel {degree}" for name, degree in degrees if degree > 1)
         yield f"{together} does not divide the {spread.world_size} devices"
-    if spread.model_parallel > 1 and workload.own_step is None:
-        yield "model parallel is for a loop of your own (find(step=...)), which shares a sample in its own way"
     if hardware.count is not None and spread.world_size > hardware.count:
         yield f"{spread.world_size} devices are more than the {hardware.count} that a trial may use (--devices)"
     nodes, each = hardware.nodes_of(spread.world_size)

@@ -313,6 +313,21 @@ def test_devices_that_share_each_sample_count_once_in_the_global_batch(tmp_path)
     assert plan.baseline.parallelism == Parallelism(world_size=2, model_parallel=2)
 
 
+@pytest.mark.parametrize(("devices", "choices"), [("2", [3]), ("1", [4, 1])])
+def test_devices_that_can_not_share_samples_as_the_baseline_has_it_are_refused(devices, choices):
+    given = SearchOptions(model="", device="cpu", global_batch=16, devices=devices)
+    with pytest.raises(InputError, match=f"model_parallel {choices[0]} does not divide the {devices} devices"):
+        UserLoop(given, make_step, {"model_parallel": choices}).plan(begun(given), Looked())
+
+
+def test_a_value_of_a_knob_of_its_own_that_stands_twice_counts_once():
+    twice = autotune.OwnKnob(choices=("a", "b", "a"), allowance="exact")
+    assert space_of(asked(lambda config, order: print, {"order": twice}), "cpu").parameters["own.order"].choices == (
+        "a",
+        "b",
+    )
+
+
 def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
     plan = plan_of(max_trials=3)
     assert (plan.workload.task, plan.soak, plan.loss_steps, plan.record) == (Task.OWN, False, 0, False)

@@ -105,6 +105,7 @@ REFUSED = [
     ({"world_size": 4, "tensor_parallel": 2}, "goes with fsdp_full"),
     ({"world_size": 4, "tensor_parallel": 2, "sharding": "zero_2"}, "goes with FSDP, not with DeepSpeed"),
     ({"tensor_parallel": 2, "knobs": {"adapter": {}}}, "with an adapter"),
+    ({"world_size": 1, "model_parallel": 2}, "model parallel is for a loop of your own"),
     ({"world_size": 2, "hardware": make_gpu(count=1)}, "2 devices are more than the 1 that a trial may use"),
 ]
 
