@@ -226,12 +226,11 @@ class UserLoop(Subject):
         usual = default_space(start.hardware.model_copy(update={"count": 1}))
         space = start.space(load_space(options.space) if options.space else space_of(self.own, usual))
         first = {n: p.choices[0] for n, p in space.parameters.items() if n == _SHARED or n.startswith(OWN)}
-        first["parallelism.world_size"] = start.devices[0]
-        groups, rest = divmod(start.devices[0], shared := int(first.get(_SHARED) or 1))  # that read their own samples
+        devices, shared = start.devices[0], int(first.get(_SHARED) or 1)
+        groups, rest = divmod(devices, shared)  # groups that read samples of their own
         if rest:
-            raise InputError(
-                f"knobs: model_parallel {shared} does not divide the {start.devices[0]} devices (devices=N)"
-            )
+            raise InputError(f"knobs: model_parallel {shared} does not divide the {devices} devices (devices=N)")
+        first["parallelism.world_size"] = devices
         readers = start.hardware.model_copy(update={"count": groups})
         workload = searched_workload(options, readers, start.arguments, start.notes, model)
         workload = workload.model_copy(update={"own_step": self.own})

@@ -87,15 +87,18 @@ def test_the_prediction_of_ddp_is_allocated(device, tmp_path):
     """Without checkpointing it looks for unused parameters and hands out a copy of the outputs; buckets take memory."""
     if device.count < 2:
         pytest.skip("needs two devices")
-    config = TrainConfig(
-        per_device_train_batch_size=16,
+    with LocalRunner(tmp_path, device) as runner:
+        check(runner, device, named("t5-small", 128, 32, target_length=128), over_two(16))
+
+
+def over_two(size: int, checkpointing: str = "none", **spread) -> TrainConfig:
+    return TrainConfig(
+        per_device_train_batch_size=size,
         precision="bf16",
         attn_implementation="sdpa",
-        optim="adamw_torch_fused",
-        parallelism=Parallelism(world_size=2),
+        checkpointing=checkpointing,
+        parallelism=Parallelism(world_size=2, **spread),
     )
-    with LocalRunner(tmp_path, device) as runner:
-        check(runner, device, named("t5-small", 128, 32, target_length=128), config)
 
 
 @pytest.mark.slow
@@ -116,13 +119,7 @@ def test_the_prediction_of_zero_is_allocated_also_where_devices_share_the_tokens
     pytest.importorskip("deepspeed")
     if device.count < 2:
         pytest.skip("needs two devices")
-    config = TrainConfig(
-        per_device_train_batch_size=1,
-        precision="bf16",
-        attn_implementation="sdpa",
-        checkpointing="full" if length > 1024 else "none",
-        parallelism=Parallelism(world_size=2, **spread),
-    )
+    config = over_two(1, "full" if length > 1024 else "none", **spread)
     with LocalRunner(tmp_path, device, entry="unchecked_ranks:run_trial") as runner:
         check(runner, device, named(model, length, config.parallelism.data_parallel), config, reserved=0.2)
 
