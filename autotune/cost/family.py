@@ -1,5 +1,7 @@
 """Families of configurations that run the same operators, and the kernels that CUDA devices have. Without torch."""
 
+import functools
+import math
 from typing import Literal, cast, get_args
 
 from pydantic import Field
@@ -46,6 +48,11 @@ class Family(Value):
     clones_outputs: bool = Field(
         default=False, exclude_if=lambda is_on: not is_on, description="as DDP that looks for unused parameters does"
     )
+
+    @property
+    def gpu(self) -> Generation | None:
+        """The generation of a CUDA device; None: it is a CPU."""
+        return self.generation if self.device == "cuda" else None
 
     @property
     def as_written(self) -> "Family":
@@ -168,3 +175,29 @@ def workspace_bytes(generation: Generation) -> int:
     """Return the memory that cuBLAS takes of torch's allocator for each thread that uses it."""
     # `parseChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp
     return 32 << 20 if generation == "hopper" else 8_519_680
+
+
+# Threads that fill the device that most have of a generation: T4, A100, A40, H100.
+_THREADS = {"turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048}
+
+
+@functools.cache
+def sum_bytes(rows: int, columns: int, generation: Generation) -> int:
+    """Return the scratch memory of a sum over the rows of a matrix: `setReduceConfig` in aten's native/cuda/Reduce.cuh.
+
+    A block sums up 32 times 4 columns. Several share them where a thread of one would have 256 rows or more.
+    """
+
+    def power(size: int, most: int) -> int:  # of two, the largest that is no more than both
+        return 1 << (min(size, most).bit_length() - 1)
+
+    vector = math.gcd(columns, 4)
+    most, wide = 512 // vector, columns // vector
+    width = min(power(wide, most), 32)
+    height = min(power(rows, most), most // width)
+    width = min(power(wide, most), most // height)
+    each, blocks, room = -(-rows // height), -(-wide // width), _THREADS[generation] // (width * height)
+    if each < 256 or blocks > room:
+        return 0
+    sharing = max(min(-(-room // blocks), -(-each // 16)), -(-each // 256))
+    return 4 * columns * sharing * width * vector if sharing > 1 else 0

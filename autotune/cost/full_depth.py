@@ -101,7 +101,7 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
     """
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
-    rows, end, products = _rows(deep, origins), tape.forward_end, np.flatnonzero(tape.products)
+    rows, end, products = _rows(deep, origins), tape.forward_end, np.flatnonzero(tape.matrix_products)
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
     if not exact and any(unlike_share(tape, short.low) for short in lacking):
         fewer = [(_rows(short, origins), short.low.forward_end) for short in lacking]

@@ -159,7 +159,7 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
 def always_bytes(profile: Profile) -> float:
     """Return the memory that libraries take beside a training.
 
-    Of a GPU's allocator: workspaces, and each weight rounded up to a block of 512 bytes (kMinBlockSize in
+    Of a GPU's allocator: cuBLAS's workspaces, and each weight rounded up to a block of 512 bytes (kMinBlockSize in
     c10/cuda/CUDACachingAllocator.cpp). On a CPU oneDNN's kernels for products of 16 bits, which stay once made, for
     each shape and layout. A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after
     one in fp32, TRL's reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
@@ -167,7 +167,8 @@ def always_bytes(profile: Profile) -> float:
     if profile.family.device == "cpu":
         return 11 * _MIB if profile.family.half else 0.0
     sizes = ((g.count, g.nbytes) for g in profile.parameters)
-    workspaces = 2 * workspace_bytes(profile.family.generation)  # of the forward and of the backward thread
+    # Of the forward and of the backward thread.
+    workspaces = len(profile.storages.workspaces) * workspace_bytes(profile.family.generation)
     return workspaces + float(sum(count * (-size % 512) for count, size in sizes))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune.cost.family import Generation, sum_bytes
 from autotune.cost.profile import ParameterGroup, total_bytes
 
 # bitsandbytes and torchao: states of smaller parameters keep their full width; larger ones have a scale for each block.
@@ -140,9 +141,10 @@ def is_paged(name: str, group: ParameterGroup) -> bool:
     return optimizer(name).paged and group.elements >= 100_000
 
 
-def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool) -> int:
+def temporary_bytes(name: str, groups: Sequence[ParameterGroup], gpu: Generation | None) -> int:
+    """Return the most memory that an optimizer's step takes and gives back; `gpu`: None is a CPU."""
     row, trained, sizes = optimizer(name), [g for g in groups if g.trained], [0.0]
-    if row.temporaries == "foreach" and not on_cpu:
+    if row.temporaries == "foreach" and gpu is not None:
         # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
         return int(row.copies * total_bytes(trained))
     for group in trained:
@@ -150,13 +152,22 @@ def temporary_bytes(name: str, groups: Sequence[ParameterGroup], *, on_cpu: bool
             copies, width = loop_copies(name, group)
             held = group.count > 1 and not row.in_backward  # the last copy of the weight before
             sizes.append((copies + held) * width * group.elements)
-        elif on_cpu and row.width:
+            if gpu is not None and (scratch := mean_bytes(name, group, gpu)):
+                sizes.append((copies - 1) * width * group.elements + scratch)
+        elif gpu is None and row.width:
             # On a CPU alone bitsandbytes' kernels take, in fp32, the scaled gradient, a square root, a quotient, states
             # that are in 8 bits and a weight that is in 16 (`bitsandbytes/backends/cpu/ops.py`).
             in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
             copies = 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)
             sizes.append(copies * 4.0 * group.elements)
     return int(max(sizes))
+
+
+def mean_bytes(name: str, group: ParameterGroup, gpu: Generation) -> int:
+    """Return the scratch memory of a mean over the rows of a matrix, which Adafactor takes of squared gradients."""
+    row = optimizer(name)
+    is_matrix = len(group.shape) == 2 and row.temporaries == "adafactor" and not row.projection
+    return sum_bytes(group.shape[0], group.shape[1], gpu) if is_matrix else 0
 
 
 def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:

@@ -5,9 +5,10 @@ to its full depth (`full_depth`), or whole where its layers don't repeat. In the
 """
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from autotune.cost.full_depth import (
     unlike_share,
     work_of,
 )
+from autotune.cost.own_training import OwnTraining
 from autotune.cost.post_training import generation_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
@@ -46,6 +48,9 @@ class Shallow(NamedTuple):
     buffers_bytes: int
 
 
+# Tasks in which a model may have parameters that take no part.
+_PARTLY_USED = (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM, Task.OWN)
+
 # By family and depths.
 Known = dict[tuple[object, ...], Shallow]
 
@@ -58,18 +63,22 @@ def profile(
     parameters: int | None = None,
     change: Change | None = None,
     known: Known | None = None,
+    own: OwnTraining | None = None,
 ) -> Profile:
     """Return the profile of `family` for inputs of `shape`, or raise an InputError if the model can't be traced.
 
     An extended trace has to come to so many `parameters` without adapters, if that is known. `change` makes the built
     model the one that is trained, before the adapter is put on, as for libraries of another time. `known`: earlier
-    traces of this model and shape, which are used and added to.
+    traces of this model and shape, which are used and added to. `own`: the user's own training, traced in place of the
+    model, whole and without an evaluation.
     """
     shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
-    profiler = _Profiler(spec, family, shape, change, {} if known is None else known)
-    config = without_chance(build_config(spec, shape.task))
-    found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
+    profiler = _Profiler(spec, family, shape, change, {} if known is None else known, own)
     try:
+        if own is not None:
+            return profiler.extended(None, (), None)
+        config = without_chance(build_config(spec, shape.task))
+        found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
         if found and all(s.depth > s.base for s in found):
             with contextlib.suppress(NotLinear):
                 return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
@@ -87,6 +96,7 @@ class _Profiler:
     shape: Shape
     change: Change | None
     known: Known
+    own: OwnTraining | None
 
     def extended(self, config: Any, found: tuple[Stack, ...], parameters: int | None) -> Profile:
         """Return the profile at full depth, from traces with few layers of each stack; no stacks: traced whole."""
@@ -104,9 +114,11 @@ class _Profiler:
         places = {group: at for at, group in enumerate(groups)}
         steps = deep.step, [short.step for short in lacking], times
         work, needed = work_of(*steps)
-        text = config.get_text_config()
+        text = config and config.get_text_config()
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
-        inputs = make_inputs(config, self.shape, 1) if self.family.device == "cuda" else {}
+        inputs: Iterable[torch.Tensor] = ()
+        if self.family.device == "cuda":
+            inputs = make_inputs(config, self.shape, 1).values() if self.own is None else self.own.inputs(1)
         hidden = self.shape.length * width * (2 if self.family.half else 4) if isinstance(width, int) else 0
         traced = Profile(
             family=self.family,
@@ -122,7 +134,7 @@ class _Profiler:
             layer=layer,
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
-            inputs_bytes=sum(tensor.nbytes for tensor in inputs.values()),
+            inputs_bytes=sum(tensor.nbytes for tensor in inputs),
             hidden_bytes=float(hidden),
         )
         kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's
@@ -157,17 +169,21 @@ class _Profiler:
         )
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
-            model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
-            as_written = None if family.compiled else self._pass(model, micro_step)
-            with contextlib.suppress(NotLinear, Untraceable):
-                evaluation = evaluation or self._pass(model, evaluation_step)
+            if self.own is None:
+                model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
+                as_written = None if family.compiled else self._pass(model, micro_step)
+                with contextlib.suppress(NotLinear, Untraceable):
+                    evaluation = evaluation or self._pass(model, evaluation_step)
+            else:
+                model = self.own.model
+                as_written = self._pass(model, functools.partial(micro_step, own=self.own))
             step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
-            parameters=_groups(model, has_unused=self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)),
+            parameters=_groups(model, has_unused=self.shape.task in _PARTLY_USED),
             names=[name for name, _ in model.named_parameters()],
-            buffers_bytes=sum(b.numel() * b.element_size() for b in model.buffers()),
+            buffers_bytes=sum(b.nbytes for b in model.buffers()) if self.own is None else self.own.beside_bytes,
         )
         return traced
 
@@ -183,7 +199,7 @@ class _Profiler:
         try:
             low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
         # Raised by torch (no kernel for these tensors, a value that isn't there) and by models' code without values.
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except Exception as error:
             raise Untraceable(one_line(error)) from error
         return joined(low, high)
 

@@ -13,22 +13,18 @@ large enough.
 
 import bisect
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost.family import Generation, workspace_bytes
-from autotune.cost.optimizers import is_paged, loop_copies, optimizer, state_sizes
+from autotune.cost.family import Generation, sum_bytes, workspace_bytes
+from autotune.cost.optimizers import is_paged, loop_copies, mean_bytes, optimizer, state_sizes
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Storages
 from autotune.values.estimate import Evaluation
 
 _MIN_BLOCK, _SMALL_SIZE, _SMALL_BUFFER, _LARGE_BUFFER = 512, 1 << 20, 2 << 20, 20 << 20
-
-# Threads that fill the device that most have of a generation: T4, A100, A40, H100.
-_THREADS = {"turing": 40 * 1024, "ampere": 108 * 2048, "small_ampere": 84 * 1536, "hopper": 132 * 2048}
 
 
 @dataclass(eq=False, slots=True)
@@ -302,7 +298,11 @@ class _Run:  # a training, as the allocator sees it
         for group in trained:
             copies, width = loop_copies(self._optim, group)
             blocks = [self.allocator.allocate(group.elements * width) for _ in range(copies)]
-            self.allocator.release(*before, *blocks[:-1])
+            self.allocator.release(*before)
+            if (scratch := mean_bytes(self._optim, group, self._generation)) > 0:
+                self.allocator.release(blocks.pop(0))  # the squared gradient, of which there is a sum now
+                self.allocator.release(self.allocator.allocate(scratch))
+            self.allocator.release(*blocks[:-1])
             before = blocks[-1:]
         self.allocator.release(*before)
 
@@ -354,28 +354,6 @@ def _events(
     which = np.concatenate([index, index, np.full(len(taken), -1)])
     order = np.lexsort((which, makes, when))
     return [(int(which[i]), bool(makes[i])) for i in order], sizes[takes].tolist(), (rows[:, 4] > 0).tolist()
-
-
-@functools.cache
-def sum_bytes(rows: int, columns: int, generation: Generation) -> int:
-    """Return the scratch memory of a sum over the rows of a matrix: `setReduceConfig` in aten's native/cuda/Reduce.cuh.
-
-    A block sums up 32 times 4 columns. Several share them where a thread of one would have 256 rows or more.
-    """
-
-    def power(size: int, most: int) -> int:  # of two, the largest that is no more than both
-        return 1 << (min(size, most).bit_length() - 1)
-
-    vector = math.gcd(columns, 4)
-    most, wide = 512 // vector, columns // vector
-    width = min(power(wide, most), 32)
-    height = min(power(rows, most), most // width)
-    width = min(power(wide, most), most // height)
-    each, blocks, room = -(-rows // height), -(-wide // width), _THREADS[generation] // (width * height)
-    if each < 256 or blocks > room:
-        return 0
-    sharing = max(min(-(-room // blocks), -(-each // 16)), -(-each // 256))
-    return 4 * columns * sharing * width * vector if sharing > 1 else 0
 
 
 def grouped(sizes: Sequence[float], first: int, others: int) -> list[float]:

@@ -10,6 +10,7 @@ Not covered: operators that a library writes itself in CUDA and that aren't inst
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from unittest import mock
@@ -56,8 +57,8 @@ _FP32: dict[Device, frozenset[str]] = {
 class Semantics(TorchFunctionMode):
     """Runs torch's functions as the device would; the recorder writes down the kernels that only exist there.
 
-    `padded`: batches hold padding; `experts`: that tokens are routed to; `images`: parts of a tensor that are split off
-    are those of images.
+    `padded`: batches hold padding; `experts`: that tokens are routed to (None: nothing is assumed of the values of the
+    user's own module); `images`: parts of a tensor that are split off are those of images.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Semantics(TorchFunctionMode):
         *,
         autocast: torch.dtype | None = None,
         padded: bool = False,
-        experts: int = 1,
+        experts: int | None = 1,
         generation: Generation = "ampere",
         images: bool = False,
     ) -> None:
@@ -126,7 +127,7 @@ class Semantics(TorchFunctionMode):
         """Return which experts are chosen: all; which tokens choose one: its share; else every position."""
         mask = args[0]
         as_tuple = func.__name__ == "where"
-        if len(args) != 1 or not _is_valueless(mask) or kwargs:
+        if self._experts is None or len(args) != 1 or not _is_valueless(mask) or kwargs:
             return NotImplemented
         # With one more for tokens that no expert takes, where transformers masks them.
         if self._experts > 1 and mask.shape in ((self._experts,), (self._experts + 1,)):
@@ -201,7 +202,16 @@ class Semantics(TorchFunctionMode):
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return args[0].flatten() if _is_valueless(args[0]) else NotImplemented
+        return args[0].flatten() if self._experts is not None and _is_valueless(args[0]) else NotImplemented
+
+    def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a number that is logged: any; one that could count something has no value here."""
+        return math.nan if _is_valueless(args[0]) and args[0].is_floating_point() else NotImplemented
+
+    def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._device == "cuda":
+            raise NotImplementedError("the memory that cuDNN's recurrent layers take isn't known")
+        return NotImplemented
 
 
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
@@ -212,6 +222,8 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
+    **dict.fromkeys(("item", "__float__"), Semantics._number),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Semantics._recurrent),
     **dict.fromkeys(("split", "to"), Semantics._with_images),
     "sum": Semantics._sum,
     **dict.fromkeys(("grouped_mm", "_grouped_mm"), Semantics._grouped_mm),

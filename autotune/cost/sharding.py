@@ -130,7 +130,7 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
         gradients=gradients,
         gradient_share=1.0,
         accumulated=0.0 if at_once else gradients,
-        stepping=temporary_bytes(optim, profile.parameters, on_cpu=profile.family.device == "cpu"),
+        stepping=temporary_bytes(optim, profile.parameters, profile.family.gpu),
         forward_buffers=buckets,
         backward_buffers=buckets,
         step_buffers=buckets,
@@ -152,7 +152,7 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     local = stepped(profile, spread)
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
-    stepping = temporary_bytes(optim, local, on_cpu=profile.family.device == "cpu")
+    stepping = temporary_bytes(optim, local, profile.family.gpu)
     # Whole weights that are there when the loss is computed, and in the backward pass of a layer.
     layer, outside = total_bytes(profile.layer or profile.parameters), total_bytes(profile.outside)
     if not way.regathers:
@@ -195,7 +195,7 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     (master,) = stepped(profile, spread)  # in addition to the 16-bit weights
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
-    temporaries = temporary_bytes(optim, [master], on_cpu=profile.family.device == "cpu")
+    temporaries = temporary_bytes(optim, [master], profile.family.gpu)
     # In stages 1 and 2 there are two messages, one that is filled while the other is sent (`overlap_comm`).
     bucket = (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
     whole, layer = total_bytes(profile.parameters), total_bytes(profile.layer or profile.parameters)

@@ -70,6 +70,13 @@ class Tape:
     def products(self) -> NDArray[np.bool_]:
         return np.isin(self.kinds, PRODUCTS)
 
+    @property
+    def matrix_products(self) -> NDArray[np.bool_]:
+        """Those of cuBLAS, which convolutions and fused attention aren't."""
+        pairs = zip(self.kinds.tolist(), self.names, strict=True)
+        found = [kind == CONTRACTION and "conv" not in name and "attention" not in name for kind, name in pairs]
+        return np.array(found, dtype=np.bool_)
+
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operators that run inside it.

@@ -13,6 +13,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from autotune.cost.family import Family, Shape
 from autotune.cost.kernels import flash_attention_2, liger_kernels, scratch_bytes
 from autotune.cost.meta import tensors_in
+from autotune.cost.own_training import OwnTraining
 from autotune.cost.post_training import log_probs_head
 from autotune.cost.profile import TRANSFER
 from autotune.cost.semantics import Semantics
@@ -25,11 +26,17 @@ from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING
 
 
-def micro_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
-    """Return the tape of one forward and backward pass of a model in training mode, with its adapter."""
+def micro_step(model: Any, family: Family, shape: Shape, batch: int, own: OwnTraining | None = None) -> Tape:
+    """Return the tape of one forward and backward pass of a model in training mode, with its adapter.
+
+    `own`: the training that the model is of, if it is the user's.
+    """
     for parameter in model.parameters():
         parameter.grad = None
-    with contextlib.ExitStack() as hooks, _recording(model, family, shape, batch) as (recorder, semantics, forward):
+    with (
+        contextlib.ExitStack() as hooks,
+        _recording(model, family, shape, batch, own) as (recorder, semantics, forward),
+    ):
         for parameter in (p for p in model.parameters() if p.requires_grad):
             hooks.enter_context(parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad)))
         with semantics:
@@ -64,22 +71,23 @@ def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tap
 
 @contextlib.contextmanager
 def _recording(
-    model: Any, family: Family, shape: Shape, batch: int
+    model: Any, family: Family, shape: Shape, batch: int, own: OwnTraining | None = None
 ) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
-    known = [*model.parameters(), *model.buffers()]
-    inputs = make_inputs(model.config, shape, batch)
+    known = [*model.parameters(), *model.buffers()] if own is None else [*own.tensors, *own.inputs(batch)]
+    inputs = make_inputs(model.config, shape, batch) if own is None else {}
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
     scratch = scratch_bytes if on_cuda else None
     recorder = Recorder([*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel)
     autocast = getattr(torch, family.autocast) if family.autocast else None
-    dtype = autocast or model.dtype
+    dtype: torch.dtype = getattr(model, "dtype", torch.float32) if autocast is None else autocast
     semantics = Semantics(
-        family.device, recorder, autocast=autocast, padded=shape.padded, experts=max(1, experts_of(model.config)),
-        generation=family.generation, images=shows,
+        family.device, recorder, autocast=autocast, padded=shape.padded,
+        experts=max(1, experts_of(model.config)) if own is None else None, generation=family.generation, images=shows,
     )  # fmt: skip
-    _set_checkpointing(model, family, semantics, recorder)
+    if own is None:
+        _set_checkpointing(model, family, semantics, recorder)
 
     def leave(*_: Any) -> None:
         recorder.modules.pop()
@@ -96,7 +104,10 @@ def _recording(
         for name, module in model.named_modules():
             changed.enter_context(module.register_forward_pre_hook(lambda *_, name=name: recorder.modules.append(name)))
             changed.enter_context(module.register_forward_hook(leave, always_call=True))
-        yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
+        if own is None:
+            yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
+        else:
+            yield recorder, semantics, lambda: {"loss": own.loss(batch, semantics, family)}
 
 
 def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -30,7 +30,7 @@ from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
 from autotune.cost.sharding import Network
-from autotune.errors import InputError
+from autotune.errors import InputError, one_line
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of
 from autotune.planning.plan import SearchPlan, least_states, too_large
@@ -41,8 +41,11 @@ from autotune.training.build import describe
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate
-from autotune.values.model import ModelFacts
+from autotune.values.model import ModelFacts, Task
 from autotune.values.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.cost.own_training import OwnTraining
 
 TRACING = "autotune.estimates.forecast:run_trace"
 
@@ -61,8 +64,9 @@ class Profiles(Mapping[Family, Profile]):
         known: Mapping[Family, Profile] | None = None,
         *,
         compiles: bool = False,
+        own: OwnTraining | None = None,
     ) -> None:
-        self._workload, self._compiles = workload, compiles
+        self._workload, self._compiles, self._own = workload, compiles, own
         self._parameters = parameters
         self._traced: dict[Family, Profile] = dict(known or {})
         self._shallow: dict[tuple[object, ...], Any] = {}  # traces with few layers, see `profiler`
@@ -82,7 +86,9 @@ class Profiles(Mapping[Family, Profile]):
             model, shape = self._workload.model, shape_of(self._workload)
             try:
                 with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
-                    found = profiler.profile(model, family, shape, parameters=self._parameters, known=self._shallow)
+                    found = profiler.profile(
+                        model, family, shape, parameters=self._parameters, known=self._shallow, own=self._own
+                    )
             except InputError as error:
                 self.failures[family] = error
                 raise KeyError(family) from None
@@ -132,6 +138,9 @@ def run_trace(directory: Path) -> None:
     share a pass and so a process.
     """
     request = read_value(TraceRequest, directory / "request.json")
+    if request.workload.task is Task.OWN:
+        write_value(_traces_of_own(request, directory), directory / "answer.json")
+        return
     kinds: dict[Family, int] = {}
     dealt: list[list[Family]] = [[] for _ in range(min(4, len(os.sched_getaffinity(0))))]
     for family in request.families:
@@ -157,9 +166,36 @@ def traces_left(directory: Path, failure: str) -> Traces:
     return Traces(profiles=tuple(profiles), failures=(failure,))
 
 
-def traces_of(request: TraceRequest, directory: Path | None = None) -> Traces:
+def _traces_of_own(request: TraceRequest, directory: Path) -> Traces:
+    """Return the traces of a training of the user's own, whose code runs up to its first step for them."""
+    from autotune.cost.own_training import OwnTraining
+    from autotune.execution.user_code import looked_at
+    from autotune.execution.user_data import first_batch, longest_of, rows_of, view
+
+    code = request.workload.own_code
+    assert code is not None
+
+    def traced(trainer: Any, _: object) -> Traces:
+        def batch_of(samples: int) -> Any:
+            dataset = trainer.train_dataset
+            shown = view(dataset, longest_of(dataset, samples)) if code.reorders else dataset
+            batch = first_batch(trainer, shown, samples)
+            if rows_of(batch, samples) != samples:
+                raise ValueError("batches don't have a row for each sample")
+            return batch
+
+        try:
+            own = OwnTraining(trainer, batch_of)
+        except Exception as error:  # of whatever kind: modules may hold anything
+            return Traces(profiles=(), failures=(f"{code.name}: its modules can't be copied: {one_line(error)}",))
+        return traces_of(request, directory, own)
+
+    return looked_at(code, directory, traced)
+
+
+def traces_of(request: TraceRequest, directory: Path | None = None, own: OwnTraining | None = None) -> Traces:
     """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
-    profiles = Profiles(request.workload, request.parameters, compiles=True)
+    profiles = Profiles(request.workload, request.parameters, compiles=True, own=own)
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
     for done, family in enumerate(request.families):
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:

@@ -24,13 +24,14 @@ from autotune.errors import AutotuneError, InputError, one_line
 from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
-from autotune.execution.user_code import CodeError, harness, overlaid, own_values, run_until_training
+from autotune.execution.user_code import CodeError, looked_at, own_values
 from autotune.execution.user_data import first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
 from autotune.training.facts import facts_of
 from autotune.training.loss import base_model
+from autotune.training.random_weights import quantized_layers
 from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.resolve import HEADS, class_names, kind_of, tasks_for
 from autotune.training.texts import prepare, profile_of, write_lengths
@@ -73,14 +74,9 @@ def _described(request: DescribeRequest | ExamineRequest, directory: Path, data:
 
 
 def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
-    # With these arguments, TF32 that is on when the code trains has another reason.
-    no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
-    # Here it is one process, of whatever number the training has.
-    laid = {**no_tf32, **dict.fromkeys(("fsdp", "fsdp_config")), "output_dir": str(directory / "trainer")}
     output = f"(its output: {directory / 'log.txt'})"
     try:
-        with overlaid(lambda own: {**harness(own), **laid}):
-            return run_until_training(code, data, lambda trainer, _: Training(trainer, code).described(data))
+        return looked_at(code, directory, lambda trainer, _: Training(trainer, code).described(data))
     except CodeError as error:
         raise InputError(f"{error} {output}") from error
     except AutotuneError:
@@ -291,7 +287,8 @@ class Training:
 
     def _not_predicted(self) -> str | None:
         if self.task is Task.OWN:
-            return f"{type(self.base).__name__} is no model of transformers with a head that is known"
+            packed = "the model has packed weights" if any(quantized_layers(self.base)) else None
+            return self.overrides("training_step") or packed
         if (reason := user_code.not_traced(self.model, self.base)) is not None:
             return reason
         if self.weights not in ("float32", "bfloat16", "float16"):

@@ -56,7 +56,7 @@ def cost_model(
     time, and a quarter of the seconds that the search has left.
     """
     code = plan.workload.own_code
-    if plan.workload.task is Task.OWN or (code is not None and code.not_predicted is not None):
+    if (plan.workload.task is Task.OWN and code is None) or (code is not None and code.not_predicted is not None):
         return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s, most_s)
     for failure in traces.failures:

@@ -123,23 +123,23 @@ def test_states_are_those_after_a_real_step(name, dtype):
 )
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
 def test_a_step_on_a_cpu_takes_the_memory_of_a_real_one(name, dtype):
-    expected = temporary_bytes(name, groups_of(element_bytes=dtype.itemsize), on_cpu=True)
+    expected = temporary_bytes(name, groups_of(element_bytes=dtype.itemsize), None)
     assert taken_bytes(stepped(ON_A_CPU[name], dtype=dtype)) == pytest.approx(expected, abs=100)
 
 
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad", "lion_32bit"])
 def test_the_step_of_a_single_weight_takes_no_more_than_is_said(name):
     """A loop over several still holds what the one before made."""
-    expected = temporary_bytes(name, groups_of(SHAPES[:1]), on_cpu=True)
+    expected = temporary_bytes(name, groups_of(SHAPES[:1]), None)
     assert taken_bytes(stepped(ON_A_CPU[name], SHAPES[:1])) <= expected + 100
 
 
 @pytest.mark.parametrize("name", AS_ON_A_GPU)
 def test_a_step_on_a_gpu_takes_as_many_copies_as_foreach_makes_and_nothing_in_fused_kernels(name):
-    expected = temporary_bytes(name, groups_of(), on_cpu=False)
+    expected = temporary_bytes(name, groups_of(), "ampere")
     assert taken_bytes(stepped(AS_ON_A_GPU[name])) == pytest.approx(expected, abs=100)
     for fused in ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_32bit"):
-        assert temporary_bytes(fused, groups_of(), on_cpu=False) == 0
+        assert temporary_bytes(fused, groups_of(), "ampere") == 0
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
 def test_frozen_weights_cost_an_optimizer_nothing():
     frozen = groups_of(trained=False)
     assert state_bytes("adamw_torch", frozen) == (0, 0)
-    assert [temporary_bytes("adamw_torch", frozen, on_cpu=on_cpu) for on_cpu in (False, True)] == [0, 0]
+    assert [temporary_bytes("adamw_torch", frozen, gpu) for gpu in ("ampere", None)] == [0, 0]
 
 
 def test_states_of_t5_3b():

@@ -1,0 +1,100 @@
+"""Predicted peaks of people's own modules and losses against what torch's allocator counts, by the stand-in for CUDA.
+
+    python benchmarks/own_trainings.py [--only NAME ...]
+
+Needs an environment with the stand-in (tests/fakecuda). Each training of `tests/own_modules.py` is planned as `autotune
+script` plans it; three configurations run as trials. What isn't predicted is told with its reason. No time is compared:
+the stand-in computes nothing. Figures are written to `results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from provenance import error_figures, keep
+
+from autotune.api import planned, subject_of
+from autotune.errors import AutotuneError
+from autotune.planning.options import SearchOptions, options_of
+from autotune.planning.plan import request_of
+from autotune.search.cost_model import cost_model
+from autotune.search.run import backend_of
+from autotune.storage.run_directory import RunDirectory
+from autotune.values.config import TrainConfig
+from autotune.values.hardware import detect
+from autotune.values.problem import Note
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Purpose
+
+SCRIPT = Path(__file__).parents[1] / "tests" / "own_modules.py"
+CHANGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"precision": "bf16", "per_device_train_batch_size": 16},
+    {"precision": "fp16", "per_device_train_batch_size": 4, "optim": "adafactor"},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    names = list(runpy.run_path(str(SCRIPT))["MADE"])
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    rows = [row for name in parser.parse_args().only for row in compared(name)]
+    figures = {
+        quantity: error_figures(
+            [r["predicted"][quantity] / r["measured"][quantity] - 1 for r in rows if "measured" in r], 5
+        )
+        for quantity in ("allocated", "reserved")
+    }
+    keep("own-trainings", detect("cuda:0"), {"figures": figures, "rows": rows})
+
+
+def compared(name: str) -> list[dict[str, Any]]:
+    """Return a row for each configuration of a training, predicted and measured, or one with the reason."""
+    command = ["python", str(SCRIPT), name, "--output_dir", "out", "--per_device_train_batch_size", "16"]
+    notes: list[str] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    subject, stopwatch, rows = (
+        subject_of(options_of(SearchOptions, {"model": ""}), script=command),
+        Stopwatch("planning"),
+        [],
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = RunDirectory(Path(scratch))
+        with backend_of(subject.options.fleet, directory.path, device="cuda:0") as backend:
+            try:
+                plan = planned(subject, directory, backend, note, stopwatch)
+            except AutotuneError as error:
+                return [refused(name, str(error))]
+            model = cost_model(plan, backend.asker, directory.path, note, most_s=600.0)
+            if model is None:
+                return [refused(name, next(text for text in notes if text.startswith("no prediction")))]
+            for number, changes in enumerate(CHANGES):
+                config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
+                told = model.estimate(config)
+                result = backend.pool.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=300.0))
+                if told is None or result.measurement is None:
+                    raise AutotuneError(f"{name}: {result.status}: {result.outcome}")
+                memory = result.measurement.memory
+                measured = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes}
+                predicted = {key: getattr(told.memory, f"{key}_peak_bytes") for key in measured}
+                rows.append({"training": name, "changes": changes, "predicted": predicted, "measured": measured})
+                errors = (f"{key} {predicted[key] / value - 1:+.2%}" for key, value in measured.items() if value)
+                print(f"{name}: {changes or 'as it is'}: {', '.join(errors)}", flush=True)
+    return rows
+
+
+def refused(name: str, why: str) -> dict[str, Any]:
+    print(f"{name}: {why}", flush=True)
+    return {"training": name, "refused": why}
+
+
+if __name__ == "__main__":
+    main()
