@@ -64,7 +64,8 @@ def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[in
         known, tapes = [*tensors, *inputs.values()], []
         for count in samples:
             recorders[:] = [_ProgramRecorder(known, count / traced)]
-            tapes.append(_recorded(compiled, recorders[0], inputs))
+            with recorders[0] as recorder:
+                tapes.append(recorder.step(compiled, lambda: compiled(**inputs)["loss"]))
     torch._dynamo.reset()
     return tapes
 
@@ -186,18 +187,3 @@ def _set_autocast(model: Any, family: Family) -> None:
 
         cast = torch.autocast("cuda", getattr(torch, family.autocast))(model.forward.__func__)
         model.forward = MethodType(convert_outputs_to_fp32(cast), model)
-
-
-def _recorded(compiled: Any, recorder: _ProgramRecorder, inputs: dict[str, torch.Tensor]) -> Tape:
-    with contextlib.ExitStack() as hooks:
-        for parameter in compiled.parameters():
-            parameter.grad = None
-            if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
-                hooks.callback(hook.remove)
-        with recorder:
-            loss = compiled(**inputs)["loss"] * 1.0
-            recorder.end_of_forward()
-            loss.backward()
-            del loss
-    return recorder.tape()

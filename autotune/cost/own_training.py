@@ -28,10 +28,12 @@ class OwnTraining:
         self._real, self._batch_of = trainer, batch_of
         self._inputs: dict[int, tuple[Any, Any]] = {}
         self._trainer, memo = copy.copy(trainer), dict[int, Any]()
-        with (
-            mock.patch.object(torch.Tensor, "__deepcopy__", _empty),
-            mock.patch.object(nn.Parameter, "__deepcopy__", _empty_parameter),
-        ):
+
+        def parameter(real: nn.Parameter, _: object) -> nn.Parameter:
+            return nn.Parameter(_empty(real).detach(), real.requires_grad)
+
+        tensors = mock.patch.object(torch.Tensor, "__deepcopy__", _empty)
+        with tensors, mock.patch.object(nn.Parameter, "__deepcopy__", parameter):
             for name, value in vars(trainer).items():
                 if isinstance(value, nn.Module | torch.Tensor):
                     vars(self._trainer)[name] = copy.deepcopy(value, memo)
@@ -75,10 +77,6 @@ class OwnTraining:
 
 def _empty(tensor: torch.Tensor, memo: object = None) -> torch.Tensor:
     return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-
-
-def _empty_parameter(parameter: nn.Parameter, memo: object) -> nn.Parameter:
-    return nn.Parameter(_empty(parameter).detach(), requires_grad=parameter.requires_grad)
 
 
 @contextlib.contextmanager

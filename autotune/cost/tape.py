@@ -5,6 +5,7 @@ the floating-point operations, the bytes that move, and the storages that are ma
 computed or allocated, yet sizes and lifetimes are the real ones. The result, a :class:`Tape`, is numbers alone.
 """
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -167,6 +168,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = "" if shared else written(name, tensors, {"causal": causal})
         half = tensors[0].element_size() == 2
         self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
+
+    def step(self, model: Any, loss: Callable[[], Any]) -> Tape:
+        """Return the tape of a forward and a backward pass, run inside of this recorder."""
+        with contextlib.ExitStack() as hooks:
+            for parameter in model.parameters():
+                parameter.grad = None
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(lambda p: self.mark_gradient(p.grad))
+                    hooks.callback(hook.remove)
+            found = loss() * 1.0
+            self.end_of_forward()
+            found.backward()
+            del found
+        return self.tape()
 
     def end_of_forward(self) -> None:
         self._forward_end = len(self._operators)

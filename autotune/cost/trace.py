@@ -31,20 +31,13 @@ def micro_step(model: Any, family: Family, shape: Shape, batch: int, own: OwnTra
 
     `own`: the training that the model is of, if it is the user's.
     """
-    for parameter in model.parameters():
-        parameter.grad = None
-    with (
-        contextlib.ExitStack() as hooks,
-        _recording(model, family, shape, batch, own) as (recorder, semantics, forward),
-    ):
-        for parameter in (p for p in model.parameters() if p.requires_grad):
-            hooks.enter_context(parameter.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad)))
-        with semantics:
-            loss = forward()["loss"] * 1.0
-        recorder.end_of_forward()
-        loss.backward()
-        del loss
-    return recorder.tape()
+    with _recording(model, family, shape, batch, own) as (recorder, semantics, forward):
+
+        def loss() -> Any:
+            with semantics:
+                return forward()["loss"]
+
+        return recorder.step(model, loss)
 
 
 def evaluation_step(model: Any, family: Family, shape: Shape, batch: int) -> Tape:
